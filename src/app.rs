@@ -126,6 +126,7 @@ impl App {
             around,
             files,
         };
+        let quotas = Arc::new(config.quotas.quotas(&config.prices));
         let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
             events: events.clone(),
@@ -149,6 +150,7 @@ impl App {
                 reads: config.audit.reads,
                 keep: config.audit.keep(),
             },
+            quotas: Arc::clone(&quotas),
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })

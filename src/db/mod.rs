@@ -29,6 +29,7 @@ pub mod keys;
 pub mod notifications;
 mod offload;
 mod part;
+pub mod quotas;
 mod reader;
 pub mod remote_runs;
 pub mod retention;

@@ -9,6 +9,7 @@
 //! | `access.rs`, `audit.rs` | whether a caller may do something; who did what |
 //! | `admission.rs` | whether a run may start, or has to wait |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
+//! | `turns.rs`, `quotas.rs` | whose run is next, and what accounts may use |
 //! | `prepare.rs` | the state with which a run begins |
 //! | `journal.rs` | the transactions of a run at work |
 //! | `interrupts.rs` | answers to interrupts, and runs that continue with them |
@@ -29,6 +30,7 @@ use crate::db::{Db, Engine};
 use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::identity::Identity;
+use crate::domain::quota::Quotas;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
@@ -55,6 +57,7 @@ mod lease;
 mod ledger;
 mod log_lines;
 mod prepare;
+mod quotas;
 mod registry;
 mod run_context;
 mod runs;
@@ -63,6 +66,7 @@ mod state_update;
 mod store;
 mod sweeper;
 mod threads;
+mod turns;
 mod webhooks;
 
 pub use access::{AccessControl, AccessError, ResourceRef, SharingRules};
@@ -195,6 +199,8 @@ pub struct RuntimeParts {
     pub sharing: SharingRules,
     /// What the audit contains.
     pub audit: AuditSettings,
+    /// What accounts may use.
+    pub quotas: Arc<Quotas>,
     /// The most concurrent tool calls in this process.
     pub max_calls: usize,
     /// The most concurrent tool and model calls of one run with its subagents.

@@ -95,6 +95,7 @@ const PATCHABLE: [&str; 19] = [
     "interrupt_before",
     "interrupt_after",
     "multitask_strategy",
+    "priority",
     "stream_mode",
     "stream_subgraphs",
     "stream_resumable",

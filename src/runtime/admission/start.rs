@@ -13,6 +13,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership, ResourceFacts};
+use crate::domain::account::{Account, RunQueue};
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId};
@@ -25,7 +26,7 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
-use crate::runtime::{CancelAction, NewRun, StartError, Target, access, audit, interrupts};
+use crate::runtime::{CancelAction, NewRun, StartError, Target, access, audit, interrupts, quotas};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -109,6 +110,12 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
+    let before = newest_for_server(tx, new_run, thread.id).await?;
+    let account = account_of(new_run, before.as_ref(), &thread);
+    let quotas = &context.core.quotas;
+    if let Some(reached) = quotas::used_up(tx, quotas, &account, now).await? {
+        return Err(reached.into());
+    }
     let settings = settings(new_run, &resolved, &thread);
     if let Some(schema) = resolved.known.agent.context()
         && !context.has_checked_context(number, &resolved.known.digest, &settings.context)
@@ -116,18 +123,23 @@ pub(in crate::runtime) async fn start_as(
         schema.check(&settings.context)?;
     }
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
-    if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
+    run.queue = RunQueue::new(account, new_run.request.priority);
+    if let Some(before) = before {
         // The server continues work on the thread: on behalf of the same user as before.
-        run.request.caller = db::runs::newest(tx, thread.id).await?.and_then(|before| before.request.caller);
+        run.request.caller = before.request.caller;
+        run.queue.priority = before.queue.priority;
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
     // Queued runs are withdrawn at once; runs at work take some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
-    let claimed = context.worker.is_some() && !is_busy && run.due_at <= now;
+    let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
+    let claimed = may_claim && quotas::may_begin(tx, quotas, &run.queue.account).await?;
     if claimed {
         run.status = RunStatus::Running;
+    } else if new_run.resume.is_none() {
+        quotas::check_waiting(tx, quotas, &run.queue.account).await?;
     }
     db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
     if !claimed {
@@ -140,6 +152,24 @@ pub(in crate::runtime) async fn start_as(
         claimed,
         displaced,
     })
+}
+
+/// Returns the newest run on the thread, if the server itself starts a run to continue it.
+async fn newest_for_server(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<Run>> {
+    if new_run.caller.credential == Credential::Server && new_run.request.caller.is_none() {
+        return db::runs::newest(tx, thread).await;
+    }
+    Ok(None)
+}
+
+/// Returns the account on whose behalf a run works: that of the caller, or, if the server itself starts the run, that of
+/// the run before or of the owner of the thread.
+fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Account {
+    match (&new_run.caller.credential, before) {
+        (Credential::Server, Some(before)) => before.queue.account.clone(),
+        (Credential::Server, None) => Account::of_owner(&thread.ownership),
+        _ => Account::of(&new_run.caller),
+    }
 }
 
 /// Checks whether the caller may run an assistant.
@@ -335,6 +365,7 @@ fn build_run(
         created_at: now,
         updated_at: now,
         due_at: now.plus(new_run.after),
+        queue: RunQueue::default(),
     }
 }
 
