@@ -154,6 +154,7 @@ fn run_at(thread: ThreadId, now: i64) -> Run {
         created_at: Timestamp(now),
         updated_at: Timestamp(now),
         due_at: Timestamp(now),
+        queue: RunQueue::default(),
     }
 }
 

@@ -80,7 +80,7 @@ pub struct CronTiming {
 }
 
 /// The fields that a patch may have.
-const PATCHABLE: [&str; 19] = [
+const PATCHABLE: [&str; 20] = [
     "schedule",
     "timezone",
     "end_time",

@@ -165,10 +165,12 @@ async fn newest_for_server(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) 
 /// Returns the account on whose behalf a run works: that of the caller, or, if the server itself starts the run, that of
 /// the run before or of the owner of the thread.
 fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Account {
-    match (&new_run.caller.credential, before) {
-        (Credential::Server, Some(before)) => before.queue.account.clone(),
-        (Credential::Server, None) => Account::of_owner(&thread.ownership),
-        _ => Account::of(&new_run.caller),
+    if new_run.caller.credential != Credential::Server {
+        return Account::of(&new_run.caller);
+    }
+    match before {
+        Some(before) => before.queue.account.clone(),
+        None => Account::of_owner(&thread.ownership),
     }
 }
 
