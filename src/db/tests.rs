@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{Db, DbError, DbResult};
 use crate::domain::access::Ownership;
+use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
 use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
 use crate::domain::message::Message;

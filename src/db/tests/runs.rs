@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::{DbError, runs, workers};
+use crate::domain::account::RunQueue;
 use crate::domain::id::{RunId, TaskId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
