@@ -49,8 +49,8 @@ pub use problem::{Problem, Problems, TextPosition};
 pub use quotas::{PriceSection, QuotaSection, QuotasSection};
 pub use report::report;
 pub use sections::{
-    AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
-    Server, Storage, SweepStrategy, TimeToLive,
+    AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections,
+    Runtime, Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use watch::{Watch, WatchedFiles};

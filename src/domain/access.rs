@@ -9,7 +9,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::filter::MetadataFilter;
-use super::identity::{Identity, UserRole, Tenant, UserId};
+use super::identity::{Identity, Tenant, UserId, UserRole};
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {

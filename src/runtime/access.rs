@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult, Tx};
-use crate::domain::access::{Action, Reach, ResourceFacts, AccessScope, SharingRule, may_access, reach, scope_of};
+use crate::domain::access::{AccessScope, Action, Reach, ResourceFacts, SharingRule, may_access, reach, scope_of};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
 
@@ -52,7 +52,10 @@ pub struct SharingRules {
 impl SharingRules {
     /// Returns the rule for the resources of an action.
     pub fn of(&self, action: Action) -> &SharingRule {
-        const NONE: &SharingRule = &SharingRule { read: None, write: None };
+        const NONE: &SharingRule = &SharingRule {
+            read: None,
+            write: None,
+        };
         match action.resource() {
             "threads" | "interrupts" => &self.threads,
             "assistants" => &self.assistants,
