@@ -1,7 +1,5 @@
 //! Accounts: on whose behalf runs work, for quotas and for turns in the queue.
 
-use std::fmt::Write as _;
-
 use sha2::{Digest, Sha256};
 
 use super::access::Ownership;
@@ -107,11 +105,8 @@ fn digest(name: &str) -> String {
         return NOBODY.to_owned();
     }
     let digest = Sha256::digest(name.as_bytes());
-    digest.iter().take(DIGEST_BYTES).fold(String::new(), |mut text, byte| {
-        // Writing to a text cannot fail.
-        drop(write!(text, "{byte:02x}"));
-        text
-    })
+    let bytes = digest.iter().take(DIGEST_BYTES);
+    bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The highest priority of a run.

@@ -88,7 +88,7 @@ impl<K: Hash + Eq + Clone> KeyedLimiter<K> {
 }
 
 /// The rates of requests.
-pub struct RateLimits {
+pub(super) struct RateLimits {
     quotas: Arc<Quotas>,
     clock: Arc<dyn Clock>,
     /// One limiter for each rate that a rule allows. The key is the text with which accounts begin.
@@ -100,7 +100,7 @@ pub struct RateLimits {
 
 impl RateLimits {
     /// Creates the limits of these quotas.
-    pub fn new(quotas: Arc<Quotas>, clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(quotas: Arc<Quotas>, clock: Arc<dyn Clock>) -> Self {
         let limiter_clock = LimiterClock(Arc::clone(&clock));
         let rules: Vec<&QuotaRule> = [&quotas.per_key, &quotas.per_user, &quotas.per_tenant]
             .into_iter()

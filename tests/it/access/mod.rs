@@ -7,4 +7,5 @@ mod issuer;
 mod jwt;
 mod keys;
 mod matrix;
+mod quotas;
 mod tickets;
