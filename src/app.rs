@@ -217,6 +217,7 @@ impl App {
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
             streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
+            stored: self.runtime.stored.clone(),
             quotas: Arc::clone(&self.quotas),
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address),

@@ -35,6 +35,7 @@ pub mod remote_runs;
 pub mod retention;
 pub mod runs;
 mod states;
+pub mod stored_bytes;
 #[cfg(test)]
 mod tests;
 pub mod threads;

@@ -91,6 +91,15 @@ impl Api {
         self.streams.acquire(thread, client, &self.caller)
     }
 
+    /// Checks whether the caller may store more.
+    ///
+    /// # Errors
+    /// 507 if the caller or the tenant has stored as much as allowed.
+    pub(super) fn check_room(&self) -> Result<(), ApiError> {
+        let checked = self.stored.check(&self.ownership());
+        checked.map_err(|reached| ApiError::quota_reached(&reached))
+    }
+
     /// Returns the ownership of what the request creates.
     pub fn ownership(&self) -> Ownership {
         Ownership::of(&self.caller)

@@ -23,7 +23,7 @@ use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::runtime::{
-    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads,
+    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, StoredBytes, Threads,
 };
 
 pub mod access;
@@ -112,6 +112,8 @@ pub struct ApiParts {
     pub streams: StreamLimiter,
     /// The memory budget of large responses.
     pub answers: ResponseBudget,
+    /// The quotas for stored bytes.
+    pub stored: StoredBytes,
     /// What accounts may use.
     pub quotas: Arc<Quotas>,
     /// The settings of the HTTP side.

@@ -20,6 +20,7 @@ use super::prepare::{self, ReadyMachine};
 use super::registry::Registry;
 use super::run_context::{RunContext, fault};
 use super::shared::Core;
+use super::stored_bytes::StoredSums;
 use super::turns::{Turns, claim_next};
 use super::{CancelAction, Store};
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
@@ -98,6 +99,7 @@ impl Dispatcher {
             sharing: parts.sharing,
             audit: parts.audit,
             quotas: parts.quotas,
+            stored: StoredSums::default(),
             turns: Turns::default(),
             jobs,
             queue: QueueRoom::new(parts.bounds.waiting),

@@ -9,7 +9,8 @@
 //! | `access.rs`, `audit.rs` | whether a caller may do something; who did what |
 //! | `admission.rs` | whether a run may start, or has to wait |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
-//! | `turns.rs`, `quotas.rs` | whose run is next, and what accounts may use |
+//! | `turns.rs` | whose run is next |
+//! | `quotas.rs`, `stored_bytes.rs` | what accounts may use |
 //! | `prepare.rs` | the state with which a run begins |
 //! | `journal.rs` | the transactions of a run at work |
 //! | `interrupts.rs` | answers to interrupts, and runs that continue with them |
@@ -64,6 +65,7 @@ mod runs;
 mod shared;
 mod state_update;
 mod store;
+mod stored_bytes;
 mod sweeper;
 mod threads;
 mod turns;
@@ -86,6 +88,7 @@ pub use jobs::Deliveries;
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use runs::Runs;
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
+pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
@@ -236,6 +239,8 @@ pub struct RuntimeHandles {
     pub access: AccessControl,
     /// The audit.
     pub audit: Audit,
+    /// The quotas for stored bytes.
+    pub stored: StoredBytes,
     tasks: BackgroundTasks,
     core: Arc<Core>,
 }
@@ -285,6 +290,7 @@ impl RuntimeHandles {
             definitions: Definitions::new(Arc::clone(&core)),
             access: AccessControl::new(Arc::clone(&core)),
             audit: Audit::new(Arc::clone(&core)),
+            stored: StoredBytes::new(Arc::clone(&core)),
             runs,
             threads,
             tasks,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
 use super::registry::Registry;
+use super::stored_bytes::StoredSums;
 use super::turns::Turns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks};
 use crate::db::{self, Db, DbError, DbResult};
@@ -40,6 +41,8 @@ pub(super) struct Core {
     pub(super) audit: AuditSettings,
     /// What accounts may use.
     pub(super) quotas: Arc<Quotas>,
+    /// What owners store.
+    pub(super) stored: StoredSums,
     /// The turns in the queue of runs.
     pub(super) turns: Turns,
     /// The jobs of this process.

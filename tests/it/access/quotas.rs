@@ -27,6 +27,7 @@ on_both_engines! {
     only_developers_operators_and_admins_give_priorities,
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
+    an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -367,6 +368,28 @@ async fn sums_of_days_long_ago_are_deleted(server: TestServer) {
     crate::support::eventually(async || numbers(&server, "select count(*) from daily_usage").await == 0).await;
 }
 
+async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted(server: TestServer) {
+    let clock = clock(&server).await;
+    server.is_configured_with("[quotas.tenants.acme]\nstored_bytes = 20000").await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let human = Human::on_new_thread(ann.clone(), "agent").await;
+    assert!(human.says("x".repeat(20_000)).await["messages"].is_array());
+    let item = json!({"namespace": ["notes"], "key": "k", "value": {"text": "short"}});
+    // The sum is measured after a minute, when something is stored again.
+    clock.advance(Duration::from_secs(61));
+    crate::support::eventually(async || ann.put("/store/items", item.clone()).await.status == 507).await;
+    let refused = ann.put("/store/items", item.clone()).await;
+    assert_reached(&refused, 507, "per_tenant.stored_bytes");
+    assert_reached(&ann.post("/threads", json!({})).await, 507, "per_tenant.stored_bytes");
+    assert_reached(&keys.client("bob").post("/runs", held("x")).await, 507, "per_tenant.stored_bytes");
+    assert!([200, 204].contains(&keys.client("root-of-other").put("/store/items", item.clone()).await.status));
+    assert_eq!(ann.get(&human.path("/state")).await.status, 200, "reading is not limited");
+    assert!([200, 204].contains(&ann.delete(&human.path("")).await.status));
+    clock.advance(Duration::from_secs(61));
+    crate::support::eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
+}
+
 /// Returns the tokens in the sums of days, and those in the usage of all runs.
 async fn sums_and_usage(server: &TestServer) -> [i64; 2] {
     let usage = match server.engine {
@@ -401,7 +424,7 @@ async fn numbers(server: &TestServer, sql: &str) -> i64 {
 /// Returns the queries of the calls of `lookup`, in order of arrival.
 fn queries(server: &TestServer) -> Vec<String> {
     let calls = server.tools.calls_of("lookup");
-    calls.iter().map(|call| call["query"].as_str().expect("a query").to_owned()).collect()
+    calls.iter().map(|call| call["args"]["query"].as_str().expect("a query").to_owned()).collect()
 }
 
 async fn status(human: &Human, run: &Run) -> String {
