@@ -44,7 +44,7 @@ pub struct QuotasSection {
 impl Default for QuotasSection {
     fn default() -> Self {
         Self {
-            failed_authentications_per_minute: 120,
+            failed_authentications_per_minute: 300,
             per_key: QuotaSection::default(),
             per_user: QuotaSection::default(),
             per_tenant: QuotaSection::default(),

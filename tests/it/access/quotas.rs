@@ -280,7 +280,6 @@ async fn a_tenant_that_floods_the_queue_does_not_delay_another(server: TestServe
     server.tools.called("lookup", 1).await;
     let flood: Vec<Value> = (1..=6).map(|number| held(&format!("ann {number}"))).collect();
     keys.client("ann").post("/runs/batch", Value::Array(flood)).await.ok();
-    let zoe = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
     let mut runs = vec![];
     for number in 1..=2 {
         let human = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
@@ -298,7 +297,6 @@ async fn a_tenant_that_floods_the_queue_does_not_delay_another(server: TestServe
     for (human, run) in &runs {
         ended(human, run).await;
     }
-    drop(zoe);
 }
 
 async fn a_run_with_a_higher_priority_is_next_in_its_tenant(server: TestServer) {
