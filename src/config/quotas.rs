@@ -146,14 +146,20 @@ impl QuotaSection {
 
     fn check(&self, section: &FieldPath) -> Vec<Diagnostic> {
         let counts = [
-            ("requests_per_second", self.requests_per_second.map(u64::from), MAX_COUNT),
+            (
+                "requests_per_second",
+                self.requests_per_second.map(u64::from),
+                MAX_COUNT,
+            ),
             ("runs_at_work", self.runs_at_work, MAX_COUNT),
             ("runs_waiting", self.runs_waiting, MAX_COUNT),
             ("open_streams", self.open_streams, MAX_COUNT),
             ("stored_bytes", self.stored_bytes, MAX_AMOUNT),
             ("tokens_per_day", self.tokens_per_day, MAX_AMOUNT),
         ];
-        let too_large = counts.into_iter().filter(|(_, given, most)| given.is_some_and(|given| given > *most));
+        let too_large = counts
+            .into_iter()
+            .filter(|(_, given, most)| given.is_some_and(|given| given > *most));
         let mut findings: Vec<Diagnostic> = too_large
             .map(|(name, _, most)| Diagnostic::error(section.then(name), format!("must be at most {most}")))
             .collect();
@@ -214,7 +220,9 @@ pub(super) fn check_prices(prices: &NamedEntries<PriceSection>) -> Vec<Diagnosti
     let mut findings = vec![];
     for (name, price) in prices {
         let field = FieldPath::of(["prices", name.as_str()]);
-        let is_name = name.split_once(':').is_some_and(|(provider, model)| !provider.is_empty() && !model.is_empty());
+        let is_name = name
+            .split_once(':')
+            .is_some_and(|(provider, model)| !provider.is_empty() && !model.is_empty());
         let has_one_star = !name.trim_end_matches('*').contains('*');
         if !is_name || !has_one_star || name.len() > MAX_MODEL_BYTES {
             let message = format!(

@@ -15,10 +15,10 @@ use uuid::Uuid;
 
 pub use below::{members, tree};
 pub use claims::{
-    Claim, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced,
-    first_seq, is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported, next_due_at, release,
-    release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
-    stop_children, unreported,
+    Claim, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
+    is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported, next_due_at, release, release_all,
+    request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
+    unreported,
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{QueueDepth, queue};

@@ -51,8 +51,7 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
         select thread_id, tenant, owner, $2, $3, $4 from threads where thread_id = $1 \
         on conflict (thread_id) do update set bytes = excluded.bytes, seq = excluded.seq, \
         measured_at = excluded.measured_at";
-    let before: Option<(i64, i64)> =
-        on_engine!(tx, |conn| query_as(BEFORE).bind(thread.0).fetch_optional(conn).await)?;
+    let before: Option<(i64, i64)> = on_engine!(tx, |conn| query_as(BEFORE).bind(thread.0).fetch_optional(conn).await)?;
     let mut bytes = before.map_or(0, |before| before.0);
     let after = before.map_or(0, |before| before.1);
     let mut seq = after;

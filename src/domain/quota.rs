@@ -334,11 +334,17 @@ mod tests {
         };
         let limits = |account: &Account| {
             let rules = quotas.rules_for(account);
-            rules.map(|applied| (applied.level, applied.rule.open_streams)).collect::<Vec<_>>()
+            rules
+                .map(|applied| (applied.level, applied.rule.open_streams))
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             limits(&ann()),
-            [(QuotaLevel::Key, None), (QuotaLevel::User, Some(1)), (QuotaLevel::Tenant, None)]
+            [
+                (QuotaLevel::Key, None),
+                (QuotaLevel::User, Some(1)),
+                (QuotaLevel::Tenant, None)
+            ]
         );
         let nobody = Account::of(&Identity::unauthenticated());
         assert_eq!(limits(&nobody), [(QuotaLevel::Tenant, Some(2))]);
@@ -351,8 +357,13 @@ mod tests {
             ..Quotas::default()
         };
         let account = ann();
-        let user = quotas.rules_for(&account).find(|applied| applied.level == QuotaLevel::User);
-        let reached = user.expect("a user").check_count(QuotaKind::OpenStreams, 1).expect_err("one is open");
+        let user = quotas
+            .rules_for(&account)
+            .find(|applied| applied.level == QuotaLevel::User);
+        let reached = user
+            .expect("a user")
+            .check_count(QuotaKind::OpenStreams, 1)
+            .expect_err("one is open");
         assert_eq!(reached.name(), "per_user.open_streams");
         assert_eq!(
             reached.to_string(),
@@ -409,6 +420,9 @@ mod tests {
         let prices = PriceTable::new(BTreeMap::from([("m:m".to_owned(), price)]));
         let usage = json!({"input_tokens": 1000, "output_tokens": 10, "input_token_details": {"cache_read": 600}});
         assert_eq!(prices.cost_of("m:m", &usage), 400 * 5 / 4 + 75 + 100);
-        assert_eq!(prices.cost_of("m:m", &json!({"input_tokens": 1, "output_tokens": 0})), 2);
+        assert_eq!(
+            prices.cost_of("m:m", &json!({"input_tokens": 1, "output_tokens": 0})),
+            2
+        );
     }
 }

@@ -30,11 +30,7 @@ const TICKET: &str = "ticket";
 /// # Errors
 /// 401 without valid credentials; 429 after too many requests, or too many credentials that were not valid; 503 if the
 /// credentials cannot be checked now.
-pub(super) async fn identify(
-    auth: &Authenticator,
-    rates: &RateLimits,
-    request: &mut Request,
-) -> Result<(), ApiError> {
+pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: &mut Request) -> Result<(), ApiError> {
     let is_public = is_public(request);
     if auth.is_on() && is_public {
         return Ok(());

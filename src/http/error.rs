@@ -298,7 +298,8 @@ impl ApiError {
         };
         Self {
             limit: Some(reached.name()),
-            ..Self::new(status, "quota_exceeded", reached.to_string()).with_retry_after(whole_seconds(reached.retry_after))
+            ..Self::new(status, "quota_exceeded", reached.to_string())
+                .with_retry_after(whole_seconds(reached.retry_after))
         }
     }
 
@@ -311,8 +312,12 @@ impl ApiError {
         );
         Self {
             limit: Some(LIMIT.to_owned()),
-            ..Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_failed_authentications", message)
-                .with_retry_after(whole_seconds(wait))
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too_many_failed_authentications",
+                message,
+            )
+            .with_retry_after(whole_seconds(wait))
         }
     }
 

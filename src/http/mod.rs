@@ -114,7 +114,7 @@ pub struct ApiParts {
     pub answers: ResponseBudget,
     /// The quotas for stored bytes.
     pub stored: StoredBytes,
-    /// What accounts may use.
+    /// The quotas of accounts, and the prices of models.
     pub quotas: Arc<Quotas>,
     /// The settings of the HTTP side.
     pub settings: ApiSettings,

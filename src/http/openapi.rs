@@ -69,7 +69,11 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
             qualify_operation_id(operation);
             document_numbers_as_json(operation);
             if path != "/ok" {
-                add_error(operation, "429", "With `[quotas]`: a quota is used up; `limit` names it");
+                add_error(
+                    operation,
+                    "429",
+                    "With `[quotas]`: a quota is used up; `limit` names it",
+                );
                 add_error(operation, "401", "With `[auth]`: there are no valid credentials");
                 add_error(
                     operation,

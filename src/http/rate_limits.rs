@@ -70,7 +70,9 @@ impl<K: Hash + Eq + Clone> KeyedLimiter<K> {
         if is_full && self.limiter.len() >= self.max_keys {
             return Err(FULL_WAIT);
         }
-        self.limiter.check_key(key).map_err(|refused| refused.wait_time_from(now))
+        self.limiter
+            .check_key(key)
+            .map_err(|refused| refused.wait_time_from(now))
     }
 
     /// Forgets the keys whose state equals that of a new key, unless that was done within the last `pause`.
@@ -106,10 +108,13 @@ impl RateLimits {
             .into_iter()
             .chain(quotas.tenants.values())
             .collect();
-        let by_rate = rules.into_iter().filter_map(|rule| rule.requests_per_second).map(|rate| {
-            let limiter = KeyedLimiter::new(Quota::per_second(rate), limiter_clock.clone(), MAX_KEYS);
-            (rate, limiter)
-        });
+        let by_rate = rules
+            .into_iter()
+            .filter_map(|rule| rule.requests_per_second)
+            .map(|rate| {
+                let limiter = KeyedLimiter::new(Quota::per_second(rate), limiter_clock.clone(), MAX_KEYS);
+                (rate, limiter)
+            });
         let failures = quotas
             .failed_authentications_per_minute
             .map(|rate| KeyedLimiter::new(Quota::per_minute(rate), limiter_clock.clone(), MAX_KEYS));
@@ -132,7 +137,10 @@ impl RateLimits {
         }
         let account = Account::of(caller);
         for applied in self.quotas.rules_for(&account) {
-            let limiter = applied.rule.requests_per_second.and_then(|rate| self.by_rate.get_key_value(&rate));
+            let limiter = applied
+                .rule
+                .requests_per_second
+                .and_then(|rate| self.by_rate.get_key_value(&rate));
             let Some((rate, limiter)) = limiter else { continue };
             limiter
                 .count(&applied.subject.to_owned())
@@ -159,7 +167,9 @@ impl RateLimits {
     /// 429 if there were too many. The credentials of the client are not checked for some time then.
     pub(super) fn count_failure(&self, client: ClientId) -> Result<(), ApiError> {
         let Some(failures) = &self.failures else { return Ok(()) };
-        let Err(wait) = failures.count(&client) else { return Ok(()) };
+        let Err(wait) = failures.count(&client) else {
+            return Ok(());
+        };
         let now = self.clock.now();
         let mut blocked = self.blocked();
         if blocked.len() >= MAX_KEYS {

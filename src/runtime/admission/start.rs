@@ -110,10 +110,12 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
-    let before = newest_for_server(tx, new_run, thread.id).await?;
+    let before = run_before(tx, new_run, thread.id).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
-    if let Some(reached) = quotas::used_up(tx, quotas, &account, now).await? {
+    if !is_continuation(new_run)
+        && let Some(reached) = quotas::used_up(tx, quotas, &account, now).await?
+    {
         return Err(reached.into());
     }
     let settings = settings(new_run, &resolved, &thread);
@@ -125,9 +127,11 @@ pub(in crate::runtime) async fn start_as(
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     run.queue = RunQueue::new(account, new_run.request.priority);
     if let Some(before) = before {
-        // The server continues work on the thread: on behalf of the same user as before.
-        run.request.caller = before.request.caller;
-        run.queue.priority = before.queue.priority;
+        run.queue.priority = run.queue.priority.max(before.queue.priority);
+        if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
+            // The server continues work on the thread: on behalf of the same user as before.
+            run.request.caller = before.request.caller;
+        }
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
@@ -138,7 +142,7 @@ pub(in crate::runtime) async fn start_as(
     let claimed = may_claim && quotas::may_begin(tx, quotas, &run.queue.account).await?;
     if claimed {
         run.status = RunStatus::Running;
-    } else if new_run.resume.is_none() {
+    } else if new_run.resume.is_none() && !is_continuation(new_run) {
         quotas::check_waiting(tx, quotas, &run.queue.account).await?;
     }
     db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
@@ -154,24 +158,29 @@ pub(in crate::runtime) async fn start_as(
     })
 }
 
-/// Returns the newest run on the thread, if the server itself starts a run to continue it.
-async fn newest_for_server(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<Run>> {
-    if new_run.caller.credential == Credential::Server && new_run.request.caller.is_none() {
+/// Returns the newest run on the thread, if the new run continues its work.
+async fn run_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<Run>> {
+    let is_of_server = new_run.caller.credential == Credential::Server && new_run.request.caller.is_none();
+    if is_of_server || new_run.resume.is_some() {
         return db::runs::newest(tx, thread).await;
     }
     Ok(None)
 }
 
-/// Returns the account on whose behalf a run works: that of the caller, or, if the server itself starts the run, that of
-/// the run before or of the owner of the thread.
+/// Returns the account on whose behalf a run works: that of the run which it continues, else that of the caller, or of
+/// the owner of the thread if the server itself starts the run.
 fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Account {
-    if new_run.caller.credential != Credential::Server {
-        return Account::of(&new_run.caller);
-    }
     match before {
         Some(before) => before.queue.account.clone(),
-        None => Account::of_owner(&thread.ownership),
+        None if new_run.caller.credential == Credential::Server => Account::of_owner(&thread.ownership),
+        None => Account::of(&new_run.caller),
     }
+}
+
+/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model calls
+/// are checked like all others.
+fn is_continuation(new_run: &NewRun) -> bool {
+    new_run.caller.credential == Credential::Server && new_run.request.input.is_none()
 }
 
 /// Checks whether the caller may run an assistant.

@@ -45,7 +45,10 @@ fn assert_reached(reply: &Reply, status: u16, quota: &str) {
     assert_eq!(reply.status, status, "{reply:?}");
     assert_eq!(reply.body["limit"], quota, "{reply:?}");
     assert_eq!(reply.body["code"], "quota_exceeded", "{reply:?}");
-    assert!(reply.body["detail"].as_str().expect("a text").contains(quota), "{reply:?}");
+    assert!(
+        reply.body["detail"].as_str().expect("a text").contains(quota),
+        "{reply:?}"
+    );
     assert!(retry_after(reply) >= 1, "{reply:?}");
 }
 
@@ -62,7 +65,11 @@ fn held(name: &str) -> Value {
 
 async fn a_user_with_too_many_requests_waits_and_others_do_not(server: TestServer) {
     let clock = clock(&server).await;
-    server.is_configured_with("[quotas.tenants.acme]\nrequests_per_second = 100\n[quotas.per_user]\nrequests_per_second = 2").await;
+    server
+        .is_configured_with(
+            "[quotas.tenants.acme]\nrequests_per_second = 100\n[quotas.per_user]\nrequests_per_second = 2",
+        )
+        .await;
     let keys = server.is_protected().await;
     let ann = keys.client("ann");
     for _ in 0..2 {
@@ -74,15 +81,22 @@ async fn a_user_with_too_many_requests_waits_and_others_do_not(server: TestServe
     assert_eq!(keys.client("bob").get("/auth/me").await.status, 200);
     clock.advance(Duration::from_secs(1));
     assert_eq!(ann.get("/auth/me").await.status, 200);
-    server.is_reconfigured("requests_per_second = 2", "requests_per_second = 0").await;
+    server
+        .is_reconfigured("requests_per_second = 2", "requests_per_second = 0")
+        .await;
 }
 
 async fn a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user(server: TestServer) {
     let clock = clock(&server).await;
-    server.is_configured_with("[quotas.per_key]\nrequests_per_second = 3").await;
+    server
+        .is_configured_with("[quotas.per_key]\nrequests_per_second = 3")
+        .await;
     let keys = server.is_protected().await;
     let root = keys.client("root");
-    let issued = root.post("/auth/keys", json!({"name": "second", "user": "root"})).await.ok();
+    let issued = root
+        .post("/auth/keys", json!({"name": "second", "user": "root"}))
+        .await
+        .ok();
     let second = keys.with(issued["api_key"].as_str().expect("a key"));
     for _ in 0..2 {
         assert_eq!(root.get("/auth/me").await.status, 200);
@@ -90,12 +104,16 @@ async fn a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user(
     assert_reached(&root.get("/auth/me").await, 429, "per_key.requests_per_second");
     assert_eq!(second.get("/auth/me").await.status, 200);
     clock.advance(Duration::from_secs(60));
-    server.is_reconfigured("requests_per_second = 3", "requests_per_second = 0").await;
+    server
+        .is_reconfigured("requests_per_second = 3", "requests_per_second = 0")
+        .await;
 }
 
 async fn ok_and_the_document_are_never_limited(server: TestServer) {
     clock(&server).await;
-    server.is_configured_with("[quotas.per_tenant]\nrequests_per_second = 1").await;
+    server
+        .is_configured_with("[quotas.per_tenant]\nrequests_per_second = 1")
+        .await;
     // Without authentication all clients are of one tenant.
     let client = server.client();
     assert_eq!(client.get("/info").await.status, 200);
@@ -103,11 +121,15 @@ async fn ok_and_the_document_are_never_limited(server: TestServer) {
     for path in ["/ok", "/openapi.json", "/docs", "/ok"] {
         assert_eq!(client.get(path).await.status, 200, "{path}");
     }
-    server.is_reconfigured("requests_per_second = 1", "requests_per_second = 0").await;
+    server
+        .is_reconfigured("requests_per_second = 1", "requests_per_second = 0")
+        .await;
 }
 
 async fn runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refused(server: TestServer) {
-    server.is_configured_with("[quotas.tenants.acme]\nruns_at_work = 1\nruns_waiting = 1").await;
+    server
+        .is_configured_with("[quotas.tenants.acme]\nruns_at_work = 1\nruns_waiting = 1")
+        .await;
     let keys = server.is_protected().await;
     server.tools.hold("lookup");
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
@@ -155,14 +177,23 @@ async fn a_tenant_with_quotas_of_its_own_has_those(server: TestServer) {
 }
 
 async fn the_open_streams_of_a_tenant_are_limited(server: TestServer) {
-    server.is_configured_with("[quotas.tenants.acme]\nopen_streams = 1").await;
+    server
+        .is_configured_with("[quotas.tenants.acme]\nopen_streams = 1")
+        .await;
     let keys = server.is_protected().await;
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
     let bob = Human::on_new_thread(keys.client("bob"), "agent").await;
     let zoe = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
     let first = keys.client("ann").get_stream(&ann.path("/stream"), None).await;
-    assert_reached(&keys.client("bob").get(&bob.path("/stream")).await, 429, "per_tenant.open_streams");
-    let other = keys.client("root-of-other").get_stream(&zoe.path("/stream"), None).await;
+    assert_reached(
+        &keys.client("bob").get(&bob.path("/stream")).await,
+        429,
+        "per_tenant.open_streams",
+    );
+    let other = keys
+        .client("root-of-other")
+        .get_stream(&zoe.path("/stream"), None)
+        .await;
     drop((first, other));
     crate::support::eventually(async || {
         let path = bob.path("/stream");
@@ -182,7 +213,11 @@ async fn the_tokens_of_a_day_end_a_run_in_the_middle_and_it_continues_on_the_nex
     assert_eq!(status(&ann, &first).await, "error");
     let thread = keys.client("ann").get(&ann.path("")).await.ok();
     assert_eq!(thread["error"]["error"], "QuotaExceededError", "{thread}");
-    assert!(thread["error"]["message"].as_str().is_some_and(|text| text.contains("per_user.tokens_per_day")));
+    assert!(
+        thread["error"]["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("per_user.tokens_per_day"))
+    );
     // The answer of the model and the result of the call are kept.
     let state = keys.client("ann").get(&ann.path("/state")).await.ok();
     assert_eq!(state["values"]["messages"].as_array().map(Vec::len), Some(3), "{state}");
@@ -200,11 +235,15 @@ async fn the_tokens_of_a_day_end_a_run_in_the_middle_and_it_continues_on_the_nex
 }
 
 async fn the_tokens_of_subagents_count(server: TestServer) {
-    server.is_configured_with("[quotas.per_user]\ntokens_per_day = 1000000").await;
+    server
+        .is_configured_with("[quotas.per_user]\ntokens_per_day = 1000000")
+        .await;
     let keys = server.is_protected().await;
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
     let work = script().calls(lookup("l1", "x")).says("found");
-    let text = script().calls(crate::support::task("t1", "researcher", work)).says("done");
+    let text = script()
+        .calls(crate::support::task("t1", "researcher", work))
+        .says("done");
     assert!(ann.says(text).await["messages"].is_array());
     let sums = sums_and_usage(&server).await;
     assert_eq!(sums[0], sums[1]);
@@ -250,7 +289,9 @@ async fn an_answer_to_an_interrupt_is_kept_for_the_next_day(server: TestServer) 
 
 async fn failed_authentications_of_an_address_are_limited(server: TestServer) {
     let clock = clock(&server).await;
-    server.is_configured_with("[quotas]\nfailed_authentications_per_minute = 2").await;
+    server
+        .is_configured_with("[quotas]\nfailed_authentications_per_minute = 2")
+        .await;
     let keys = server.is_protected().await;
     let guess = keys.with("no-such-key-0123456789abcdef0123456789");
     // A request without credentials is no attempt.
@@ -272,7 +313,9 @@ async fn failed_authentications_of_an_address_are_limited(server: TestServer) {
 }
 
 async fn a_tenant_that_floods_the_queue_does_not_delay_another(server: TestServer) {
-    server.is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n").await;
+    server
+        .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+        .await;
     let keys = server.is_protected().await;
     server.tools.hold("lookup");
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
@@ -300,7 +343,9 @@ async fn a_tenant_that_floods_the_queue_does_not_delay_another(server: TestServe
 }
 
 async fn a_run_with_a_higher_priority_is_next_in_its_tenant(server: TestServer) {
-    server.is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n").await;
+    server
+        .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+        .await;
     let keys = server.is_protected().await;
     server.tools.hold("lookup");
     let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
@@ -327,17 +372,30 @@ async fn only_developers_operators_and_admins_give_priorities(server: TestServer
     };
     let refused = keys.client("ann").post("/runs", with(1)).await;
     assert_eq!(refused.status, 403);
-    assert!(refused.body["detail"].as_str().expect("a text").starts_with("priority: "));
+    assert!(
+        refused.body["detail"]
+            .as_str()
+            .expect("a text")
+            .starts_with("priority: ")
+    );
     assert_eq!(keys.client("ann").post("/runs/wait", with(0)).await.status, 200);
     for name in ["operator", "root"] {
         assert_eq!(keys.client(name).post("/runs/wait", with(9)).await.status, 200);
     }
-    assert!(keys.client("root").post("/runs", with(10)).await.refused(422).starts_with("priority"));
+    assert!(
+        keys.client("root")
+            .post("/runs", with(10))
+            .await
+            .refused(422)
+            .starts_with("priority")
+    );
     assert_eq!(keys.client("root").post("/runs", with(-1)).await.status, 422);
 }
 
 async fn the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills(server: TestServer) {
-    server.is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000").await;
+    server
+        .is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000")
+        .await;
     server.moves_into_a_process().await;
     let alice = server.human("agent").await;
     for round in 0..3 {
@@ -359,7 +417,9 @@ async fn the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills(server: TestS
 
 async fn sums_of_days_long_ago_are_deleted(server: TestServer) {
     let clock = clock(&server).await;
-    server.is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000").await;
+    server
+        .is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000")
+        .await;
     server.human("agent").await.says("hi").await;
     assert_eq!(numbers(&server, "select count(*) from daily_usage").await, 1);
     clock.advance(40 * DAY);
@@ -368,7 +428,9 @@ async fn sums_of_days_long_ago_are_deleted(server: TestServer) {
 
 async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted(server: TestServer) {
     let clock = clock(&server).await;
-    server.is_configured_with("[quotas.tenants.acme]\nstored_bytes = 20000").await;
+    server
+        .is_configured_with("[quotas.tenants.acme]\nstored_bytes = 20000")
+        .await;
     let keys = server.is_protected().await;
     let ann = keys.client("ann");
     let human = Human::on_new_thread(ann.clone(), "agent").await;
@@ -380,9 +442,25 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
     let refused = ann.put("/store/items", item.clone()).await;
     assert_reached(&refused, 507, "per_tenant.stored_bytes");
     assert_reached(&ann.post("/threads", json!({})).await, 507, "per_tenant.stored_bytes");
-    assert_reached(&keys.client("bob").post("/runs", held("x")).await, 507, "per_tenant.stored_bytes");
-    assert!([200, 204].contains(&keys.client("root-of-other").put("/store/items", item.clone()).await.status));
-    assert_eq!(ann.get(&human.path("/state")).await.status, 200, "reading is not limited");
+    assert_reached(
+        &keys.client("bob").post("/runs", held("x")).await,
+        507,
+        "per_tenant.stored_bytes",
+    );
+    assert!(
+        [200, 204].contains(
+            &keys
+                .client("root-of-other")
+                .put("/store/items", item.clone())
+                .await
+                .status
+        )
+    );
+    assert_eq!(
+        ann.get(&human.path("/state")).await.status,
+        200,
+        "reading is not limited"
+    );
     assert!([200, 204].contains(&ann.delete(&human.path("")).await.status));
     clock.advance(Duration::from_secs(61));
     crate::support::eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
@@ -410,11 +488,17 @@ async fn numbers(server: &TestServer, sql: &str) -> i64 {
     match server.engine {
         Engine::Sqlite => {
             let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
-            query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut conn).await.expect("a number")
+            query_scalar(AssertSqlSafe(sql.to_owned()))
+                .fetch_one(&mut conn)
+                .await
+                .expect("a number")
         }
         Engine::Postgres => {
             let mut conn = PgConnection::connect(&url).await.expect("a connection");
-            query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut conn).await.expect("a number")
+            query_scalar(AssertSqlSafe(sql.to_owned()))
+                .fetch_one(&mut conn)
+                .await
+                .expect("a number")
         }
     }
 }
@@ -422,7 +506,10 @@ async fn numbers(server: &TestServer, sql: &str) -> i64 {
 /// Returns the queries of the calls of `lookup`, in order of arrival.
 fn queries(server: &TestServer) -> Vec<String> {
     let calls = server.tools.calls_of("lookup");
-    calls.iter().map(|call| call["args"]["query"].as_str().expect("a query").to_owned()).collect()
+    calls
+        .iter()
+        .map(|call| call["args"]["query"].as_str().expect("a query").to_owned())
+        .collect()
 }
 
 async fn status(human: &Human, run: &Run) -> String {
