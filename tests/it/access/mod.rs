@@ -8,4 +8,5 @@ mod jwt;
 mod keys;
 mod matrix;
 mod quotas;
+mod sdk;
 mod tickets;
