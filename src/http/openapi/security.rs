@@ -1,6 +1,8 @@
 //! How callers prove who they are, in the API document.
 
-use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
 use utoipa::openapi::{Components, OpenApi};
 
 /// The name of the scheme with the header of an API key.
@@ -33,5 +35,7 @@ pub(in crate::http) fn require_credentials(document: &mut OpenApi) {
 
 /// The credentials, of which one is enough.
 fn credentials() -> impl Iterator<Item = SecurityRequirement> {
-    [API_KEY, BEARER].into_iter().map(|scheme| SecurityRequirement::new::<_, [&str; 0], _>(scheme, []))
+    [API_KEY, BEARER]
+        .into_iter()
+        .map(|scheme| SecurityRequirement::new::<_, [&str; 0], _>(scheme, []))
 }

@@ -15,8 +15,8 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::support::client::Client;
-use crate::support::sse::Sse;
 use crate::support::process::{Log, Process, server_in};
+use crate::support::sse::Sse;
 use crate::support::{Engine, TestServer, eventually, on_both_engines, on_postgres};
 
 on_both_engines! {

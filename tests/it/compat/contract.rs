@@ -9,8 +9,8 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::compat::sdk::runs_to_its_end;
-use crate::support::server::skipped;
 use crate::support::client::Client;
+use crate::support::server::skipped;
 use crate::support::{Engine, TestServer, eventually, on_both_engines, without_postgres};
 
 /// Returns the command that tests this server with schemathesis, in these phases.

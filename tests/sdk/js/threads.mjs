@@ -103,8 +103,9 @@ async function extensions(open) {
 for (const name of ["sdk-1-11", "sdk-1-15"]) {
   const { Client } = modules(name);
   const client = new Client({ apiUrl, apiKey: key ?? null });
-  for (const transport of ["sse", "websocket"]) {
-    const options = { assistantId: "agent", transport, webSocketFactory: (url) => new WebSocket(url, { headers: key ? { "x-api-key": key } : {} }) };
+  // The SDK opens no WebSocket with a key.
+  for (const transport of key ? ["sse"] : ["sse", "websocket"]) {
+    const options = { assistantId: "agent", transport, webSocketFactory: (url) => new WebSocket(url) };
     const open = (id) => (id ? client.threads.stream(id, options) : client.threads.stream(options));
     for (const scene of [textAndTools, subagents, questions, joining, extensions]) {
       let timer;
