@@ -23,6 +23,7 @@ use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::item::TextPath;
+use crate::domain::quota::Quotas;
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
@@ -65,6 +66,7 @@ pub struct App {
     runtime: RuntimeHandles,
     store: Store,
     auth: Authenticator,
+    quotas: Arc<Quotas>,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
@@ -126,6 +128,7 @@ impl App {
             around,
             files,
         };
+        let quotas = Arc::new(config.quotas.quotas(&config.prices));
         let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
             events: events.clone(),
@@ -149,6 +152,7 @@ impl App {
                 reads: config.audit.reads,
                 keep: config.audit.keep(),
             },
+            quotas: Arc::clone(&quotas),
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -172,6 +176,7 @@ impl App {
             runtime,
             store,
             auth,
+            quotas,
             metrics,
             clock,
             shutdown,
@@ -191,6 +196,10 @@ impl App {
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
         self.check_address(address)?;
+        let stream_limits = StreamLimits {
+            per_thread: self.config.server.max_streams_per_thread,
+            per_client: self.config.server.max_streams_per_client,
+        };
         let api = ApiParts {
             access: self.runtime.access.clone(),
             audit: self.runtime.audit.clone(),
@@ -207,10 +216,9 @@ impl App {
             auth: self.auth.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
-            streams: StreamLimiter::new(StreamLimits {
-                per_thread: self.config.server.max_streams_per_thread,
-                per_client: self.config.server.max_streams_per_client,
-            }),
+            streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
+            stored: self.runtime.stored.clone(),
+            quotas: Arc::clone(&self.quotas),
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address),
         };

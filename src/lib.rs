@@ -64,6 +64,8 @@
 //! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
 //! | cron | a schedule that starts runs |
 //! | delivery | a webhook request that reports the end of a run, repeated until it succeeds or attempts run out |
+//! | account | on whose behalf a run works: a user of a tenant, with an API key or without |
+//! | quota | what an API key, a user or a tenant may use of something, at a time or on a day |
 //! | item | a JSON object in the Store; outlives threads |
 //! | namespace | for items, the path of labels they are stored under; for agents, the path of tasks from the main agent |
 //! | state | the messages, files and fields of a thread at one checkpoint |

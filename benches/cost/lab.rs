@@ -144,6 +144,7 @@ impl Lab {
             max_calls_per_run: 64,
             sharing: SharingRules::default(),
             audit: AuditSettings::default(),
+            quotas: Arc::default(),
         };
         let runtime = RuntimeHandles::open(parts).await.expect("the lease");
         Self {

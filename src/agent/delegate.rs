@@ -104,9 +104,8 @@ impl Loop<'_> {
         match claimed {
             Ok(()) => Ok(None),
             Err(Refused::Away) => Err(ExitReason::Unavailable),
-            Err(Refused::Exceeded(limit)) => Ok(Some(format!(
-                "{limit} Nothing was delegated; do the work yourself, or finish with what you have."
-            ))),
+            Err(Refused::Exceeded(limit)) => Ok(Some(not_delegated(&limit))),
+            Err(Refused::Quota(reached)) => Ok(Some(not_delegated(&reached))),
         }
     }
 
@@ -551,6 +550,11 @@ fn prompt_error(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> Opt
 /// Returns the text for the delegating model if the subagent cannot answer in the requested form.
 pub(super) fn format_error(subagent: &str, problem: &str) -> String {
     format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
+}
+
+/// Returns the text for the delegating model about a limit that forbids a child run.
+fn not_delegated(limit: &dyn std::fmt::Display) -> String {
+    format!("{limit} Nothing was delegated; do the work yourself, or finish with what you have.")
 }
 
 fn fault(what: &str) -> ExitReason {

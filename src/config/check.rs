@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use secrecy::ExposeSecret;
 
+use super::quotas::check_prices;
 use super::{AuthSection, Config, ProviderSection, Server, TimeToLive};
 use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
@@ -43,6 +44,8 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     }
     check.findings.extend(config.peers.check_headers());
     check.findings.extend(config.auth.iter().flat_map(AuthSection::check));
+    check.findings.extend(config.quotas.check());
+    check.findings.extend(check_prices(&config.prices));
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is not a log filter: {error}"));
     }

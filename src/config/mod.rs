@@ -31,6 +31,7 @@ mod markdown;
 mod mcp;
 mod peers;
 mod problem;
+mod quotas;
 mod report;
 mod sections;
 mod store;
@@ -45,6 +46,7 @@ pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::PeersSection;
 pub use problem::{Problem, Problems, TextPosition};
+pub use quotas::{PriceSection, QuotaSection, QuotasSection};
 pub use report::report;
 pub use sections::{
     AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections,
@@ -99,6 +101,10 @@ pub struct Config {
     pub agents_api: AgentsApi,
     /// The ways in which callers prove who they are; none if absent.
     pub auth: Option<AuthSection>,
+    /// What API keys, users and tenants may use.
+    pub quotas: QuotasSection,
+    /// The prices of models, by `provider:model`.
+    pub prices: NamedEntries<PriceSection>,
     /// The log.
     pub log: Log,
     /// The model providers, by the name before the colon.

@@ -8,6 +8,7 @@ mod agents;
 mod auth;
 mod folders;
 mod layouts;
+mod quotas;
 mod servers;
 mod settings;
 

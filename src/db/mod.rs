@@ -29,11 +29,13 @@ pub mod keys;
 pub mod notifications;
 mod offload;
 mod part;
+pub mod quotas;
 mod reader;
 pub mod remote_runs;
 pub mod retention;
 pub mod runs;
 mod states;
+pub mod stored_bytes;
 #[cfg(test)]
 mod tests;
 pub mod threads;

@@ -4,6 +4,7 @@ mod below;
 mod claims;
 mod order;
 mod queue;
+mod turns;
 mod usage;
 
 use const_format::concatcp;
@@ -14,19 +15,21 @@ use uuid::Uuid;
 
 pub use below::{members, tree};
 pub use claims::{
-    Claim, LeaseHolder, RunRowUpdate, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced,
-    first_seq, is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported, next_due, next_due_at, release,
-    release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
-    stop_children, unreported,
+    Claim, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
+    is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported, next_due_at, release, release_all,
+    request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
+    unreported,
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{QueueDepth, queue};
+pub use turns::{at_work_by_queue, count_of_subject, next_in_queue, waiting_queues};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, log_unreadable};
 use super::part::{ListBuilder, ListPart};
 use super::{DbError, DbResult, Tx};
+use crate::domain::account::RunQueue;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::machine::Failure;
@@ -39,7 +42,7 @@ const TABLE: &str = "runs";
 const COLUMNS: &str = "\
     run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
     status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
-    visibility, crashes";
+    visibility, crashes, queue";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from runs");
 
 #[derive(sqlx::FromRow)]
@@ -64,6 +67,7 @@ struct RunRow {
     due_at: i64,
     visibility: Option<String>,
     crashes: i32,
+    queue: String,
 }
 
 /// A run of which some columns may be unreadable.
@@ -148,6 +152,7 @@ impl From<RunRow> for ReadRun {
             created_at: Timestamp(row.created_at),
             updated_at: Timestamp(row.updated_at),
             due_at: Timestamp(row.due_at),
+            queue: RunQueue::stored(row.queue),
         };
         let corrupt = columns.first_error;
         if let Some(error) = &corrupt {
@@ -192,8 +197,8 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0)";
+        visibility, crashes, queue) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20)";
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let request = encode(&run.request)?;
     let error = run.error.as_ref().map(encode).transpose()?;
@@ -217,6 +222,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.updated_at.0)
         .bind(run.due_at.0)
         .bind(visibility.map(Visibility::word))
+        .bind(run.queue.text())
         .execute(conn)
         .await
         .map(drop))?;

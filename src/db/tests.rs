@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{Db, DbError, DbResult};
 use crate::domain::access::Ownership;
+use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
 use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
 use crate::domain::message::Message;
@@ -154,6 +155,7 @@ fn run_at(thread: ThreadId, now: i64) -> Run {
         created_at: Timestamp(now),
         updated_at: Timestamp(now),
         due_at: Timestamp(now),
+        queue: RunQueue::default(),
     }
 }
 

@@ -53,8 +53,15 @@ pub struct Usage {
     pub output_tokens: u64,
     /// Delegations.
     pub children: u64,
+    /// The cost of the answers of models that have a price, in millionths.
+    #[serde(skip_serializing_if = "is_free")]
+    pub cost_micros: u64,
     /// Running time in seconds; for several runs, the sum.
     pub seconds: f64,
+}
+
+fn is_free(cost_micros: &u64) -> bool {
+    *cost_micros == 0
 }
 
 impl Usage {
@@ -72,6 +79,7 @@ impl Usage {
             input_tokens: self.input_tokens.saturating_add(other.input_tokens),
             output_tokens: self.output_tokens.saturating_add(other.output_tokens),
             children: self.children.saturating_add(other.children),
+            cost_micros: self.cost_micros.saturating_add(other.cost_micros),
             seconds: self.seconds + other.seconds,
         }
     }
@@ -85,12 +93,13 @@ impl Usage {
             input_tokens: self.input_tokens.max(other.input_tokens),
             output_tokens: self.output_tokens.max(other.output_tokens),
             children: self.children.max(other.children),
+            cost_micros: self.cost_micros.max(other.cost_micros),
             ..self
         }
     }
 }
 
-/// A change of usage counters, without the running time.
+/// A change of usage counters, without cost and running time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsageChange {
     /// Model calls.
@@ -150,7 +159,7 @@ impl UsageChange {
         }
     }
 
-    /// Returns the counters as usage, without the running time.
+    /// Returns the counters as usage, without cost and running time.
     pub fn usage(&self) -> Usage {
         let whole = |count: i64| u64::try_from(count).unwrap_or(0);
         Usage {
@@ -159,6 +168,7 @@ impl UsageChange {
             input_tokens: whole(self.input_tokens),
             output_tokens: whole(self.output_tokens),
             children: whole(self.children),
+            cost_micros: 0,
             seconds: 0.0,
         }
     }

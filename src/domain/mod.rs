@@ -4,6 +4,7 @@
 use std::fmt;
 
 pub mod access;
+pub mod account;
 pub mod api_key;
 pub mod assistant;
 pub mod audit;
@@ -38,6 +39,7 @@ pub mod message;
 pub mod metadata;
 pub mod path;
 pub mod pattern;
+pub mod quota;
 pub mod remote_run;
 pub mod run;
 pub mod schema;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::account::RunQueue;
 use super::background::TaskLineage;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
@@ -41,6 +42,8 @@ pub struct Run {
     pub updated_at: Timestamp,
     /// The earliest time at which the run may start.
     pub due_at: Timestamp,
+    /// The account on whose behalf the run works, and its priority.
+    pub queue: RunQueue,
 }
 
 /// The metadata key for the number of delegation levels allowed below a run. The server that requested the run counts
@@ -207,8 +210,15 @@ pub struct RunRequest {
     /// The user on whose behalf the run works. None without authentication.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<RunCaller>,
+    /// The priority among the runs of the tenant, from 0 to [`MAX_PRIORITY`](super::account::MAX_PRIORITY).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub priority: u8,
     /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
+}
+
+fn is_zero(priority: &u8) -> bool {
+    *priority == 0
 }
 
 /// The beginning of the keys that name the authenticated user in the context of a run. Clients cannot set them.

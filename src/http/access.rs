@@ -15,9 +15,12 @@ use axum::http::request::Parts;
 
 use super::ApiParts;
 use super::audit;
+use super::client::ClientId;
 use super::error::ApiError;
+use super::stream_limits::StreamPermit;
 use crate::domain::access::{AccessScope, Action, Ownership};
 use crate::domain::audit::AuditOutcome;
+use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
 use crate::runtime::{AccessError, ResourceRef};
 use rules::{Rule, Subject, rule_of};
@@ -78,6 +81,23 @@ impl Api {
     /// Returns the filter of a search.
     pub fn scope(&self, action: Action) -> AccessScope {
         self.access.scope(&self.caller, action)
+    }
+
+    /// Counts one more open stream of the caller, for as long as the permit is held.
+    ///
+    /// # Errors
+    /// 429 if the thread or the caller has too many.
+    pub(super) fn open_stream(&self, thread: Option<ThreadId>, client: ClientId) -> Result<StreamPermit, ApiError> {
+        self.streams.acquire(thread, client, &self.caller)
+    }
+
+    /// Checks whether the caller may store more.
+    ///
+    /// # Errors
+    /// 507 if the caller or the tenant has stored as much as allowed.
+    pub(super) fn check_room(&self) -> Result<(), ApiError> {
+        let checked = self.stored.check(&self.ownership());
+        checked.map_err(|reached| ApiError::quota_reached(&reached))
     }
 
     /// Returns the ownership of what the request creates.

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use axum::body::HttpBody;
 use axum::extract::{MatchedPath, Request};
-use axum::http::{Method, header};
+use axum::http::{HeaderName, Method, header};
 use axum::response::Response;
 
 use super::body_guard::abort_when;
+use super::client::ClientId;
 use super::error::ApiError;
+use super::rate_limits::RateLimits;
 use crate::auth::{AuthError, Authenticator, Credentials};
 use crate::domain::identity::{Credential, Identity};
 
@@ -29,27 +31,50 @@ const STREAMS: [&str; 3] = [
 /// The query parameter with a ticket.
 const TICKET: &str = "ticket";
 
-/// Puts the identity of the caller into the extensions of a request.
+/// Puts the identity of the caller into the extensions of a request, and counts the request for the caller's quotas.
 ///
 /// # Errors
-/// 401 without valid credentials; 503 if they cannot be checked now.
-pub(super) async fn identify(auth: &Authenticator, request: &mut Request) -> Result<(), ApiError> {
-    if auth.is_on() && is_public(request) {
+/// 401 without valid credentials; 429 after too many requests, or too many credentials that were not valid; 503 if the
+/// credentials cannot be checked now.
+pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: &mut Request) -> Result<(), ApiError> {
+    let is_public = is_public(request);
+    if auth.is_on() && is_public {
         return Ok(());
     }
     let ticket = ticket_of(request);
+    // The identity is not known yet, so this is the address of the client.
+    let address = ClientId::of(request.extensions());
+    let is_attempt = auth.is_on() && (ticket.is_some() || has_credentials(request));
+    if is_attempt {
+        rates.check_address(address)?;
+    }
     let credentials = Credentials {
         method: request.method(),
         path: request.uri().path(),
         headers: request.headers(),
         ticket: ticket.as_deref(),
     };
-    let identity = auth.authenticate(credentials).await.map_err(|error| match error {
-        AuthError::Refused(_) => ApiError::unauthenticated(),
-        AuthError::Unavailable(_) => ApiError::authentication_unavailable(),
-    })?;
+    let identity = match auth.authenticate(credentials).await {
+        Ok(identity) => identity,
+        Err(AuthError::Refused(_)) => {
+            if is_attempt {
+                rates.count_failure(address)?;
+            }
+            return Err(ApiError::unauthenticated());
+        }
+        Err(AuthError::Unavailable(_)) => return Err(ApiError::authentication_unavailable()),
+    };
+    if !is_public {
+        rates.count_request(&identity)?;
+    }
     request.extensions_mut().insert(identity);
     Ok(())
+}
+
+/// Returns whether a request has a header with credentials. A request without them is no attempt to guess any.
+fn has_credentials(request: &Request) -> bool {
+    let names = [header::AUTHORIZATION, HeaderName::from_static("x-api-key")];
+    names.iter().any(|name| request.headers().contains_key(name))
 }
 
 /// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens are

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::panic::Location;
+use std::time::Duration;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -20,6 +21,7 @@ use crate::domain::Invalid;
 use crate::domain::access::Action;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::item::ItemError;
+use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::{
     AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
 };
@@ -35,6 +37,8 @@ pub struct ApiError {
     message: Cow<'static, str>,
     findings: Vec<DiagnosticView>,
     gap: Option<Gap>,
+    /// The name of the quota that is used up.
+    limit: Option<String>,
     /// The number of seconds after which the client may retry; sent as `Retry-After`.
     retry_after: Option<u32>,
 }
@@ -52,6 +56,10 @@ pub struct ErrorBody {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Option<Vec<DiagnosticView>>)]
     pub findings: Vec<DiagnosticView>,
+    /// The name of the quota that is used up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "per_tenant.tokens_per_day")]
+    pub limit: Option<String>,
     /// For a stream that cannot be resumed: the last sequence number that the client has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
@@ -77,6 +85,7 @@ impl ApiError {
             message: message.into(),
             findings: vec![],
             gap: None,
+            limit: None,
             retry_after: None,
         }
     }
@@ -276,6 +285,48 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
+    /// A quota is used up. What money can change is answered 402, stored bytes are answered 507, everything else 429.
+    pub fn quota_reached(reached: &QuotaReached) -> Self {
+        let status = match reached.kind {
+            QuotaKind::Cost => StatusCode::PAYMENT_REQUIRED,
+            QuotaKind::StoredBytes => StatusCode::INSUFFICIENT_STORAGE,
+            QuotaKind::Requests
+            | QuotaKind::RunsAtWork
+            | QuotaKind::RunsWaiting
+            | QuotaKind::OpenStreams
+            | QuotaKind::Tokens => StatusCode::TOO_MANY_REQUESTS,
+        };
+        Self {
+            limit: Some(reached.name()),
+            ..Self::new(status, "quota_exceeded", reached.to_string())
+                .with_retry_after(whole_seconds(reached.retry_after))
+        }
+    }
+
+    /// The client's address has sent too many credentials that are not valid.
+    pub fn too_many_failed_authentications(wait: Duration) -> Self {
+        const LIMIT: &str = "failed_authentications_per_minute";
+        let message = format!(
+            "Too many authentications from your address have failed: the limit is `{LIMIT}` of the section [quotas]. Send \
+             the request again a little later."
+        );
+        Self {
+            limit: Some(LIMIT.to_owned()),
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too_many_failed_authentications",
+                message,
+            )
+            .with_retry_after(whole_seconds(wait))
+        }
+    }
+
+    /// The priority is above 0, and the caller is an ordinary user.
+    pub fn no_priority() -> Self {
+        let message = "priority: may be above 0 only for callers with the role `developer`, `operator` or `admin`";
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
     /// The thread or client has as many open streams as allowed. `scope` is `thread` or `client`.
     pub fn too_many_streams(scope: &str, limit: usize) -> Self {
         let message = format!("This {scope} has {limit} open streams, and more are not allowed. Close one first.");
@@ -407,6 +458,7 @@ impl IntoResponse for ApiError {
             detail,
             code,
             findings: self.findings,
+            limit: self.limit,
             since,
             min_available_seq,
         };
@@ -503,6 +555,7 @@ impl From<StartError> for ApiError {
                 );
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ambiguous_resume", message)
             }
+            StartError::Quota(reached) => Self::quota_reached(&reached),
             StartError::Invalid(error) => error.into(),
             StartError::ResumeNeedsThread => {
                 let message = "You must provide a thread_id when resuming.";
@@ -511,6 +564,12 @@ impl From<StartError> for ApiError {
             StartError::Fault(error) => error.into(),
         }
     }
+}
+
+/// Returns a time in whole seconds, rounded up and at least 1.
+fn whole_seconds(time: Duration) -> u32 {
+    let seconds = time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0));
+    u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
 }
 
 fn list(ids: &[InterruptId]) -> String {
@@ -572,6 +631,7 @@ impl From<ResolveError> for ApiError {
                 Self::new(StatusCode::CONFLICT, "interrupt_stale", message)
             }
             ResolveError::Invalid(error) => error.into(),
+            ResolveError::Quota(reached) => Self::quota_reached(&reached),
             ResolveError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             ResolveError::Elsewhere(message) => Self::new(StatusCode::BAD_GATEWAY, "peer_unavailable", message),
             ResolveError::Fault(error) => error.into(),

@@ -19,11 +19,12 @@ use utoipa_axum::routes;
 use crate::auth::Authenticator;
 use crate::db::Db;
 use crate::domain::identity::Identity;
+use crate::domain::quota::Quotas;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::runtime::{
-    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads,
+    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, StoredBytes, Threads,
 };
 
 pub mod access;
@@ -47,6 +48,7 @@ mod interrupts;
 mod keys;
 pub mod openapi;
 mod origins;
+mod rate_limits;
 mod request_metrics;
 mod response_budget;
 mod runs;
@@ -73,6 +75,7 @@ pub use stream_limits::{StreamLimiter, StreamLimits};
 use access::{Api, AppState};
 use bodies::BodyReader;
 use error::ApiError;
+use rate_limits::RateLimits;
 
 /// The parts of the server that handlers use. They get them as an [`Api`], with the caller.
 pub struct ApiParts {
@@ -110,6 +113,10 @@ pub struct ApiParts {
     pub streams: StreamLimiter,
     /// The memory budget of large responses.
     pub answers: ResponseBudget,
+    /// The quotas for stored bytes.
+    pub stored: StoredBytes,
+    /// The quotas of accounts, and the prices of models.
+    pub quotas: Arc<Quotas>,
     /// The settings of the HTTP side.
     pub settings: ApiSettings,
 }
@@ -239,6 +246,7 @@ pub fn router(api: ApiParts) -> Router {
         origins: settings.cors.origins.clone(),
         hosts: settings.hosts.clone(),
         auth: api.auth.clone(),
+        rates: RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock)),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
     let (routes, document) = table().split_for_parts();
@@ -266,13 +274,14 @@ struct RequestChecks {
     origins: OriginRules,
     hosts: HostRules,
     auth: Authenticator,
+    rates: RateLimits,
     bodies: BodyReader,
 }
 
 impl RequestChecks {
     async fn check(&self, request: &mut Request) -> Result<(), ApiError> {
         origins::check(&self.origins, &self.hosts, request)?;
-        authentication::identify(&self.auth, request).await
+        authentication::identify(&self.auth, &self.rates, request).await
     }
 }
 

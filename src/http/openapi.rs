@@ -73,6 +73,11 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
             qualify_operation_id(operation);
             document_numbers_as_json(operation);
             if path != "/ok" {
+                add_error(
+                    operation,
+                    "429",
+                    "With `[quotas]`: a quota is used up; `limit` names it",
+                );
                 add_error(operation, "401", "With `[auth]`: there are no valid credentials");
                 add_error(
                     operation,
@@ -200,6 +205,8 @@ fn add_errors(operation: &mut Operation, changes: bool) {
         add("403", "The page's origin is not in `cors_origins`");
     }
     if takes_body {
+        add("402", "With `[quotas]`: the money for models is used up for today");
+        add("507", "With `[quotas]`: as much is stored as allowed");
         add("408", "The body did not arrive in time");
         add("413", "The body is too large");
         add("415", "The content type is not `application/json`");

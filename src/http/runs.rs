@@ -183,7 +183,7 @@ pub(super) async fn start_and_wait(
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope, &api.caller)?;
-    let permit = api.streams.acquire(scope.thread(), client)?;
+    let permit = api.open_stream(scope.thread(), client)?;
     let StartedRun {
         run,
         cancel_on_disconnect,
@@ -209,7 +209,7 @@ pub(super) async fn start_and_stream(
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope, &api.caller)?;
-    let permit = api.streams.acquire(scope.thread(), client)?;
+    let permit = api.open_stream(scope.thread(), client)?;
     let started = start(&api, checked, key).await?;
     let mut headers = location_headers(&started.run, Some("stream"));
     if scope == RunScope::Stateless
@@ -403,7 +403,7 @@ impl JoinRequest {
 pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
     let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let run = find(&api, request.path.0).await?;
-    let permit = api.streams.acquire(Some(run.thread), request.client)?;
+    let permit = api.open_stream(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
@@ -433,7 +433,7 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest) -> Result<Respon
     let run = find(&api, request.path.0).await?;
     let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
     check_gap(&api, run.thread, resume_from.as_ref()).await?;
-    let permit = api.streams.acquire(Some(run.thread), request.client)?;
+    let permit = api.open_stream(Some(run.thread), request.client)?;
     if run.lineage.depth > 0 {
         let answer = subagents::stream_child(&api, &run, resume_from, filter, cancel_on_disconnect).await?;
         return Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()));
@@ -516,7 +516,7 @@ pub(super) async fn cancel(
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
     let permit = if wait {
-        Some(api.streams.acquire(Some(thread_id), client)?)
+        Some(api.open_stream(Some(thread_id), client)?)
     } else {
         None
     };

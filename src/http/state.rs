@@ -194,6 +194,7 @@ pub(super) async fn update(
         checkpoint,
     };
     let thread = path.thread_id;
+    api.check_room()?;
     let once = api.threads.write_state(thread, write, key, updated_response).await?;
     idempotency::respond(once, |checkpoint| {
         idempotency::response(updated_response(thread, checkpoint))

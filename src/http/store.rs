@@ -19,6 +19,7 @@ use crate::domain::item::{ItemAddress, Namespace};
         (status = 400, description = "The namespace is empty or reserved", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(api: Api, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
+    api.check_room()?;
     api.store.put(&api.ownership(), body.check()?).await?;
     Ok(no_content())
 }

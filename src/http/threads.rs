@@ -43,6 +43,7 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
     let new_thread = body.into_new_thread(api.ownership())?;
+    api.check_room()?;
     match (
         api.threads.create_thread(new_thread, key, created_response).await,
         if_exists,
@@ -161,6 +162,7 @@ pub(super) async fn copy(
     if visibility.await? != Visibility::Full {
         return Err(ApiError::no_thread(from));
     }
+    api.check_room()?;
     let once = api
         .threads
         .copy_thread(from, api.ownership(), key, created_response)

@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::dispatcher::Dispatcher;
 use super::shared::Core;
-use super::{BatchError, CancelAction, NewRun, log_lines};
+use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::Digest;
@@ -126,6 +126,13 @@ impl Admission {
             checked.map_err(|error| BatchError {
                 at,
                 error: error.into(),
+            })?;
+        }
+        for (at, new_run) in new_runs.iter().enumerate() {
+            let checked = stored_bytes::check(&self.core, &Ownership::of(&new_run.caller));
+            checked.map_err(|reached| BatchError {
+                at,
+                error: reached.into(),
             })?;
         }
         let places = new_runs.iter().filter(|new_run| new_run.resume.is_none()).count();

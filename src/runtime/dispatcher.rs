@@ -20,15 +20,16 @@ use super::prepare::{self, ReadyMachine};
 use super::registry::Registry;
 use super::run_context::{RunContext, fault};
 use super::shared::Core;
+use super::stored_bytes::StoredSums;
+use super::turns::{Turns, claim_next};
 use super::{CancelAction, Store};
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
-use crate::db::{self, DbError, DbResult, Engine, Tx};
+use crate::db::{self, DbError, DbResult, Engine};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
-use crate::domain::time::Timestamp;
 
 mod scope;
 
@@ -97,6 +98,9 @@ impl Dispatcher {
             sizes: parts.sizes,
             sharing: parts.sharing,
             audit: parts.audit,
+            quotas: parts.quotas,
+            stored: StoredSums::default(),
+            turns: Turns::default(),
             jobs,
             queue: QueueRoom::new(parts.bounds.waiting),
         };
@@ -169,15 +173,15 @@ impl Dispatcher {
     }
 
     async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
-        let worker = self.core.id;
         while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
             let now = self.core.clock.now();
             // A run that is queued meanwhile sets it again.
             self.queued.store(false, Ordering::Release);
+            let core = Arc::clone(&self.core);
             let looked = self
                 .core
                 .db
-                .write(move |tx| Box::pin(claim_next(tx, worker, now)))
+                .write(move |tx| Box::pin(async move { claim_next(tx, &core, now).await }))
                 .await;
             let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
             if more {
@@ -474,17 +478,4 @@ impl Dispatcher {
     pub(super) fn active(&self) -> MutexGuard<'_, HashMap<RunId, Active>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Claims the next run that is due. If there is none, also returns whether a run is queued for later.
-async fn claim_next(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
-    let mut passed = None;
-    while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
-        if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
-            return Ok((Some(claim), true));
-        }
-        // The run could not be read and was ended, or its thread is busy again.
-        passed = Some(run);
-    }
-    Ok((None, db::runs::any_pending(tx).await?))
 }

@@ -3,6 +3,7 @@
 use crate::db;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::quota::QuotaReached;
 use crate::model::ModelError;
 
 /// The refusal to start a run.
@@ -43,6 +44,9 @@ pub enum StartError {
     /// Several interrupts are open, and the answer does not name one of them.
     #[error("{} questions wait for an answer", .0.len())]
     AmbiguousAnswer(Vec<InterruptId>),
+    /// A quota of the account is used up.
+    #[error(transparent)]
+    Quota(#[from] QuotaReached),
     /// A part of the request is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
@@ -108,6 +112,9 @@ pub enum ResolveError {
     /// The thread is busy.
     #[error("the thread is busy")]
     Busy,
+    /// A quota of the account is used up.
+    #[error(transparent)]
+    Quota(#[from] QuotaReached),
     /// The interrupt is of a remote agent, and the answer could not be passed on to its server.
     #[error("{0}")]
     Elsewhere(String),

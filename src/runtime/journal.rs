@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::run_context::{RunContext, fault};
-use super::{Report, interrupts, log_lines};
+use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
@@ -535,7 +535,9 @@ impl Journal for LaneJournal {
                             .await?;
                     }
                     if let Some(used) = used {
+                        let growth = quotas::growth(tx, &run_context, lane, used).await?;
                         db::runs::set_usage(tx, lane, used).await?;
+                        quotas::charge(tx, &run_context, growth, now).await?;
                     }
                     Ok(Some(admission))
                 })

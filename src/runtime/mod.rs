@@ -9,6 +9,8 @@
 //! | `access.rs`, `audit.rs` | whether a caller may do something; who did what |
 //! | `admission.rs` | whether a run may start, or has to wait |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
+//! | `turns.rs` | whose run is next |
+//! | `quotas.rs`, `stored_bytes.rs` | what accounts may use |
 //! | `prepare.rs` | the state with which a run begins |
 //! | `journal.rs` | the transactions of a run at work |
 //! | `interrupts.rs` | answers to interrupts, and runs that continue with them |
@@ -29,6 +31,7 @@ use crate::db::{Db, Engine};
 use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::identity::Identity;
+use crate::domain::quota::Quotas;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
@@ -55,14 +58,17 @@ mod lease;
 mod ledger;
 mod log_lines;
 mod prepare;
+mod quotas;
 mod registry;
 mod run_context;
 mod runs;
 mod shared;
 mod state_update;
 mod store;
+mod stored_bytes;
 mod sweeper;
 mod threads;
+mod turns;
 mod webhooks;
 
 pub use access::{AccessControl, AccessError, ResourceRef, SharingRules};
@@ -82,6 +88,7 @@ pub use jobs::Deliveries;
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use runs::Runs;
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
+pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
@@ -195,6 +202,8 @@ pub struct RuntimeParts {
     pub sharing: SharingRules,
     /// What the audit contains.
     pub audit: AuditSettings,
+    /// What accounts may use.
+    pub quotas: Arc<Quotas>,
     /// The most concurrent tool calls in this process.
     pub max_calls: usize,
     /// The most concurrent tool and model calls of one run with its subagents.
@@ -230,6 +239,8 @@ pub struct RuntimeHandles {
     pub access: AccessControl,
     /// The audit.
     pub audit: Audit,
+    /// The quotas for stored bytes.
+    pub stored: StoredBytes,
     tasks: BackgroundTasks,
     core: Arc<Core>,
 }
@@ -279,6 +290,7 @@ impl RuntimeHandles {
             definitions: Definitions::new(Arc::clone(&core)),
             access: AccessControl::new(Arc::clone(&core)),
             audit: Audit::new(Arc::clone(&core)),
+            stored: StoredBytes::new(Arc::clone(&core)),
             runs,
             threads,
             tasks,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::interrupts;
 use super::ledger::BudgetLedger;
+use super::quotas::RunAccount;
 use super::run_context::RunContext;
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
@@ -231,12 +232,8 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
         drop(run_context.ledger.set(Arc::clone(ledger)));
     }
     let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
-    Ok(Budget::of_member(
-        limits,
-        meter,
-        Meter::new(spent.whole, now).after(before.whole),
-        pool,
-    ))
+    let whole = Meter::new(spent.whole, now).after(before.whole);
+    Ok(Budget::of_member(limits, meter, whole, pool).with_account(RunAccount::of(run_context)))
 }
 
 /// Returns the limited trees that the run shares with runs on other threads: those above it, and its own if it may

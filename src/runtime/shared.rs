@@ -5,10 +5,13 @@ use std::sync::Arc;
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
 use super::registry::Registry;
+use super::stored_bytes::StoredSums;
+use super::turns::Turns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks};
 use crate::db::{self, Db, DbError, DbResult};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
+use crate::domain::quota::Quotas;
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
 use crate::events::Events;
@@ -36,6 +39,12 @@ pub(super) struct Core {
     pub(super) sharing: SharingRules,
     /// What the audit contains.
     pub(super) audit: AuditSettings,
+    /// What accounts may use.
+    pub(super) quotas: Arc<Quotas>,
+    /// What owners store.
+    pub(super) stored: StoredSums,
+    /// The turns in the queue of runs.
+    pub(super) turns: Turns,
     /// The jobs of this process.
     pub(super) jobs: JobQueue,
     /// The room in the queue of runs.

@@ -13,9 +13,11 @@ use crate::domain::message::{Message, Role};
 use crate::domain::time::Timestamp;
 use crate::tool::Halt;
 
+mod account;
 mod background;
 mod pool;
 
+pub use account::AccountLimits;
 pub use pool::{Refused, SharedBudget};
 
 /// The class of the error that ends a run at a limit.
@@ -122,6 +124,8 @@ pub struct Budget {
     /// The maximum depth of agents below this one.
     max_depth: u32,
     tree: Arc<TreeBudget>,
+    /// The limits of the account on whose behalf the run works, if it has any.
+    account: Option<Arc<dyn AccountLimits>>,
 }
 
 /// The limits and usage that a main agent shares with all agents below it.
@@ -184,7 +188,14 @@ impl Budget {
                 meter: whole,
                 pool,
             }),
+            account: None,
         }
+    }
+
+    /// Adds the limits of the account on whose behalf the run works.
+    #[must_use]
+    pub fn with_account(self, account: Option<Arc<dyn AccountLimits>>) -> Self {
+        Self { account, ..self }
     }
 
     /// Creates the budget of a subagent at level `depth`, below an agent with this budget.
@@ -198,6 +209,7 @@ impl Budget {
             meter,
             max_depth: self.max_depth.min(own),
             tree: Arc::clone(&self.tree),
+            account: self.account.clone(),
         }
     }
 
@@ -288,11 +300,21 @@ impl Budget {
         self.max_depth
     }
 
-    /// Adds the tokens that messages took, as far as they say.
+    /// Adds the tokens that messages took, as far as they say, and their cost.
     pub fn add_tokens_of<'a>(&self, messages: impl IntoIterator<Item = &'a Message>) {
         for message in messages {
             let (input, output) = tokens(message);
             self.add_tokens(input, output);
+            let account = self.account.as_ref();
+            self.add_cost(account.map_or(0, |account| account.cost_of(message)));
+        }
+    }
+
+    /// Adds the cost of an answer, in millionths.
+    fn add_cost(&self, cost_micros: u64) {
+        for meter in [&*self.meter, &self.tree.meter] {
+            let mut counts = meter.counts();
+            counts.used.cost_micros = counts.used.cost_micros.saturating_add(cost_micros);
         }
     }
 

@@ -88,6 +88,12 @@ fn page() -> String {
     section::<JwtSection>(&mut page, "[[auth.jwt]]");
     section::<HookSection>(&mut page, "[auth.hook]");
     section::<SharingSection>(&mut page, "[auth.sharing.threads], [auth.sharing.assistants]");
+    section::<QuotasSection>(&mut page, "[quotas]");
+    section::<QuotaSection>(
+        &mut page,
+        "[quotas.per_key], [quotas.per_user], [quotas.per_tenant], [quotas.tenants.NAME]",
+    );
+    section::<PriceSection>(&mut page, "[prices.\"PROVIDER:MODEL\"]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");

@@ -123,24 +123,6 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
     }
 }
 
-/// Returns the pending run of the main agent that became due first and whose thread is free. On Postgres, runs that
-/// another server is claiming are skipped.
-pub async fn next_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<RunId>> {
-    const SQLITE: &str = "select run_id from runs where depth = 0 and status = 'pending' and due_at <= $1 \
-        and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
-        and other.depth = 0 and other.status = 'running') order by due_at, run_id limit 1";
-    const POSTGRES: &str = concatcp!(SQLITE, " for update skip locked");
-    let sql = tx.either(SQLITE, POSTGRES);
-    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(now.0).fetch_optional(conn).await)?;
-    Ok(id.map(RunId))
-}
-
-/// Returns whether any run of the main agent is pending, due or not.
-pub async fn any_pending(tx: &mut Tx<'_>) -> DbResult<bool> {
-    const SQL: &str = "select exists (select 1 from runs where depth = 0 and status = 'pending')";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
-}
-
 /// Returns the time at which the next pending run whose thread is free becomes, or became, due.
 pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
     const SQL: &str = "select due_at from runs where depth = 0 and status = 'pending' \

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::{DbError, runs, workers};
+use crate::domain::account::RunQueue;
 use crate::domain::id::{RunId, TaskId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
@@ -203,7 +204,7 @@ async fn runs_become_due_in_order(db: Db) {
     for run in [first, second, other, later] {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
-    let next = async |now: i64| write!(db, |tx| runs::next_due(tx, Timestamp(now)));
+    let next = async |now: i64| write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(now)));
     assert_eq!(next(0).await, None);
     assert_eq!(read!(db, |tx| runs::next_due_at(tx)), Some(Timestamp(1)));
     assert_eq!(next(10).await, Some(a));
@@ -313,7 +314,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
         runs::RunRowUpdate::at(Timestamp(6))
     )));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
-    assert!(!write!(db, |tx| runs::any_pending(tx)));
+    assert_eq!(read!(db, |tx| runs::waiting_queues(tx, "", 9)), []);
     let (status, error) = failed.clone();
     assert!(write!(db, |tx| runs::end_fenced(
         tx,

@@ -44,6 +44,7 @@ async fn tables_are_the_same_on_both_engines() {
             "background_tasks",
             "checkpoints",
             "crons",
+            "daily_usage",
             "definition_changes",
             "definition_versions",
             "definitions",
@@ -57,6 +58,7 @@ async fn tables_are_the_same_on_both_engines() {
             "probes",
             "remote_runs",
             "runs",
+            "thread_bytes",
             "thread_terms",
             "threads",
             "tree_shares",
@@ -92,7 +94,25 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 41] = [
+const SEARCHES: [(&str, &str); 45] = [
+    (
+        "select queue from runs where depth = 0 and status = 'pending' and queue > 'a' order by queue limit 1",
+        "runs_waiting",
+    ),
+    (
+        "select run_id from runs where queue = 'a' and depth = 0 and status = 'pending' and due_at <= 5 \
+         order by due_at, run_id limit 1",
+        "runs_waiting",
+    ),
+    (
+        "select queue, count(*) from runs where depth = 0 and status = 'running' group by queue",
+        "runs_at_work",
+    ),
+    (
+        "select count(*) from (select 1 from runs where depth = 0 and status = 'running' and queue >= 'a' \
+         and queue < 'b' limit 5) found",
+        "runs_at_work",
+    ),
     (
         "select job_id from jobs where kind = 'cron' and due_at <= 5 and (worker is null or worker = {id}) \
          order by due_at, job_id limit 9",

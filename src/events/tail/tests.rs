@@ -4,6 +4,7 @@ use serde_json::Map;
 
 use super::*;
 use crate::domain::access::Ownership;
+use crate::domain::account::RunQueue;
 use crate::domain::event::Origin;
 use tokio_util::sync::CancellationToken;
 
@@ -63,6 +64,7 @@ impl Scene {
             created_at: Timestamp(0),
             updated_at: Timestamp(0),
             due_at: Timestamp(0),
+            queue: RunQueue::default(),
         };
         let row = run.clone();
         self.db

@@ -51,7 +51,7 @@ pub(in crate::http) async fn get(
     // The extractor follows the upgrade, because only upgrades have a body reader.
     Extension(bodies): Extension<BodyReader>,
 ) -> Result<Response, ApiError> {
-    let permit = api.streams.acquire(Some(path.thread_id), client)?;
+    let permit = api.open_stream(Some(path.thread_id), client)?;
     let most = api.settings.bodies.max;
     // The connection counts as busy for as long as the socket is open.
     let connection = connection.map(|Extension(connection)| connection.begin());

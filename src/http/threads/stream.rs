@@ -88,7 +88,7 @@ pub(in crate::http) async fn follow(
         .await?;
     found.ok_or_else(|| ApiError::no_thread(thread))?;
     runs::check_gap(&api, thread, resume_from.as_ref()).await?;
-    let permit = api.streams.acquire(Some(thread), client)?;
+    let permit = api.open_stream(Some(thread), client)?;
     let source = match &resume_from {
         Some(point) => RunSequence::from_seq(&api.events, thread, point.cursor.seq).await?,
         None => RunSequence::from_now(&api.events, thread).await?,

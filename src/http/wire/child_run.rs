@@ -66,6 +66,8 @@ pub struct UsageView {
     pub output_tokens: u64,
     /// Delegations to subagents.
     pub children: u64,
+    /// The cost of the models that have a price on this server, in millionths.
+    pub cost_micros: u64,
     /// Seconds of work; for several runs, the sum of all.
     pub seconds: f64,
 }
@@ -78,6 +80,7 @@ impl From<Usage> for UsageView {
             input_tokens,
             output_tokens,
             children,
+            cost_micros,
             seconds,
         } = usage;
         Self {
@@ -86,6 +89,7 @@ impl From<Usage> for UsageView {
             input_tokens,
             output_tokens,
             children,
+            cost_micros,
             seconds,
         }
     }

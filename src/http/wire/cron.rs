@@ -80,7 +80,7 @@ pub struct CronTiming {
 }
 
 /// The fields that a patch may have.
-const PATCHABLE: [&str; 19] = [
+const PATCHABLE: [&str; 20] = [
     "schedule",
     "timezone",
     "end_time",
@@ -95,6 +95,7 @@ const PATCHABLE: [&str; 19] = [
     "interrupt_before",
     "interrupt_after",
     "multitask_strategy",
+    "priority",
     "stream_mode",
     "stream_subgraphs",
     "stream_resumable",

@@ -9,7 +9,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, word};
-use crate::domain::identity::Identity;
+use crate::domain::account::MAX_PRIORITY;
+use crate::domain::identity::{Identity, UserRole};
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
@@ -74,6 +75,10 @@ pub struct RunCreate {
     /// The delay before the run starts, in seconds.
     #[schema(minimum = 0)]
     pub after_seconds: Option<f64>,
+    /// The priority among the runs of the tenant that wait, from 0 to 9. Above 0 only for developers, operators and
+    /// admins.
+    #[schema(minimum = 0, maximum = 9, example = 0)]
+    pub priority: Option<u8>,
     /// Accepted for compatibility: sync, async or exit. The server stores every step before it continues.
     #[schema(example = "async")]
     pub durability: Option<String>,
@@ -113,6 +118,18 @@ pub struct CheckedRun {
     pub cancel_on_disconnect: bool,
 }
 
+/// Checks the priority of a run, and whether the caller may give it.
+fn check_priority(priority: Option<u8>, caller: &Identity) -> Result<(), ApiError> {
+    let priority = priority.unwrap_or(0);
+    if priority > MAX_PRIORITY {
+        let reason = format!("must be a whole number from 0 to {MAX_PRIORITY}");
+        return Err(Invalid::new("priority", reason).into());
+    }
+    let roles = [UserRole::Developer, UserRole::Operator, UserRole::Admin];
+    let may = priority == 0 || caller.is_unrestricted() || roles.into_iter().any(|role| caller.has(role));
+    may.then_some(()).ok_or_else(ApiError::no_priority)
+}
+
 /// The longest delay of a run: a year.
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
 
@@ -136,6 +153,7 @@ impl RunCreate {
             let reason = format!("must be at most {} seconds, a year", LONGEST_DELAY.as_secs());
             return Err(Invalid::new("after_seconds", reason).into());
         }
+        check_priority(self.priority, caller)?;
         let resume = self.command.as_ref().and_then(|command| command.resume.clone());
         let request = self.request(scope)?;
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
@@ -208,6 +226,7 @@ impl RunCreate {
             temporary,
             held: false,
             agent: None,
+            priority: self.priority.unwrap_or(0),
             extra: self.extra()?,
         })
     }
@@ -454,7 +473,7 @@ fn kwargs(run: &Run) -> Value {
     ]);
     config.insert("configurable".to_owned(), configurable.into());
     config.insert("metadata".to_owned(), run.metadata.clone().into());
-    json!({
+    let mut kwargs = json!({
         "input": request.input,
         "command": request.command,
         "config": config,
@@ -469,7 +488,11 @@ fn kwargs(run: &Run) -> Value {
         "resumable": request.stream_resumable,
         "checkpoint_during": durability != "exit",
         "durability": durability,
-    })
+    });
+    if request.priority > 0 {
+        kwargs["priority"] = json!(request.priority);
+    }
+    kwargs
 }
 
 fn nodes_json(nodes: &[String]) -> Value {

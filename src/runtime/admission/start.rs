@@ -13,6 +13,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership, ResourceFacts};
+use crate::domain::account::{Account, RunQueue};
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId};
@@ -25,7 +26,7 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
-use crate::runtime::{CancelAction, NewRun, StartError, Target, access, audit, interrupts};
+use crate::runtime::{CancelAction, NewRun, StartError, Target, access, audit, interrupts, quotas};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -109,6 +110,14 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
+    let before = run_before(tx, new_run, thread.id).await?;
+    let account = account_of(new_run, before.as_ref(), &thread);
+    let quotas = &context.core.quotas;
+    if !is_continuation(new_run)
+        && let Some(reached) = quotas::used_up(tx, quotas, &account, now).await?
+    {
+        return Err(reached.into());
+    }
     let settings = settings(new_run, &resolved, &thread);
     if let Some(schema) = resolved.known.agent.context()
         && !context.has_checked_context(number, &resolved.known.digest, &settings.context)
@@ -116,20 +125,25 @@ pub(in crate::runtime) async fn start_as(
         schema.check(&settings.context)?;
     }
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
-    if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
-        // The server continues work on the thread: on behalf of the same user as before.
-        run.request.caller = db::runs::newest(tx, thread.id)
-            .await?
-            .and_then(|before| before.request.caller);
+    run.queue = RunQueue::new(account, new_run.request.priority);
+    if let Some(before) = before {
+        run.queue.priority = run.queue.priority.max(before.queue.priority);
+        if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
+            // The server continues work on the thread: on behalf of the same user as before.
+            run.request.caller = before.request.caller;
+        }
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
     // Queued runs are withdrawn at once; runs at work take some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
-    let claimed = context.worker.is_some() && !is_busy && run.due_at <= now;
+    let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
+    let claimed = may_claim && quotas::may_begin(tx, quotas, &run.queue.account).await?;
     if claimed {
         run.status = RunStatus::Running;
+    } else if new_run.resume.is_none() && !is_continuation(new_run) {
+        quotas::check_waiting(tx, quotas, &run.queue.account).await?;
     }
     db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
     if !claimed {
@@ -142,6 +156,31 @@ pub(in crate::runtime) async fn start_as(
         claimed,
         displaced,
     })
+}
+
+/// Returns the newest run on the thread, if the new run continues its work.
+async fn run_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<Run>> {
+    let is_of_server = new_run.caller.credential == Credential::Server && new_run.request.caller.is_none();
+    if is_of_server || new_run.resume.is_some() {
+        return db::runs::newest(tx, thread).await;
+    }
+    Ok(None)
+}
+
+/// Returns the account on whose behalf a run works: that of the run which it continues, else that of the caller, or of
+/// the owner of the thread if the server itself starts the run.
+fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Account {
+    match before {
+        Some(before) => before.queue.account.clone(),
+        None if new_run.caller.credential == Credential::Server => Account::of_owner(&thread.ownership),
+        None => Account::of(&new_run.caller),
+    }
+}
+
+/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model calls
+/// are checked like all others.
+fn is_continuation(new_run: &NewRun) -> bool {
+    new_run.caller.credential == Credential::Server && new_run.request.input.is_none()
 }
 
 /// Checks whether the caller may run an assistant.
@@ -342,6 +381,7 @@ fn build_run(
         created_at: now,
         updated_at: now,
         due_at: now.plus(new_run.after),
+        queue: RunQueue::default(),
     }
 }
 

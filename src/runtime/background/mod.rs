@@ -316,6 +316,7 @@ fn refusal_text(error: &StartError) -> String {
             tracing::error!(%error, "the database failed under a background task");
             "The server could not store the task. Nothing was started.".to_owned()
         }
+        StartError::Quota(reached) => format!("The task was not started. {reached}"),
         StartError::NoThread(_)
         | StartError::NoAssistant(_)
         | StartError::NoAgent { .. }

@@ -112,6 +112,7 @@ impl Interrupts {
                 AnswerState::AnsweredBy(run) => Ok(run),
             },
             Err(StartError::Fault(error)) => Err(error.into()),
+            Err(StartError::Quota(reached)) => Err(reached.into()),
             // Answers are not refused because of the queue.
             Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),

@@ -8,6 +8,7 @@ use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::CronId;
 use crate::domain::job::ClaimedJob;
+use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::crons::{PrecheckedRun, new_run_of};
 use crate::runtime::{RuntimeHandles, StartError};
@@ -66,7 +67,7 @@ impl JobHandler for CronHandler {
             }
             Fired::Tried(Err(refusal)) => {
                 tracing::warn!(cron = %id, %refusal, "a cron is due, but its run was refused");
-                if matches!(refusal, StartError::ThreadFull(_)) {
+                if is_full(&refusal) {
                     // The cron stays due, and is met when there is room.
                     return Ok(JobOutcome::NotNow);
                 }
@@ -113,8 +114,14 @@ async fn fire(
     }
     // The due time is used up even if the run is refused.
     let started = admission::try_start(tx, &new_run_of(&cron), &context).await?;
-    if matches!(started, Err(StartError::ThreadFull(_))) {
+    if started.as_ref().is_err_and(is_full) {
         db::crons::move_on(tx, id, job, cron.due_at).await?;
     }
     Ok(Fired::Tried(started.map(Box::new)))
+}
+
+/// Returns whether the refused run can be met when others have begun.
+fn is_full(refusal: &StartError) -> bool {
+    let is_beyond = |reached: &QuotaReached| reached.kind == QuotaKind::RunsWaiting;
+    matches!(refusal, StartError::ThreadFull(_)) || matches!(refusal, StartError::Quota(reached) if is_beyond(reached))
 }

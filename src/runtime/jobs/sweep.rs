@@ -15,6 +15,7 @@ use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::RuntimeHandles;
+use crate::runtime::quotas;
 use crate::runtime::shared::Core;
 use crate::runtime::sweeper::sweep_copies;
 
@@ -67,6 +68,7 @@ async fn sweep(core: &Core) -> DbResult<u64> {
         > 0
     {}
     sweep_audit(core, now).await?;
+    quotas::sweep(&core.db, now, AT_ONCE).await?;
     sweep_copies(core, false).await?;
     let Some(ttl) = core.retention.checkpoints else {
         return Ok(swept);

@@ -75,6 +75,7 @@ pub(super) async fn admit(
         created_at: now,
         updated_at: now,
         due_at: now,
+        queue: root.queue.clone(),
     };
     db::runs::insert(tx, &run, None).await?;
     background::insert_remote_run(tx, &run, wish.url.as_deref()).await?;

@@ -16,12 +16,13 @@ use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Position};
+use crate::domain::quota::DayUse;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::{admission, interrupts};
+use crate::runtime::{admission, interrupts, quotas};
 
 /// The writes of one transaction.
 #[derive(Clone)]
@@ -132,6 +133,10 @@ pub(super) async fn write_batch(
     // three.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
+    let growth = match used {
+        Some(used) => quotas::growth(tx, run_context, run, used).await?,
+        None => DayUse::default(),
+    };
     let trace = RunRowUpdate {
         seq: Some(batch.first),
         usage,
@@ -193,6 +198,7 @@ pub(super) async fn write_batch(
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
+    quotas::charge(tx, run_context, growth, at).await?;
     Ok(CommitOutcome::Now)
 }
 

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::account::QUOTA_EXCEEDED;
 use super::{Budget, LimitReached};
 use crate::domain::background::BudgetScope;
 use crate::domain::id::RunId;
 use crate::domain::limits::{Spending, UsageChange};
+use crate::domain::machine::Failure;
+use crate::domain::quota::QuotaReached;
 use crate::domain::time::Timestamp;
 use crate::tool::Halt;
 
@@ -37,6 +40,8 @@ pub trait SharedBudget: Send + Sync + fmt::Debug {
 pub enum Refused {
     /// A limit would be exceeded.
     Exceeded(LimitReached),
+    /// A quota of the account is used up.
+    Quota(QuotaReached),
     /// The shared usage cannot be read at the moment.
     Away,
 }
@@ -52,6 +57,7 @@ impl From<Refused> for Halt {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Exceeded(limit) => limit.into(),
+            Refused::Quota(reached) => Self::Fail(Failure::new(QUOTA_EXCEEDED, reached.to_string())),
             Refused::Away => Self::Stopped,
         }
     }
@@ -63,6 +69,9 @@ impl Budget {
     /// # Errors
     /// See [`Refused`]; nothing is counted then.
     pub async fn claim(&self, spending: Spending, now: Timestamp) -> Result<(), Refused> {
+        if let Some(account) = self.account.as_ref().filter(|_| spending == Spending::ModelCall) {
+            account.check_model_call(now).await?;
+        }
         self.spend(spending, now)?;
         self.charge(spending, now).await
     }

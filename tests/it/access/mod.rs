@@ -7,5 +7,6 @@ mod issuer;
 mod jwt;
 mod keys;
 mod matrix;
+mod quotas;
 mod sdk;
 mod tickets;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::account::RunQueue;
 use crate::domain::goto::Goto;
 use crate::domain::id::AssistantId;
 use crate::domain::id::{RunId, ThreadId};
@@ -164,6 +165,7 @@ fn a_run_shows_what_the_sdks_read() {
         created_at: Timestamp(0),
         updated_at: Timestamp(0),
         due_at: Timestamp(0),
+        queue: RunQueue::default(),
     };
     let view = super::super::json(&RunView::from(run));
     assert_eq!(

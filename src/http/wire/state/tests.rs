@@ -1,6 +1,7 @@
 use super::super::history::HistoryEntries;
 use super::*;
 use crate::db::checkpoints::Visit;
+use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::checkpoint::{Checkpoint, Entry};
 use crate::domain::id::{AssistantId, InterruptId};
@@ -145,6 +146,7 @@ fn run() -> Run {
         created_at: Timestamp(0),
         updated_at: Timestamp(0),
         due_at: Timestamp(0),
+        queue: RunQueue::default(),
     }
 }
 

@@ -1,0 +1,73 @@
+//! The places of runs in the queue: which accounts wait, which are at work, and the next run of each.
+//!
+//! No statement here reads all waiting runs of an account: the accounts that wait are found by one look into an index
+//! each, and so is the next run of an account.
+
+use const_format::concatcp;
+use sqlx::{query_as, query_scalar};
+use uuid::Uuid;
+
+use crate::db::engine::on_engine;
+use crate::db::{DbResult, Tx};
+use crate::domain::account::{RunQueue, end_of_subject};
+use crate::domain::id::RunId;
+use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
+
+/// Returns up to `limit` places with pending runs, due or not, that follow the place `after` in the order of the texts.
+pub async fn waiting_queues(tx: &mut Tx<'_>, after: &str, limit: i64) -> DbResult<Vec<RunQueue>> {
+    const SQL: &str = "with recursive waiting(queue) as (\
+        select (select queue from runs where depth = 0 and status = 'pending' and queue > $1 order by queue limit 1) \
+        union all select (select queue from runs where depth = 0 and status = 'pending' and queue > waiting.queue \
+        order by queue limit 1) from waiting where waiting.queue is not null) \
+        select queue from waiting where queue is not null limit $2";
+    let texts: Vec<String> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    Ok(texts.into_iter().map(RunQueue::stored).collect())
+}
+
+/// Counts the running runs of the main agent by their places. Their number is bounded by the slots of all processes.
+pub async fn at_work_by_queue(tx: &mut Tx<'_>) -> DbResult<Vec<(RunQueue, u64)>> {
+    const SQL: &str = "select queue, count(*) from runs where depth = 0 and status = 'running' group by queue";
+    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
+    let counted = rows.into_iter().map(|(queue, count)| {
+        let count = u64::try_from(count).unwrap_or(0);
+        (RunQueue::stored(queue), count)
+    });
+    Ok(counted.collect())
+}
+
+/// Returns the run at this place that became due first and whose thread is free. On Postgres, runs that another server
+/// is claiming are skipped.
+pub async fn next_in_queue(tx: &mut Tx<'_>, queue: &RunQueue, now: Timestamp) -> DbResult<Option<RunId>> {
+    const SQLITE: &str = "select run_id from runs where queue = $2 and depth = 0 and status = 'pending' and due_at <= $1 \
+        and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
+        and other.depth = 0 and other.status = 'running') order by due_at, run_id limit 1";
+    const POSTGRES: &str = concatcp!(SQLITE, " for update skip locked");
+    let sql = tx.either(SQLITE, POSTGRES);
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
+        .bind(now.0)
+        .bind(queue.text())
+        .fetch_optional(conn)
+        .await)?;
+    Ok(id.map(RunId))
+}
+
+/// Counts the pending or running runs of the main agent of the accounts that begin with `subject`, up to `most`.
+pub async fn count_of_subject(tx: &mut Tx<'_>, subject: &str, status: RunStatus, most: u64) -> DbResult<u64> {
+    const PENDING: &str = "select count(*) from (select 1 from runs where depth = 0 and status = 'pending' \
+        and queue >= $1 and queue < $2 limit $3) found";
+    const RUNNING: &str = "select count(*) from (select 1 from runs where depth = 0 and status = 'running' \
+        and queue >= $1 and queue < $2 limit $3) found";
+    let sql = if status == RunStatus::Pending { PENDING } else { RUNNING };
+    let count: i64 = on_engine!(tx, |conn| query_scalar(sql)
+        .bind(subject)
+        .bind(end_of_subject(subject))
+        .bind(i64::try_from(most).unwrap_or(i64::MAX))
+        .fetch_one(conn)
+        .await)?;
+    Ok(u64::try_from(count).unwrap_or(0))
+}

@@ -1,0 +1,103 @@
+//! The sizes of what owners store. They are measured from time to time and not with each write; what was measured before
+//! is not read again.
+
+use sqlx::{query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::engine::on_engine;
+use super::{DbResult, Tx};
+use crate::domain::id::ThreadId;
+use crate::domain::time::Timestamp;
+
+/// Whose data is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredBy {
+    /// The tenant.
+    pub tenant: String,
+    /// The user; `None` for the whole tenant.
+    pub owner: Option<String>,
+}
+
+/// Returns up to `limit` threads that were changed since they were measured, those first that never were.
+pub async fn changed_threads(tx: &mut Tx<'_>, by: &StoredBy, limit: i64) -> DbResult<Vec<ThreadId>> {
+    const SQL: &str = "select t.thread_id from threads t left join thread_bytes m on m.thread_id = t.thread_id \
+        where t.tenant = $1 and ($2 is null or t.owner = $2) \
+        and (m.measured_at is null or t.updated_at >= m.measured_at or t.pruned_at >= m.measured_at) \
+        order by coalesce(m.measured_at, 0), t.thread_id limit $3";
+    const POSTGRES: &str = "select t.thread_id from threads t left join thread_bytes m on m.thread_id = t.thread_id \
+        where t.tenant = $1 and ($2::text is null or t.owner = $2) \
+        and (m.measured_at is null or t.updated_at >= m.measured_at or t.pruned_at >= m.measured_at) \
+        order by coalesce(m.measured_at, 0), t.thread_id limit $3";
+    let sql = tx.either(SQL, POSTGRES);
+    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
+        .bind(by.tenant.as_str())
+        .bind(by.owner.as_deref())
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    Ok(ids.into_iter().map(ThreadId).collect())
+}
+
+/// Measures what was added to a thread since it was measured, or all of it if its history was pruned since.
+pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+    const BEFORE: &str = "select m.bytes, m.seq from thread_bytes m join threads t on t.thread_id = m.thread_id \
+        where m.thread_id = $1 and (t.pruned_at is null or t.pruned_at < m.measured_at)";
+    const CHECKPOINTS: &str = "select cast(coalesce(sum(octet_length(writes) + octet_length(position) \
+        + coalesce(octet_length(shown), 0)), 0) as bigint), coalesce(max(seq), 0) \
+        from checkpoints where thread_id = $1 and seq > $2";
+    const EVENTS: &str = "select cast(coalesce(sum(octet_length(body)), 0) as bigint), coalesce(max(seq), 0) \
+        from events where thread_id = $1 and seq > $2";
+    const STORE: &str = "insert into thread_bytes (thread_id, tenant, owner, bytes, seq, measured_at) \
+        select thread_id, tenant, owner, $2, $3, $4 from threads where thread_id = $1 \
+        on conflict (thread_id) do update set bytes = excluded.bytes, seq = excluded.seq, \
+        measured_at = excluded.measured_at";
+    let before: Option<(i64, i64)> = on_engine!(tx, |conn| query_as(BEFORE).bind(thread.0).fetch_optional(conn).await)?;
+    let mut bytes = before.map_or(0, |before| before.0);
+    let after = before.map_or(0, |before| before.1);
+    let mut seq = after;
+    for sql in [CHECKPOINTS, EVENTS] {
+        let added: (i64, i64) = on_engine!(tx, |conn| query_as(sql)
+            .bind(thread.0)
+            .bind(after)
+            .fetch_one(conn)
+            .await)?;
+        bytes = bytes.saturating_add(added.0);
+        seq = seq.max(added.1);
+    }
+    on_engine!(tx, |conn| query(STORE)
+        .bind(thread.0)
+        .bind(bytes)
+        .bind(seq)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Returns the measured bytes of threads and the bytes of items.
+pub async fn stored(tx: &mut Tx<'_>, by: &StoredBy) -> DbResult<u64> {
+    const THREADS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where tenant = $1";
+    const THREADS_OF_OWNER: &str =
+        "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where tenant = $1 and owner = $2";
+    const ITEMS: &str =
+        "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) from items where tenant = $1";
+    const ITEMS_OF_OWNER: &str = "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) \
+        from items where tenant = $1 and owner = $2";
+    let mut sum: i64 = 0;
+    for [of_tenant, of_owner] in [[THREADS, THREADS_OF_OWNER], [ITEMS, ITEMS_OF_OWNER]] {
+        let bytes: i64 = match &by.owner {
+            Some(owner) => on_engine!(tx, |conn| query_scalar(of_owner)
+                .bind(by.tenant.as_str())
+                .bind(owner.as_str())
+                .fetch_one(conn)
+                .await)?,
+            None => on_engine!(tx, |conn| query_scalar(of_tenant)
+                .bind(by.tenant.as_str())
+                .fetch_one(conn)
+                .await)?,
+        };
+        sum = sum.saturating_add(bytes);
+    }
+    Ok(u64::try_from(sum).unwrap_or(0))
+}

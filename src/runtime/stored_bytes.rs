@@ -1,0 +1,150 @@
+//! The quotas for stored bytes: checked before a client stores more, against sums that are measured in the background.
+//!
+//! A sum is at most a minute older than the last request that stored something, so that a quota may be exceeded by what
+//! is written in a minute. Nothing is measured for owners without such a quota.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::shared::Core;
+use crate::db::stored_bytes::{self, StoredBy};
+use crate::db::{DbError, DbResult};
+use crate::domain::access::Ownership;
+use crate::domain::account::{Account, QuotaLevel};
+use crate::domain::quota::{QuotaKind, QuotaReached};
+use crate::domain::time::Timestamp;
+
+/// The time after which a sum is measured again.
+const STALE: Duration = Duration::from_secs(60);
+
+/// The most threads that are measured at once.
+const AT_ONCE: i64 = 500;
+
+/// The most owners whose sums are remembered. Beyond it, all are forgotten and measured again.
+const MOST_OWNERS: usize = 16_384;
+
+/// The measured sums, by the text with which accounts begin.
+#[derive(Debug, Default)]
+pub(super) struct StoredSums(Mutex<HashMap<String, StoredSum>>);
+
+#[derive(Debug, Clone, Copy)]
+struct StoredSum {
+    /// `None` until it was measured for the first time.
+    bytes: Option<u64>,
+    /// The time at which measuring began.
+    at: Timestamp,
+    is_measured_now: bool,
+}
+
+impl StoredSums {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, StoredSum>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the last sum, and whether the caller has to measure it again.
+    fn look(&self, subject: &str, now: Timestamp) -> (Option<u64>, bool) {
+        let mut sums = self.lock();
+        if sums.len() >= MOST_OWNERS {
+            sums.clear();
+        }
+        let sum = sums.entry(subject.to_owned()).or_insert(StoredSum {
+            bytes: None,
+            at: now,
+            is_measured_now: false,
+        });
+        let is_due = !sum.is_measured_now && (sum.bytes.is_none() || now.since(sum.at) >= STALE);
+        if is_due {
+            sum.at = now;
+            sum.is_measured_now = true;
+        }
+        (sum.bytes, is_due)
+    }
+
+    /// Records a measured sum; `None` if measuring failed.
+    fn record(&self, subject: &str, bytes: Option<u64>) {
+        if let Some(sum) = self.lock().get_mut(subject) {
+            sum.is_measured_now = false;
+            sum.bytes = bytes.or(sum.bytes);
+        }
+    }
+}
+
+/// The quotas for stored bytes. Cheap to clone.
+#[derive(Clone)]
+pub struct StoredBytes {
+    core: Arc<Core>,
+}
+
+impl StoredBytes {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    /// Checks whether an owner may store more.
+    ///
+    /// # Errors
+    /// The quota that is used up.
+    pub fn check(&self, owner: &Ownership) -> Result<(), QuotaReached> {
+        check(&self.core, owner)
+    }
+}
+
+/// Checks whether an owner may store more, and measures again in the background what is stored.
+///
+/// # Errors
+/// The quota that is used up.
+pub(super) fn check(core: &Arc<Core>, owner: &Ownership) -> Result<(), QuotaReached> {
+    let account = Account::of_owner(owner);
+    for applied in core.quotas.rules_for(&account) {
+        if applied.rule.stored_bytes.is_none() {
+            continue;
+        }
+        let (bytes, is_due) = core.stored.look(applied.subject, core.clock.now());
+        if is_due {
+            let by = StoredBy {
+                tenant: owner.tenant.as_str().to_owned(),
+                owner: (applied.level == QuotaLevel::User).then(|| owner.owner.as_str().to_owned()),
+            };
+            start_measuring(core, applied.subject.to_owned(), by);
+        }
+        applied.check_count(QuotaKind::StoredBytes, bytes.unwrap_or(0))?;
+    }
+    Ok(())
+}
+
+fn start_measuring(core: &Arc<Core>, subject: String, by: StoredBy) {
+    let core_of_task = Arc::clone(core);
+    let measuring = async move {
+        let measured = measure(&core_of_task, by).await;
+        if let Err(error) = &measured {
+            tracing::warn!(%error, "could not measure what an owner stores");
+        }
+        core_of_task.stored.record(&subject, measured.ok());
+    };
+    drop(core.shutdown.spawn("measuring of stored bytes", measuring));
+}
+
+/// Measures what has changed, and returns the sum.
+async fn measure(core: &Core, by: StoredBy) -> DbResult<u64> {
+    let now = core.clock.now();
+    let wanted = by.clone();
+    let read = core
+        .db
+        .read(move |tx| Box::pin(async move { stored_bytes::changed_threads(tx, &wanted, AT_ONCE).await }));
+    for thread in read.await? {
+        // Each thread has a transaction of its own, since others wait for writes to end.
+        let write = core
+            .db
+            .write(move |tx| Box::pin(stored_bytes::measure(tx, thread, now)));
+        match write.await {
+            // The thread was deleted meanwhile.
+            Ok(()) | Err(DbError::Conflict(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let read = core
+        .db
+        .read(move |tx| Box::pin(async move { stored_bytes::stored(tx, &by).await }));
+    read.await
+}

@@ -1,0 +1,523 @@
+//! Quotas: what API keys, users and tenants may use.
+
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar};
+
+use crate::support::actors::{Human, Run};
+use crate::support::client::Reply;
+use crate::support::{Engine, TestServer, lookup, on_both_engines, script};
+
+on_both_engines! {
+    a_user_with_too_many_requests_waits_and_others_do_not,
+    a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user,
+    ok_and_the_document_are_never_limited,
+    runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refused,
+    a_tenant_with_quotas_of_its_own_has_those,
+    the_open_streams_of_a_tenant_are_limited,
+    the_tokens_of_a_day_end_a_run_in_the_middle_and_it_continues_on_the_next_day,
+    the_tokens_of_subagents_count,
+    a_used_up_amount_of_money_is_answered_402,
+    an_answer_to_an_interrupt_is_kept_for_the_next_day,
+    failed_authentications_of_an_address_are_limited,
+    a_tenant_that_floods_the_queue_does_not_delay_another,
+    a_run_with_a_higher_priority_is_next_in_its_tenant,
+    only_developers_operators_and_admins_give_priorities,
+    the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
+    sums_of_days_long_ago_are_deleted,
+    an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Restarts the server with a clock that the test moves.
+async fn clock(server: &TestServer) -> ManualClock {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    clock
+}
+
+/// Checks that a response names this quota, and when to try again.
+#[track_caller]
+fn assert_reached(reply: &Reply, status: u16, quota: &str) {
+    assert_eq!(reply.status, status, "{reply:?}");
+    assert_eq!(reply.body["limit"], quota, "{reply:?}");
+    assert_eq!(reply.body["code"], "quota_exceeded", "{reply:?}");
+    assert!(
+        reply.body["detail"].as_str().expect("a text").contains(quota),
+        "{reply:?}"
+    );
+    assert!(retry_after(reply) >= 1, "{reply:?}");
+}
+
+fn retry_after(reply: &Reply) -> u64 {
+    let seconds = reply.header("retry-after").expect("a time to wait");
+    seconds.parse().expect("seconds")
+}
+
+/// Returns the body of a run that looks something up and is held there.
+fn held(name: &str) -> Value {
+    let text = script().calls(lookup("l", name)).says("done").to_string();
+    json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": text}]}})
+}
+
+async fn a_user_with_too_many_requests_waits_and_others_do_not(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with(
+            "[quotas.tenants.acme]\nrequests_per_second = 100\n[quotas.per_user]\nrequests_per_second = 2",
+        )
+        .await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    for _ in 0..2 {
+        assert_eq!(ann.get("/auth/me").await.status, 200);
+    }
+    let refused = ann.get("/auth/me").await;
+    assert_reached(&refused, 429, "per_user.requests_per_second");
+    assert_eq!(retry_after(&refused), 1);
+    assert_eq!(keys.client("bob").get("/auth/me").await.status, 200);
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(ann.get("/auth/me").await.status, 200);
+    server
+        .is_reconfigured("requests_per_second = 2", "requests_per_second = 0")
+        .await;
+}
+
+async fn a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with("[quotas.per_key]\nrequests_per_second = 3")
+        .await;
+    let keys = server.is_protected().await;
+    let root = keys.client("root");
+    let issued = root
+        .post("/auth/keys", json!({"name": "second", "user": "root"}))
+        .await
+        .ok();
+    let second = keys.with(issued["api_key"].as_str().expect("a key"));
+    for _ in 0..2 {
+        assert_eq!(root.get("/auth/me").await.status, 200);
+    }
+    assert_reached(&root.get("/auth/me").await, 429, "per_key.requests_per_second");
+    assert_eq!(second.get("/auth/me").await.status, 200);
+    clock.advance(Duration::from_secs(60));
+    server
+        .is_reconfigured("requests_per_second = 3", "requests_per_second = 0")
+        .await;
+}
+
+async fn ok_and_the_document_are_never_limited(server: TestServer) {
+    clock(&server).await;
+    server
+        .is_configured_with("[quotas.per_tenant]\nrequests_per_second = 1")
+        .await;
+    // Without authentication all clients are of one tenant.
+    let client = server.client();
+    assert_eq!(client.get("/info").await.status, 200);
+    assert_reached(&client.get("/info").await, 429, "per_tenant.requests_per_second");
+    for path in ["/ok", "/openapi.json", "/docs", "/ok"] {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+    }
+    server
+        .is_reconfigured("requests_per_second = 1", "requests_per_second = 0")
+        .await;
+}
+
+async fn runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refused(server: TestServer) {
+    server
+        .is_configured_with("[quotas.tenants.acme]\nruns_at_work = 1\nruns_waiting = 1")
+        .await;
+    let keys = server.is_protected().await;
+    server.tools.hold("lookup");
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let first = ann.starts(held("first")).await;
+    server.tools.called("lookup", 1).await;
+    let bob = Human::on_new_thread(keys.client("bob"), "agent").await;
+    let second = bob.starts(held("second")).await;
+    let third = keys.client("ann").post("/runs", held("third")).await;
+    assert_reached(&third, 429, "per_tenant.runs_waiting");
+    // Another tenant is not limited: its run begins although one of acme waits.
+    let zoe = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
+    let other = zoe.starts(held("other")).await;
+    server.tools.called("lookup", 2).await;
+    assert_eq!(status(&zoe, &other).await, "running");
+    assert_eq!(status(&bob, &second).await, "pending");
+    server.tools.let_go("lookup");
+    for (human, run) in [(&ann, &first), (&bob, &second), (&zoe, &other)] {
+        ended(human, run).await;
+    }
+    assert_eq!(queries(&server), ["first", "other", "second"]);
+}
+
+async fn a_tenant_with_quotas_of_its_own_has_those(server: TestServer) {
+    server
+        .is_configured_with(
+            "[quotas.per_tenant]\nruns_waiting = 1\nopen_streams = 7\n[quotas.tenants.acme]\nruns_waiting = 0",
+        )
+        .await;
+    let keys = server.is_protected().await;
+    let mut later = held("later");
+    later["after_seconds"] = json!(3600);
+    let runs = |name: &str| {
+        let client = keys.client(name);
+        let body = later.clone();
+        async move { client.post("/runs", body).await }
+    };
+    for _ in 0..3 {
+        assert_eq!(runs("ann").await.status, 200);
+    }
+    assert_eq!(runs("root-of-other").await.status, 200);
+    assert_reached(&runs("root-of-other").await, 429, "per_tenant.runs_waiting");
+    for name in ["root", "root-of-other"] {
+        keys.client(name).post("/runs/cancel", json!({"status": "all"})).await;
+    }
+}
+
+async fn the_open_streams_of_a_tenant_are_limited(server: TestServer) {
+    server
+        .is_configured_with("[quotas.tenants.acme]\nopen_streams = 1")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let bob = Human::on_new_thread(keys.client("bob"), "agent").await;
+    let zoe = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
+    let first = keys.client("ann").get_stream(&ann.path("/stream"), None).await;
+    assert_reached(
+        &keys.client("bob").get(&bob.path("/stream")).await,
+        429,
+        "per_tenant.open_streams",
+    );
+    let other = keys
+        .client("root-of-other")
+        .get_stream(&zoe.path("/stream"), None)
+        .await;
+    drop((first, other));
+    crate::support::eventually(async || {
+        let path = bob.path("/stream");
+        let stream = keys.client("bob").request(reqwest::Method::GET, &path).send().await;
+        stream.expect("a response").status() == 200
+    })
+    .await;
+}
+
+async fn the_tokens_of_a_day_end_a_run_in_the_middle_and_it_continues_on_the_next_day(server: TestServer) {
+    let clock = clock(&server).await;
+    server.is_configured_with("[quotas.per_user]\ntokens_per_day = 1").await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let first = ann.starts(held("first")).await;
+    ended(&ann, &first).await;
+    assert_eq!(status(&ann, &first).await, "error");
+    let thread = keys.client("ann").get(&ann.path("")).await.ok();
+    assert_eq!(thread["error"]["error"], "QuotaExceededError", "{thread}");
+    assert!(
+        thread["error"]["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("per_user.tokens_per_day"))
+    );
+    // The answer of the model and the result of the call are kept.
+    let state = keys.client("ann").get(&ann.path("/state")).await.ok();
+    assert_eq!(state["values"]["messages"].as_array().map(Vec::len), Some(3), "{state}");
+    let again = json!({"assistant_id": "agent", "input": null});
+    let refused = keys.client("ann").post(&ann.path("/runs"), again.clone()).await;
+    assert_reached(&refused, 429, "per_user.tokens_per_day");
+    assert!(retry_after(&refused) <= DAY.as_secs());
+    // Another user of the tenant has tokens of their own.
+    let bob = Human::on_new_thread(keys.client("bob"), "agent").await;
+    assert!(bob.says("hi").await["messages"].is_array());
+    clock.advance(DAY);
+    let values = keys.client("ann").post(&ann.path("/runs/wait"), again).await.ok();
+    assert_eq!(values["messages"][3]["content"], "done", "{values}");
+    assert_eq!(server.tools.calls_of("lookup").len(), 1, "nothing was done twice");
+}
+
+async fn the_tokens_of_subagents_count(server: TestServer) {
+    server
+        .is_configured_with("[quotas.per_user]\ntokens_per_day = 1000000")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let work = script().calls(lookup("l1", "x")).says("found");
+    let text = script()
+        .calls(crate::support::task("t1", "researcher", work))
+        .says("done");
+    assert!(ann.says(text).await["messages"].is_array());
+    let sums = sums_and_usage(&server).await;
+    assert_eq!(sums[0], sums[1]);
+    assert!(numbers(&server, "select count(*) from runs where usage is not null").await >= 2);
+}
+
+async fn a_used_up_amount_of_money_is_answered_402(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with(
+            "[quotas.tenants.acme]\ncost_per_day = 0.000001\n[prices.\"scripted:*\"]\ninput = 1.0\noutput = 2.0",
+        )
+        .await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    assert!(ann.says("hi").await["messages"].is_array());
+    let refused = keys.client("bob").post("/runs", held("x")).await;
+    assert_reached(&refused, 402, "per_tenant.cost_per_day");
+    assert!(retry_after(&refused) <= DAY.as_secs());
+    let zoe = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
+    assert!(zoe.says("hi").await["messages"].is_array());
+    clock.advance(DAY);
+    assert!(ann.says("hi").await["messages"].is_array());
+}
+
+async fn an_answer_to_an_interrupt_is_kept_for_the_next_day(server: TestServer) {
+    let clock = clock(&server).await;
+    server.is_configured_with("[quotas.per_user]\ntokens_per_day = 1").await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let text = script().calls(crate::support::mail("m1", "bob")).says("sent");
+    ann.says(text).await;
+    let approve = json!({"decisions": [{"type": "approve"}]});
+    let refused = ann.tries_to_resume(approve.clone()).await;
+    assert_reached(&refused, 429, "per_user.tokens_per_day");
+    assert_eq!(server.tools.calls_of("send_email").len(), 0);
+    clock.advance(DAY);
+    let run = ann.resumes(approve).await;
+    ended(&ann, &run).await;
+    assert_eq!(status(&ann, &run).await, "success");
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn failed_authentications_of_an_address_are_limited(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with("[quotas]\nfailed_authentications_per_minute = 2")
+        .await;
+    let keys = server.is_protected().await;
+    let guess = keys.with("no-such-key-0123456789abcdef0123456789");
+    // A request without credentials is no attempt.
+    for _ in 0..5 {
+        assert_eq!(keys.nobody().get("/info").await.status, 401);
+    }
+    assert_eq!(guess.get("/info").await.status, 401);
+    assert_eq!(guess.get("/info").await.status, 401);
+    let refused = guess.get("/info").await;
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.body["limit"], "failed_authentications_per_minute");
+    assert!(retry_after(&refused) <= 30);
+    // A valid key is not told from others until then, but nothing else is limited.
+    assert_eq!(keys.client("ann").get("/auth/me").await.status, 429);
+    assert_eq!(guess.get("/ok").await.status, 200);
+    assert_eq!(keys.nobody().get("/info").await.status, 401);
+    clock.advance(Duration::from_secs(30));
+    assert_eq!(keys.client("ann").get("/auth/me").await.status, 200);
+}
+
+async fn a_tenant_that_floods_the_queue_does_not_delay_another(server: TestServer) {
+    server
+        .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+        .await;
+    let keys = server.is_protected().await;
+    server.tools.hold("lookup");
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let first = ann.starts(held("ann 0")).await;
+    server.tools.called("lookup", 1).await;
+    let flood: Vec<Value> = (1..=6).map(|number| held(&format!("ann {number}"))).collect();
+    keys.client("ann").post("/runs/batch", Value::Array(flood)).await.ok();
+    let mut runs = vec![];
+    for number in 1..=2 {
+        let human = Human::on_new_thread(keys.client("root-of-other"), "agent").await;
+        runs.push((human.clone(), human.starts(held(&format!("zoe {number}"))).await));
+    }
+    server.tools.let_go("lookup");
+    server.tools.called("lookup", 9).await;
+    let order = queries(&server);
+    let place = |name: &str| order.iter().position(|query| query == name).expect("it was called");
+    // The tenants take turns: with each turn of the one, there was one of the other.
+    assert!(place("zoe 1") <= 2 && place("zoe 2") <= 4, "{order:?}");
+    let of_ann: Vec<&String> = order.iter().filter(|query| query.starts_with("ann")).collect();
+    assert!(of_ann.is_sorted(), "the runs of a user begin in their order: {order:?}");
+    ended(&ann, &first).await;
+    for (human, run) in &runs {
+        ended(human, run).await;
+    }
+}
+
+async fn a_run_with_a_higher_priority_is_next_in_its_tenant(server: TestServer) {
+    server
+        .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+        .await;
+    let keys = server.is_protected().await;
+    server.tools.hold("lookup");
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    ann.starts(held("at work")).await;
+    server.tools.called("lookup", 1).await;
+    for name in ["usual 1", "usual 2"] {
+        assert_eq!(keys.client("ann").post("/runs", held(name)).await.status, 200);
+    }
+    let mut urgent = held("urgent");
+    urgent["priority"] = json!(5);
+    let created = keys.client("root").post("/runs", urgent).await.ok();
+    assert_eq!(created["kwargs"]["priority"], 5);
+    server.tools.let_go("lookup");
+    server.tools.called("lookup", 4).await;
+    assert_eq!(queries(&server), ["at work", "urgent", "usual 1", "usual 2"]);
+}
+
+async fn only_developers_operators_and_admins_give_priorities(server: TestServer) {
+    let keys = server.is_protected().await;
+    let with = |priority: i64| {
+        let mut body = held("x");
+        body["priority"] = json!(priority);
+        body
+    };
+    let refused = keys.client("ann").post("/runs", with(1)).await;
+    assert_eq!(refused.status, 403);
+    assert!(
+        refused.body["detail"]
+            .as_str()
+            .expect("a text")
+            .starts_with("priority: ")
+    );
+    assert_eq!(keys.client("ann").post("/runs/wait", with(0)).await.status, 200);
+    for name in ["operator", "root"] {
+        assert_eq!(keys.client(name).post("/runs/wait", with(9)).await.status, 200);
+    }
+    assert!(
+        keys.client("root")
+            .post("/runs", with(10))
+            .await
+            .refused(422)
+            .starts_with("priority")
+    );
+    assert_eq!(keys.client("root").post("/runs", with(-1)).await.status, 422);
+}
+
+async fn the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills(server: TestServer) {
+    server
+        .is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000")
+        .await;
+    server.moves_into_a_process().await;
+    let alice = server.human("agent").await;
+    for round in 0..3 {
+        let work = (0..4).fold(script(), |work, step| work.calls(lookup(&format!("c{step}"), "x")));
+        server.tools.hold("lookup");
+        let before = server.tools.calls_of("lookup").len();
+        let run = alice.asks(work.says(&format!("done {round}"))).await;
+        server.tools.called("lookup", before + 1).await;
+        server.is_killed_and_started_again().await;
+        server.tools.let_go("lookup");
+        server.is_killed_and_started_again().await;
+        ended(&alice, &run).await;
+        assert_eq!(status(&alice, &run).await, "success");
+        let sums = sums_and_usage(&server).await;
+        assert!(sums[0] > 0);
+        assert_eq!(sums[0], sums[1]);
+    }
+}
+
+async fn sums_of_days_long_ago_are_deleted(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000")
+        .await;
+    server.human("agent").await.says("hi").await;
+    assert_eq!(numbers(&server, "select count(*) from daily_usage").await, 1);
+    clock.advance(40 * DAY);
+    crate::support::eventually(async || numbers(&server, "select count(*) from daily_usage").await == 0).await;
+}
+
+async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with("[quotas.tenants.acme]\nstored_bytes = 20000")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let human = Human::on_new_thread(ann.clone(), "agent").await;
+    assert!(human.says("x".repeat(20_000)).await["messages"].is_array());
+    let item = json!({"namespace": ["notes"], "key": "k", "value": {"text": "short"}});
+    // The sum is measured after a minute, when something is stored again.
+    clock.advance(Duration::from_secs(61));
+    crate::support::eventually(async || ann.put("/store/items", item.clone()).await.status == 507).await;
+    let refused = ann.put("/store/items", item.clone()).await;
+    assert_reached(&refused, 507, "per_tenant.stored_bytes");
+    assert_reached(&ann.post("/threads", json!({})).await, 507, "per_tenant.stored_bytes");
+    assert_reached(
+        &keys.client("bob").post("/runs", held("x")).await,
+        507,
+        "per_tenant.stored_bytes",
+    );
+    assert!(
+        [200, 204].contains(
+            &keys
+                .client("root-of-other")
+                .put("/store/items", item.clone())
+                .await
+                .status
+        )
+    );
+    assert_eq!(
+        ann.get(&human.path("/state")).await.status,
+        200,
+        "reading is not limited"
+    );
+    assert!([200, 204].contains(&ann.delete(&human.path("")).await.status));
+    clock.advance(Duration::from_secs(61));
+    crate::support::eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
+}
+
+/// Returns the tokens in the sums of days, and those in the usage of all runs.
+async fn sums_and_usage(server: &TestServer) -> [i64; 2] {
+    let usage = match server.engine {
+        Engine::Sqlite => {
+            "select coalesce(sum(json_extract(usage, '$.input_tokens') + json_extract(usage, '$.output_tokens')), 0) \
+             from runs where usage is not null"
+        }
+        Engine::Postgres => {
+            "select coalesce(sum((usage::jsonb->>'input_tokens')::bigint + (usage::jsonb->>'output_tokens')::bigint), \
+             0)::bigint from runs where usage is not null"
+        }
+    };
+    let sums = "select cast(coalesce(sum(tokens), 0) as bigint) from daily_usage";
+    [numbers(server, sums).await, numbers(server, usage).await]
+}
+
+/// Returns the number that a query finds in the database.
+async fn numbers(server: &TestServer, sql: &str) -> i64 {
+    let url = server.database_url();
+    match server.engine {
+        Engine::Sqlite => {
+            let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
+            query_scalar(AssertSqlSafe(sql.to_owned()))
+                .fetch_one(&mut conn)
+                .await
+                .expect("a number")
+        }
+        Engine::Postgres => {
+            let mut conn = PgConnection::connect(&url).await.expect("a connection");
+            query_scalar(AssertSqlSafe(sql.to_owned()))
+                .fetch_one(&mut conn)
+                .await
+                .expect("a number")
+        }
+    }
+}
+
+/// Returns the queries of the calls of `lookup`, in order of arrival.
+fn queries(server: &TestServer) -> Vec<String> {
+    let calls = server.tools.calls_of("lookup");
+    calls
+        .iter()
+        .map(|call| call["args"]["query"].as_str().expect("a query").to_owned())
+        .collect()
+}
+
+async fn status(human: &Human, run: &Run) -> String {
+    let run = human.client().get(&run.path).await.ok();
+    run["status"].as_str().expect("a status").to_owned()
+}
+
+/// Waits until a run has ended.
+async fn ended(human: &Human, run: &Run) {
+    human.client().get(&format!("{}/join", run.path)).await;
+}
