@@ -16,7 +16,7 @@ use axum::http::request::Parts;
 use super::ApiParts;
 use super::audit;
 use super::error::ApiError;
-use crate::domain::access::{Action, Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::audit::AuditOutcome;
 use crate::domain::identity::Identity;
 use crate::runtime::{AccessError, ResourceRef};
@@ -73,6 +73,11 @@ impl Api {
             Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
             Err(AccessError::Fault(error)) => Err(error.into()),
         }
+    }
+
+    /// Returns the filter of a search for interrupts.
+    pub fn interrupt_scope(&self, action: Action) -> InterruptScope {
+        self.access.interrupt_scope(&self.caller, action)
     }
 
     /// Returns the filter of a search.
