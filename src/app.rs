@@ -38,8 +38,8 @@ use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
-    AgentSources, AuditSettings, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, SharingRules, Store, StoreSettings,
-    WebhookSettings, Webhooks,
+    AgentSources, AuditSettings, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, SharingRules, Store,
+    StoreSettings, WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};

@@ -10,9 +10,9 @@ use adjutant::db::Db;
 use adjutant::definition::check::ValidationContext;
 use adjutant::definition::provider::ProviderKind;
 use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
-use adjutant::domain::access::Ownership;
 use adjutant::domain::background::PollPolicy;
 use adjutant::domain::id::ThreadId;
+use adjutant::domain::identity::Identity;
 use adjutant::domain::run::{Run, RunRequest};
 use adjutant::domain::size::SizeLimits;
 use adjutant::domain::time::{SystemClock, Timestamp};
@@ -23,8 +23,8 @@ use adjutant::model::providers::{ApiKeySource, ProviderConfig, Providers};
 use adjutant::net::ssrf::AddressRules;
 use adjutant::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use adjutant::runtime::{
-    AgentSources, AssistantRef, FileAgent, FileAgents, NewRun, Retention, RunBounds, RuntimeHandles, RuntimeParts,
-    Store, StoreSettings, Target, WebhookSettings, Webhooks,
+    AgentSources, AssistantRef, AuditSettings, FileAgent, FileAgents, NewRun, Retention, RunBounds, RuntimeHandles,
+    RuntimeParts, SharingRules, Store, StoreSettings, Target, WebhookSettings, Webhooks,
 };
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
@@ -142,6 +142,8 @@ impl Lab {
             sizes: SizeLimits::default(),
             max_calls: 512,
             max_calls_per_run: 64,
+            sharing: SharingRules::default(),
+            audit: AuditSettings::default(),
         };
         let runtime = RuntimeHandles::open(parts).await.expect("the lease");
         Self {
@@ -166,7 +168,7 @@ impl Lab {
         let input = json!({"messages": [{"role": "user", "content": script.to_string()}]});
         let request = NewRun {
             target: Target::ThreadOrNew(thread),
-            ownership: Ownership::default(),
+            caller: Arc::new(Identity::unauthenticated()),
             assistant: AssistantRef::Graph(AGENT.to_owned()),
             request: RunRequest {
                 input: Some(input),

@@ -13,7 +13,7 @@ use crate::auth::{ApiKeys, IssuedKey, KeyRef, KeySearch};
 use crate::config::KeysCommand;
 use crate::db::{Db, DbError};
 use crate::domain::api_key::{ApiKey, ApiKeyId, NewApiKey};
-use crate::domain::identity::{UserRole, Tenant, UserId};
+use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::time::{Clock, SystemClock};
 use crate::shutdown::Shutdown;
 

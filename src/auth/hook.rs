@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::cache::{CachedValue, ExpiringCache};
 use super::{AuthError, Credentials, bounded_json};
-use crate::domain::identity::{Credential, Identity, UserRole, Tenant, UserId};
+use crate::domain::identity::{Credential, Identity, Tenant, UserId, UserRole};
 use crate::domain::time::Clock;
 use crate::net;
 

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::AuthError;
-use crate::domain::identity::{Credential, Identity, UserRole, Tenant, UserId};
+use crate::domain::identity::{Credential, Identity, Tenant, UserId, UserRole};
 use crate::domain::jwt::JwtAlgorithm;
 use crate::domain::time::{Clock, Timestamp};
 

@@ -16,7 +16,7 @@ use crate::domain::Invalid;
 use crate::domain::access::SharingRule;
 use crate::domain::api_key::check_scopes;
 use crate::domain::filter::MetadataFilter;
-use crate::domain::identity::{UserRole, Tenant, UserId};
+use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::jwt::JwtAlgorithm;
 use crate::domain::time::Timestamp;
 
@@ -77,9 +77,10 @@ impl SharingSection {
     pub fn rule(&self) -> Result<SharingRule, Invalid> {
         let filter = |field: &str, wanted: &Option<Map<String, Value>>| match wanted {
             None => Ok(None),
-            Some(wanted) if wanted.is_empty() => {
-                Err(Invalid::new(field, "must name at least one key: an empty filter would share everything"))
-            }
+            Some(wanted) if wanted.is_empty() => Err(Invalid::new(
+                field,
+                "must name at least one key: an empty filter would share everything",
+            )),
             Some(wanted) => MetadataFilter::new(field, wanted.clone()).map(Some),
         };
         Ok(SharingRule {
@@ -278,7 +279,10 @@ impl AuthSection {
             let field = section.then("hook");
             findings.extend(hook.check().into_iter().map(|finding| finding.under(&field)));
         }
-        for (name, rule) in [("threads", &self.sharing.threads), ("assistants", &self.sharing.assistants)] {
+        for (name, rule) in [
+            ("threads", &self.sharing.threads),
+            ("assistants", &self.sharing.assistants),
+        ] {
             if let Err(invalid) = rule.rule() {
                 let field = section.then("sharing").then(name).then(invalid.field.as_str());
                 findings.push(Diagnostic::error(field, invalid.reason));

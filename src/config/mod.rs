@@ -47,8 +47,8 @@ pub use peers::PeersSection;
 pub use problem::{Problem, Problems, TextPosition};
 pub use report::report;
 pub use sections::{
-    AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
-    Server, Storage, SweepStrategy, TimeToLive,
+    AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections,
+    Runtime, Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use watch::{Watch, WatchedFiles};

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::{DbResult, Tx};
-use crate::domain::access::{Ownership, ResourceFacts, AccessScope};
+use crate::domain::access::{AccessScope, Ownership, ResourceFacts};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
 use crate::domain::identity::{Tenant, UserId};
 
@@ -177,7 +177,11 @@ where
 }
 
 /// Appends the condition that the thread named by `column` is in the scope, after `and`.
-pub(super) fn push_scope_of_thread<DB>(sql: &mut QueryBuilder<DB>, scope: &AccessScope, column: &'static str) -> DbResult<()>
+pub(super) fn push_scope_of_thread<DB>(
+    sql: &mut QueryBuilder<DB>,
+    scope: &AccessScope,
+    column: &'static str,
+) -> DbResult<()>
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,

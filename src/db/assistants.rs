@@ -10,7 +10,7 @@ use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;

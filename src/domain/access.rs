@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::approvers::Approvers;
 use super::filter::MetadataFilter;
-use super::identity::{Identity, UserRole, Tenant, UserId};
+use super::identity::{Identity, Tenant, UserId, UserRole};
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {

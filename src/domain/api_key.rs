@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq;
 
 use super::Invalid;
 use super::access::Action;
-use super::identity::{Credential, Identity, UserRole, Tenant, UserId};
+use super::identity::{Credential, Identity, Tenant, UserId, UserRole};
 use super::time::Timestamp;
 
 /// The first part of the text of every API key.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::background::TaskLineage;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
-use super::identity::{Identity, UserRole, Tenant, UserId};
+use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
 use super::time::Timestamp;

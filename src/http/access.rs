@@ -148,7 +148,10 @@ async fn resource_of(parts: &mut Parts, server: &Server, subject: Subject) -> Re
     let Ok(values) = RawPathParams::from_request_parts(parts, server).await else {
         return ResourceRef::Collection;
     };
-    let text = values.iter().find(|(name, _)| *name == variable).map(|(_, value)| value);
+    let text = values
+        .iter()
+        .find(|(name, _)| *name == variable)
+        .map(|(_, value)| value);
     let Some(text) = text else {
         return ResourceRef::Collection;
     };

@@ -41,11 +41,7 @@ pub(super) async fn put(
         ("version" = Option<i64>, Query, description = "The number of a version")),
     responses((status = 200, description = "The agent, or the requested version", body = AgentOrVersion),
         (status = 404, description = "Agent or version not found", body = ErrorBody)))]
-pub(super) async fn get(
-    api: Api,
-    Path(graph_id): Path<String>,
-    params: Params,
-) -> JsonResult<AgentOrVersion> {
+pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) -> JsonResult<AgentOrVersion> {
     let found = api
         .definitions
         .agent(&graph_id)
@@ -84,11 +80,7 @@ pub(super) async fn delete(api: Api, Path(graph_id): Path<String>) -> Result<Res
     responses((status = 200, description = "A page of versions", body = Vec<AgentVersionView>,
             headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 404, description = "Agent not found", body = ErrorBody)))]
-pub(super) async fn versions(
-    api: Api,
-    Path(graph_id): Path<String>,
-    params: Params,
-) -> Result<Response, ApiError> {
+pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Params) -> Result<Response, ApiError> {
     let page = params.page(10)?;
     api.definitions
         .agent(&graph_id)

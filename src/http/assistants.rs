@@ -43,14 +43,7 @@ pub(super) async fn create(
         |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
     let once = api
         .assistants
-        .create_assistant(
-            id,
-            api.ownership(),
-            settings,
-            reuse_existing,
-            key,
-            created_response,
-        )
+        .create_assistant(id, api.ownership(), settings, reuse_existing, key, created_response)
         .await?;
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
@@ -62,10 +55,7 @@ pub(super) async fn create(
 #[utoipa::path(post, path = "/assistants/search", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "A page of assistants", body = Vec<AssistantView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
-pub(super) async fn search(
-    api: Api,
-    ApiJson(body): ApiJson<AssistantSearch>,
-) -> Result<Response, ApiError> {
+pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AssistantSearch>) -> Result<Response, ApiError> {
     let CheckedAssistantSearch { query, page, select } = body.check(api.scope(Action::AssistantsSearch))?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
@@ -190,11 +180,7 @@ pub(super) async fn use_version(
         description = "Whether to include subagents: true, or the number of levels")),
     responses((status = 200, description = "The graph", body = GraphView),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn graph(
-    api: Api,
-    ApiPath(path): ApiPath<AgentPath>,
-    params: Params,
-) -> JsonResult<GraphView> {
+pub(super) async fn graph(api: Api, ApiPath(path): ApiPath<AgentPath>, params: Params) -> JsonResult<GraphView> {
     let levels = match params.text("xray").map(str::parse) {
         Some(Ok(levels)) => levels,
         Some(Err(_)) | None if params.flag("xray")? => u32::MAX,
@@ -227,11 +213,7 @@ pub(super) async fn schemas(api: Api, ApiPath(path): ApiPath<AgentPath>) -> Json
         description = "Whether to include the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn subgraphs(
-    api: Api,
-    ApiPath(path): ApiPath<AgentPath>,
-    params: Params,
-) -> JsonResult<Subgraphs> {
+pub(super) async fn subgraphs(api: Api, ApiPath(path): ApiPath<AgentPath>, params: Params) -> JsonResult<Subgraphs> {
     subagents(&api, path.assistant, None, params.flag("recurse")?).await
 }
 
@@ -241,11 +223,7 @@ pub(super) async fn subgraphs(
         description = "Whether to include the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn subgraph(
-    api: Api,
-    ApiPath(path): ApiPath<SubgraphPath>,
-    params: Params,
-) -> JsonResult<Subgraphs> {
+pub(super) async fn subgraph(api: Api, ApiPath(path): ApiPath<SubgraphPath>, params: Params) -> JsonResult<Subgraphs> {
     subagents(&api, path.assistant, Some(&path.namespace), params.flag("recurse")?).await
 }
 

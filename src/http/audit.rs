@@ -134,7 +134,9 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         let time = text.map(|text| Timestamp::read(text).ok_or_else(|| ApiError::bad_parameter(name, text)));
         time.transpose()
     };
-    let before = params.text("before").map(|id| id.parse().map_err(|_| ApiError::bad_id("audit entry")));
+    let before = params
+        .text("before")
+        .map(|id| id.parse().map_err(|_| ApiError::bad_id("audit entry")));
     let wanted = AuditSearch {
         tenant: api.caller.tenant.clone(),
         user: params.text("user").map(str::to_owned),
@@ -148,7 +150,9 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     };
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
-    let read = api.db.read(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
+    let read = api
+        .db
+        .read(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
     let entries: Vec<AuditEntryView> = read.await?.into_items().into_iter().map(AuditEntryView::from).collect();
     match format {
         AuditFormat::Json => permit.answer(&entries),

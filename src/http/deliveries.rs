@@ -73,10 +73,7 @@ pub(super) async fn get(api: Api, ApiPath(path): ApiPath<DeliveryPath>) -> JsonR
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery, now pending again", body = DeliveryView),
         (status = 404, description = "Delivery not found", body = ErrorBody)))]
-pub(super) async fn redeliver(
-    api: Api,
-    ApiPath(path): ApiPath<DeliveryPath>,
-) -> JsonResult<DeliveryView> {
+pub(super) async fn redeliver(api: Api, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let renewed = api.deliveries.redeliver(path.delivery_id).await?;
     renewed
         .map(|renewed| Json(renewed.into()))

@@ -39,9 +39,7 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     };
     let mut all = api
         .db
-        .read(move |tx| {
-            Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await })
-        })
+        .read(move |tx| Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await }))
         .await?;
     if !remote.is_empty() {
         all.extend(remote);
@@ -60,11 +58,7 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
         ("status" = Option<String>, Query, description = "The status: pending, resolved, expired or dropped")),
     responses((status = 200, description = "The interrupts", body = InterruptList),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn list(
-    api: Api,
-    ApiPath(path): ApiPath<ThreadPath>,
-    params: Params,
-) -> JsonResult<InterruptList> {
+pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
     let status = params.word("status", None, |word| InterruptState::from_word(word).map(Some))?;
     let wanted = VisibleInterrupts {

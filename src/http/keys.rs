@@ -15,7 +15,7 @@ use crate::auth::keys::{DEFAULT_GRACE, MAX_GRACE};
 use crate::auth::{IssuedKey, KeyError, KeyRef, KeySearch};
 use crate::domain::Invalid;
 use crate::domain::api_key::{ApiKeyId, NewApiKey};
-use crate::domain::identity::{UserRole, UserId};
+use crate::domain::identity::{UserId, UserRole};
 use crate::domain::time::Timestamp;
 
 /// Shows the caller: identity, tenant, roles and scopes.
@@ -46,10 +46,7 @@ pub(super) async fn ticket(api: Api) -> Result<Response, ApiError> {
 #[utoipa::path(post, path = "/auth/keys", tag = "Access", request_body = KeyCreate,
     responses((status = 200, description = "The key with its secret", body = IssuedKeyView),
         (status = 409, description = "The server runs without authentication, or the tenant has too many keys", body = ErrorBody)))]
-pub(super) async fn create(
-    api: Api,
-    ApiJson(body): ApiJson<KeyCreate>,
-) -> Result<Response, ApiError> {
+pub(super) async fn create(api: Api, ApiJson(body): ApiJson<KeyCreate>) -> Result<Response, ApiError> {
     let keys = api.auth.keys()?;
     let user = match &body.user {
         Some(user) => UserId::new("user", user)?,
@@ -107,10 +104,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     responses((status = 200, description = "The key", body = ApiKeyView),
         (status = 404, description = "Key not found", body = ErrorBody),
         (status = 409, description = "The server runs without authentication", body = ErrorBody)))]
-pub(super) async fn get(
-    api: Api,
-    ApiPath(path): ApiPath<KeyPath>,
-) -> JsonResult<ApiKeyView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<KeyPath>) -> JsonResult<ApiKeyView> {
     let found = api.auth.keys()?.get(&reference(&api, &path)?).await?;
     Ok(Json(ApiKeyView::of(&found)))
 }
@@ -142,10 +136,7 @@ fn read_grace(seconds: f64) -> Result<Duration, Invalid> {
     responses((status = 200, description = "The revoked key", body = ApiKeyView),
         (status = 404, description = "Key not found", body = ErrorBody),
         (status = 409, description = "The server runs without authentication", body = ErrorBody)))]
-pub(super) async fn revoke(
-    api: Api,
-    ApiPath(path): ApiPath<KeyPath>,
-) -> JsonResult<ApiKeyView> {
+pub(super) async fn revoke(api: Api, ApiPath(path): ApiPath<KeyPath>) -> JsonResult<ApiKeyView> {
     let revoked = api.auth.keys()?.revoke(reference(&api, &path)?).await?;
     Ok(Json(ApiKeyView::of(&revoked)))
 }

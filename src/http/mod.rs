@@ -21,7 +21,9 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::{AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
+use crate::runtime::{
+    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads,
+};
 
 pub mod access;
 mod agents;

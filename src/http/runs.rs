@@ -292,11 +292,7 @@ fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
         ("select" = Option<Vec<String>>, Query, description = "The columns to return")),
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn list(
-    api: Api,
-    ApiPath(path): ApiPath<ThreadPath>,
-    params: Params,
-) -> Result<Response, ApiError> {
+pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> Result<Response, ApiError> {
     let thread = path.thread_id;
     let page = params.page(10)?;
     let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;

@@ -27,11 +27,7 @@ use crate::runtime::StateWrite;
         ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
     responses((status = 200, description = "The state; empty before the first step", body = StateView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn get(
-    api: Api,
-    ApiPath(path): ApiPath<ThreadPath>,
-    params: Params,
-) -> Result<Response, ApiError> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let address = StateAddress::default();
     respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
@@ -44,11 +40,7 @@ pub(super) async fn get(
         ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn at(
-    api: Api,
-    ApiPath(path): ApiPath<CheckpointPath>,
-    params: Params,
-) -> Result<Response, ApiError> {
+pub(super) async fn at(api: Api, ApiPath(path): ApiPath<CheckpointPath>, params: Params) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let address = StateAddress {
         checkpoint: Some(path.checkpoint_id),

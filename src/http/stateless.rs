@@ -31,12 +31,9 @@ pub(super) async fn create(
     api: Api,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_in_background(
-        &api,
-        body.check(RunScope::Stateless, &api.caller)?,
-        key,
-        |runs| created_response(runs, short_run_path),
-    )
+    start_in_background(&api, body.check(RunScope::Stateless, &api.caller)?, key, |runs| {
+        created_response(runs, short_run_path)
+    })
     .await
 }
 
@@ -109,11 +106,7 @@ fn batch_response(runs: &[Run]) -> StoredResponse {
     params(("action" = Option<String>, Query, description = "interrupt (changes are kept, the default) or rollback")),
     responses((status = 204, description = "The active and queued runs are being cancelled"),
         (status = 404, description = "No run to cancel", body = ErrorBody)))]
-pub(super) async fn cancel(
-    api: Api,
-    params: Params,
-    ApiJson(body): ApiJson<RunsCancel>,
-) -> Result<Response, ApiError> {
+pub(super) async fn cancel(api: Api, params: Params, ApiJson(body): ApiJson<RunsCancel>) -> Result<Response, ApiError> {
     let action = cancel_action(&params)?;
     let status = word(
         "status",
@@ -125,7 +118,11 @@ pub(super) async fn cancel(
         ],
     )?;
     let any_cancelled = match (status, &body.thread_id, &body.run_ids) {
-        (Some((pending, running)), None, None) => api.runs.cancel_all(api.scope(Action::ThreadsUpdate), pending, running, action).await?,
+        (Some((pending, running)), None, None) => {
+            api.runs
+                .cancel_all(api.scope(Action::ThreadsUpdate), pending, running, action)
+                .await?
+        }
         (None, Some(thread), Some(ids)) => cancel_listed(&api, thread, ids, action).await?,
         (Some(_), _, _) => {
             return Err(Invalid::new("status", "cannot be combined with thread_id and run_ids").into());

@@ -63,20 +63,14 @@ pub(super) async fn delete(api: Api, ApiJson(body): ApiJson<ItemDelete>) -> Resu
     responses((status = 200, description = "A page of items", body = FoundItems,
             headers(("x-pagination-next" = u64))),
         (status = 424, description = "The embedding model failed", body = ErrorBody)))]
-pub(super) async fn search(
-    api: Api,
-    ApiJson(body): ApiJson<ItemSearchBody>,
-) -> Result<Response, ApiError> {
+pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ItemSearchBody>) -> Result<Response, ApiError> {
     let query = body.check()?;
     let page = Page {
         limit: query.wanted.limit,
         offset: query.wanted.offset,
     };
     let permit = api.answers.permit().await?;
-    let found = api
-        .store
-        .search(&api.ownership(), query, api.answers.bytes())
-        .await?;
+    let found = api.store.search(&api.ownership(), query, api.answers.bytes()).await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
     let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
     Ok((headers, permit.object("items", texts)).into_response())
@@ -85,10 +79,7 @@ pub(super) async fn search(
 /// Lists the namespaces that contain items.
 #[utoipa::path(post, path = "/store/namespaces", tag = "Store", request_body = NamespaceSearchBody,
     responses((status = 200, description = "A page of namespaces", body = FoundNamespaces)))]
-pub(super) async fn namespaces(
-    api: Api,
-    ApiJson(body): ApiJson<NamespaceSearchBody>,
-) -> JsonResult<FoundNamespaces> {
+pub(super) async fn namespaces(api: Api, ApiJson(body): ApiJson<NamespaceSearchBody>) -> JsonResult<FoundNamespaces> {
     let found = api.store.namespaces(&api.ownership(), body.check()?).await?;
     Ok(Json(FoundNamespaces {
         namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),

@@ -69,11 +69,7 @@ fn created_response(new: &CreatedThread) -> StoredResponse {
     params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` includes the time to live")),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn get(
-    api: Api,
-    ApiPath(path): ApiPath<ThreadPath>,
-    params: Params,
-) -> JsonResult<ThreadView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> JsonResult<ThreadView> {
     let mut shows_ttl = false;
     for name in params
         .texts("include")

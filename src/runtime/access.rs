@@ -55,7 +55,10 @@ pub struct SharingRules {
 impl SharingRules {
     /// Returns the rule for the resources of an action.
     pub fn of(&self, action: Action) -> &SharingRule {
-        const NONE: &SharingRule = &SharingRule { read: None, write: None };
+        const NONE: &SharingRule = &SharingRule {
+            read: None,
+            write: None,
+        };
         match action.resource() {
             "threads" | "interrupts" => &self.threads,
             "assistants" => &self.assistants,

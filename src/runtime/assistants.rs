@@ -11,7 +11,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::db::threads::{ThreadOrder, ThreadQuery};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};

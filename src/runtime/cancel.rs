@@ -84,7 +84,13 @@ impl Runs {
     ///
     /// # Errors
     /// Returns an error when the database fails; some runs may be cancelled already.
-    pub async fn cancel_all(&self, scope: AccessScope, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
+    pub async fn cancel_all(
+        &self,
+        scope: AccessScope,
+        pending: bool,
+        running: bool,
+        action: CancelAction,
+    ) -> DbResult<bool> {
         let runs = self.clone();
         let work = self.core.run_detached(async move {
             let stopped = running && runs.stop_all(&scope, action).await?;

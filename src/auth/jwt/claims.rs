@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::domain::identity::{UserRole, Tenant};
+use crate::domain::identity::{Tenant, UserRole};
 
 /// The longest name of a user that is taken from a token, in characters.
 const MAX_DISPLAY_CHARS: usize = 255;

@@ -12,7 +12,7 @@ use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
 use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;

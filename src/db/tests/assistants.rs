@@ -4,7 +4,7 @@ use super::tables::plan;
 use super::{Db, object, on_both, read, write};
 use crate::db::assistants::{self, AssistantOrder, AssistantQuery};
 use crate::db::engine::Conn;
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;

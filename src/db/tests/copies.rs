@@ -3,7 +3,7 @@ use serde_json::json;
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::{Engine, Tx, copies, threads};
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
 use crate::domain::id::{RunId, TaskId, ThreadId};

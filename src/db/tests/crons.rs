@@ -1,7 +1,7 @@
 use super::{Db, object, on_both, read, stored_thread, thread_at, write};
 use crate::db::crons::{self, CronOrder, CronQuery};
 use crate::db::{DbError, assistants, jobs, threads};
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;

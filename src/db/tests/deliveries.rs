@@ -1,7 +1,7 @@
 use super::{Db, on_both, read, write};
 use crate::db::deliveries::{self, Attempt, DeliverySearch};
 use crate::db::jobs;
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
 use crate::domain::job::{ClaimedJob, JobKind};

@@ -334,7 +334,8 @@ async fn searches_for_crons_keep_to_their_scope(db: Db) {
     for scope in scopes() {
         for assistant in [None, Some(AssistantId::of_graph("agent"))] {
             let matches = |cron: &&Cron| is_in(&scope, &cron.ownership, &Map::new());
-            let shares_all = matches!(&scope, AccessScope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
+            let shares_all =
+                matches!(&scope, AccessScope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
             if shares_all {
                 continue;
             }
@@ -386,7 +387,8 @@ async fn searches_for_deliveries_keep_to_their_scope(db: Db) {
         all.insert(0, delivery);
     }
     for scope in scopes() {
-        let shares_all = matches!(&scope, AccessScope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
+        let shares_all =
+            matches!(&scope, AccessScope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
         if shares_all {
             continue;
         }

@@ -7,7 +7,7 @@ use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
 use crate::db::threads::{self, AccessPath, ThreadOrder, ThreadQuery};
 use crate::db::{DbResult, Tx};
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::thread::ThreadStatus;

@@ -18,7 +18,7 @@ use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
 use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::id::ThreadId;

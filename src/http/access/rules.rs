@@ -32,9 +32,9 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
     use Action::{
         AgentsDelete, AgentsPut, AgentsRead, AssistantsCreate, AssistantsDelete, AssistantsRead, AssistantsSearch,
         AssistantsUpdate, AuditRead, CronsCreate, CronsDelete, CronsRead, CronsSearch, CronsUpdate, DeliveriesRead,
-        DeliveriesRedeliver, DeliveriesSearch, InterruptsRead, InterruptsResolve, InterruptsSearch, KeysRead, KeysWrite,
-        MetricsRead, ServerRead, StoreDelete, StoreGet, StoreListNamespaces, StorePut, StoreSearch, ThreadsCreate,
-        ThreadsCreateRun, ThreadsDelete, ThreadsRead, ThreadsSearch, ThreadsUpdate, TicketsCreate,
+        DeliveriesRedeliver, DeliveriesSearch, InterruptsRead, InterruptsResolve, InterruptsSearch, KeysRead,
+        KeysWrite, MetricsRead, ServerRead, StoreDelete, StoreGet, StoreListNamespaces, StorePut, StoreSearch,
+        ThreadsCreate, ThreadsCreateRun, ThreadsDelete, ThreadsRead, ThreadsSearch, ThreadsUpdate, TicketsCreate,
     };
     use Rule::{Allow, Public};
     use Subject::{Assistant, Collection, Cron, Delivery, Thread};
@@ -92,10 +92,9 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
             | "/threads/{thread_id}/runs/{run_id}/tree"
             | "/threads/{thread_id}/runs/{run_id}/state",
         ) => Allow(ThreadsRead, Thread),
-        (
-            "POST",
-            "/threads/{thread_id}/state/checkpoint" | "/threads/{thread_id}/history",
-        ) => Allow(ThreadsRead, Thread),
+        ("POST", "/threads/{thread_id}/state/checkpoint" | "/threads/{thread_id}/history") => {
+            Allow(ThreadsRead, Thread)
+        }
         // The stream may wait for a thread that does not exist yet, so each run is checked when it begins.
         ("GET" | "POST", "/threads/{thread_id}/stream/events") => Allow(ThreadsRead, Collection),
         ("POST", "/threads/{thread_id}/state") => Allow(ThreadsUpdate, Thread),

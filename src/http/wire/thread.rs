@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::Object;
 use super::retention::{TtlRequest, TtlView};
 use crate::db::threads as rows;
-use crate::domain::access::{Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};

@@ -175,7 +175,8 @@ async fn resolve_agent(
         Some(thread) => db::threads::find(tx, thread).await?,
         None => None,
     };
-    let thread = thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Ownership::of(&new_run.caller), Map::new(), now));
+    let thread =
+        thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Ownership::of(&new_run.caller), Map::new(), now));
     let settings = settings(new_run, &resolved, &thread);
     Ok(Some((resolved.known, settings.context)))
 }

@@ -157,7 +157,12 @@ pub(in crate::runtime) fn check_assistant(
     if access::decide(caller, Action::AssistantsRead, &facts, &core.sharing) {
         return Ok(());
     }
-    audit::record_refusal(core, caller, Action::AssistantsRead, format!("assistant:{}", assistant.id));
+    audit::record_refusal(
+        core,
+        caller,
+        Action::AssistantsRead,
+        format!("assistant:{}", assistant.id),
+    );
     Err(StartError::NoAssistant(assistant.id.to_string()))
 }
 

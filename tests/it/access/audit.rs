@@ -33,7 +33,12 @@ async fn a_change_is_recorded_with_its_caller_and_resource(server: TestServer) {
     assert_eq!(&found[0]["outcome"], &json!("allowed"));
     assert_eq!(&found[0]["tenant"], &json!("acme"));
     assert_eq!(&found[0]["address"], &json!("127.0.0.1"));
-    assert!(found[0]["credential"].as_str().is_some_and(|text| text.starts_with("key:")), "{found:?}");
+    assert!(
+        found[0]["credential"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("key:")),
+        "{found:?}"
+    );
 }
 
 async fn a_refusal_is_recorded(server: TestServer) {

@@ -14,11 +14,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::authentication::with_header;
-use super::jwt::on_sqlite;
-use crate::support::TestServer;
 use crate::support::client::Client;
+use crate::support::{TestServer, without_postgres};
 
-on_sqlite! {
+without_postgres! {
     the_hook_gets_the_request_and_names_the_caller,
     an_answer_is_cached_for_as_long_as_it_says,
     what_the_hook_refuses_is_refused,

@@ -9,26 +9,13 @@ use serde_json::{Value, json};
 use super::authentication::with_bearer;
 use super::issuer::{EllipticKey, Issuer, encode, rsa_jwk, sign_rsa, unsigned};
 use crate::support::client::Client;
-use crate::support::{TestServer, on_both_engines};
+use crate::support::{TestServer, on_both_engines, without_postgres};
 
 on_both_engines! {
     a_valid_token_names_its_user,
 }
 
-/// Defines tests that need no database of a certain kind.
-macro_rules! on_sqlite {
-    ($($name:ident),* $(,)?) => {
-        mod only_on_sqlite {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $name() {
-                $crate::support::play($crate::support::Engine::Sqlite, super::$name).await;
-            })*
-        }
-    };
-}
-pub(super) use on_sqlite;
-
-on_sqlite! {
+without_postgres! {
     a_token_is_refused_after_its_time,
     a_token_with_wrong_claims_is_refused,
     a_token_with_a_wrong_signature_is_refused,

@@ -73,7 +73,10 @@ impl Fixture {
         let cron = owner.post("/runs/crons", cron).await.ok();
         let item = json!({"namespace": ["marks"], "key": "mark", "value": {"mark": MARK}});
         owner.put("/store/items", item).await.ok();
-        let deliveries = owner.get(&format!("/webhooks/deliveries?thread_id={thread}")).await.ok();
+        let deliveries = owner
+            .get(&format!("/webhooks/deliveries?thread_id={thread}"))
+            .await
+            .ok();
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         Self {
             run: text(&owner.get(&format!("/threads/{thread}/runs")).await.ok()[0]["run_id"]),
@@ -181,7 +184,10 @@ impl Fixture {
                 path.push_str("?namespace=marks&key=mark");
                 (Users, None)
             }
-            ("put", "/store/items") => (Users, Some(json!({"namespace": ["marks"], "key": "other", "value": {}}))),
+            ("put", "/store/items") => (
+                Users,
+                Some(json!({"namespace": ["marks"], "key": "other", "value": {}})),
+            ),
             ("delete", "/store/items") => (Users, Some(json!({"namespace": ["marks"], "key": "mark"}))),
             ("post", "/store/items/search") => (Users, Some(json!({"namespace_prefix": ["marks"]}))),
             (
@@ -324,7 +330,10 @@ async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
             if names_resource && needs_thread {
                 assert_eq!(reply.status, 404, "{other}: {method} {pattern}: {reply:?}");
             }
-            assert!(!format!("{reply:?}").contains(MARK), "{other}: {method} {pattern}: {reply:?}");
+            assert!(
+                !format!("{reply:?}").contains(MARK),
+                "{other}: {method} {pattern}: {reply:?}"
+            );
             assert!(reply.status < 500, "{other}: {method} {pattern}: {reply:?}");
         }
     }
@@ -344,7 +353,11 @@ async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
             }
             let mut endpoint = fixture.endpoint(&method, &pattern);
             if pattern.contains("{key_id}") {
-                let made = fixture.endpoint("post", "/auth/keys").send(&keys.client("root")).await.ok();
+                let made = fixture
+                    .endpoint("post", "/auth/keys")
+                    .send(&keys.client("root"))
+                    .await
+                    .ok();
                 endpoint.path = endpoint.path.replace("{key_id}", made["id"].as_str().expect("an id"));
             }
             if endpoint.is_socket() {
@@ -354,13 +367,19 @@ async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
             }
             if pattern.ends_with("/cancel") {
                 // The run of the fixture is over: there is nothing to cancel, but it is found.
-                assert!(matches!(endpoint.send(&client).await.status, 404 | 409), "{caller}: {pattern}");
+                assert!(
+                    matches!(endpoint.send(&client).await.status, 404 | 409),
+                    "{caller}: {pattern}"
+                );
                 continue;
             }
             let reply = endpoint.send(&client).await;
             let is_allowed = endpoint.audience != Audience::Admins || caller == "root";
             if is_allowed {
-                assert!((200..300).contains(&reply.status), "{caller}: {method} {pattern}: {reply:?}");
+                assert!(
+                    (200..300).contains(&reply.status),
+                    "{caller}: {method} {pattern}: {reply:?}"
+                );
             } else {
                 assert_eq!(reply.status, 403, "{caller}: {method} {pattern}: {reply:?}");
             }
@@ -380,7 +399,11 @@ async fn searches_and_counts_contain_only_what_the_caller_may_see(server: TestSe
         assert_eq!(found(&client, "/threads/search").await.len(), 1, "{owner}");
         assert_eq!(count(&client, "/runs/crons/count").await, 1, "{owner}");
         assert_eq!(found(&client, "/runs/crons/search").await.len(), 1, "{owner}");
-        assert_eq!(client.get("/webhooks/deliveries").await.ok().as_array().map(Vec::len), Some(1), "{owner}");
+        assert_eq!(
+            client.get("/webhooks/deliveries").await.ok().as_array().map(Vec::len),
+            Some(1),
+            "{owner}"
+        );
         let interrupts = client.get("/interrupts").await.ok();
         assert_eq!(interrupts["interrupts"].as_array().map(Vec::len), Some(1), "{owner}");
         let marked = json!({"metadata": {"mark": MARK}});

@@ -98,3 +98,16 @@ macro_rules! on_postgres {
     };
 }
 pub(crate) use on_postgres;
+
+/// Makes a test of each function to which the engine makes no difference.
+macro_rules! without_postgres {
+    ($($name:ident),* $(,)?) => {
+        mod only_on_sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                $crate::support::play($crate::support::Engine::Sqlite, super::$name).await;
+            })*
+        }
+    };
+}
+pub(crate) use without_postgres;
