@@ -40,6 +40,7 @@ pub mod metadata;
 pub mod path;
 pub mod pattern;
 pub mod remote_run;
+pub mod ruling;
 pub mod run;
 pub mod schema;
 pub mod serde_messages;
