@@ -27,11 +27,11 @@ const MAX_RESOURCE_CHARS: usize = 128;
 
 /// The state of the router. Handlers cannot read it; they extract an [`Api`].
 #[derive(Clone)]
-pub struct Server {
+pub struct AppState {
     parts: Arc<ApiParts>,
 }
 
-impl Server {
+impl AppState {
     /// Creates the state from the parts of the server.
     pub fn new(parts: ApiParts) -> Self {
         Self { parts: Arc::new(parts) }
@@ -91,10 +91,10 @@ impl Api {
     }
 }
 
-impl FromRequestParts<Server> for Api {
+impl FromRequestParts<AppState> for Api {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, server: &Server) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let path = parts.extensions.get::<MatchedPath>().cloned();
         let rule = path.and_then(|path| rule_of(parts.method.as_str(), path.as_str()));
         let rule = rule.ok_or_else(ApiError::no_access_rule)?;
@@ -105,18 +105,18 @@ impl FromRequestParts<Server> for Api {
             (None, Rule::Allow(..)) => return Err(ApiError::unauthenticated()),
         };
         let api = Self {
-            parts: Arc::clone(&server.parts),
+            parts: Arc::clone(&state.parts),
             caller,
         };
         if let Rule::Allow(action, subject) = rule {
-            let resource = resource_of(parts, server, subject).await;
+            let resource = resource_of(parts, state, subject).await;
             let checked = api.access.check(&api.caller, action, resource).await;
             let outcome = match checked {
                 Ok(()) => AuditOutcome::Allowed,
                 Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => AuditOutcome::Denied,
                 Err(AccessError::Fault(error)) => return Err(error.into()),
             };
-            let named = resource_text(parts, server).await;
+            let named = resource_text(parts, state).await;
             audit::record(&api, parts, action, named, outcome);
             checked?;
         }
@@ -125,8 +125,8 @@ impl FromRequestParts<Server> for Api {
 }
 
 /// Returns the resources that the path names as the audit shows them, such as `thread:<id>/run:<id>`.
-async fn resource_text(parts: &mut Parts, server: &Server) -> String {
-    let Ok(values) = RawPathParams::from_request_parts(parts, server).await else {
+async fn resource_text(parts: &mut Parts, state: &AppState) -> String {
+    let Ok(values) = RawPathParams::from_request_parts(parts, state).await else {
         return String::new();
     };
     let named = values.iter().map(|(name, value)| {
@@ -137,7 +137,7 @@ async fn resource_text(parts: &mut Parts, server: &Server) -> String {
 }
 
 /// Returns the resource that the path names. A malformed id names nothing: the handler refuses it by its name.
-async fn resource_of(parts: &mut Parts, server: &Server, subject: Subject) -> ResourceRef {
+async fn resource_of(parts: &mut Parts, state: &AppState, subject: Subject) -> ResourceRef {
     let variable = match subject {
         Subject::Collection => return ResourceRef::Collection,
         Subject::Thread => "thread_id",
@@ -145,7 +145,7 @@ async fn resource_of(parts: &mut Parts, server: &Server, subject: Subject) -> Re
         Subject::Cron => "cron_id",
         Subject::Delivery => "delivery_id",
     };
-    let Ok(values) = RawPathParams::from_request_parts(parts, server).await else {
+    let Ok(values) = RawPathParams::from_request_parts(parts, state).await else {
         return ResourceRef::Collection;
     };
     let text = values

@@ -69,7 +69,7 @@ pub use origins::{HostRules, LOOPBACK, OriginRules};
 pub use response_budget::ResponseBudget;
 pub use stream_limits::{StreamLimiter, StreamLimits};
 
-use access::{Api, Server};
+use access::{Api, AppState};
 use bodies::BodyReader;
 use error::ApiError;
 
@@ -141,7 +141,7 @@ impl Default for ApiSettings {
 }
 
 /// The routes of the server itself, of assistants and of agents.
-fn discovery_routes() -> OpenApiRouter<Server> {
+fn discovery_routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(openapi::preface())
         // The server itself.
         .routes(routes!(system::root))
@@ -174,7 +174,7 @@ fn discovery_routes() -> OpenApiRouter<Server> {
 }
 
 /// The route table: every endpoint, in the order of the API document.
-fn table() -> OpenApiRouter<Server> {
+fn table() -> OpenApiRouter<AppState> {
     discovery_routes()
         // Threads.
         .routes(routes!(threads::create))
@@ -254,7 +254,7 @@ pub fn router(api: ApiParts) -> Router {
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), request_metrics::measure))
-        .with_state(Server::new(api))
+        .with_state(AppState::new(api))
 }
 
 /// The checks of a request before its handler runs.

@@ -19,7 +19,7 @@ use utoipa_swagger_ui::Config;
 mod partial_schemas;
 
 use super::error::{ApiError, ErrorBody};
-use super::{Server, table};
+use super::{AppState, table};
 
 /// The head of the document, without endpoints.
 #[derive(OpenApi)]
@@ -212,7 +212,7 @@ fn add_errors(operation: &mut Operation, changes: bool) {
 }
 
 /// The routes `/openapi.json`, and `/docs`, a page that needs no external resources.
-pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Server> {
+pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<AppState> {
     let text = document.to_json().unwrap_or_default();
     let config = Arc::new(Config::from("/openapi.json"));
     let front = Arc::clone(&config);

@@ -39,6 +39,7 @@ async fn tables_are_the_same_on_both_engines() {
             "api_keys",
             "assistant_versions",
             "assistants",
+            "audit",
             "auth_tickets",
             "background_tasks",
             "checkpoints",

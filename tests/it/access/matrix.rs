@@ -358,7 +358,9 @@ async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
                     .send(&keys.client("root"))
                     .await
                     .ok();
-                endpoint.path = endpoint.path.replace("{key_id}", made["id"].as_str().expect("an id"));
+                endpoint.path = endpoint
+                    .path
+                    .replace("{key_id}", made["key_id"].as_str().expect("an id"));
             }
             if endpoint.is_socket() {
                 // A request that is no upgrade is refused after the gate.
