@@ -91,7 +91,10 @@ pub(in crate::runtime) async fn start_as(
 ) -> Result<Admitted, StartError> {
     let now = context.now;
     let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
-    check_assistant(&resolved.assistant, &new_run.caller, &context.core)?;
+    // Approvers do not choose the assistant: they answer the agent that has asked.
+    if !matches!(new_run.resume, Some(Resolution::AnsweredAlone(..))) {
+        check_assistant(&resolved.assistant, &new_run.caller, &context.core)?;
+    }
     resolved.known = context
         .core
         .registry
