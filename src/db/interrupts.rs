@@ -10,8 +10,8 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::access::push_scope_of_thread;
-use super::engine::Contains;
 use super::checkpoints::{lane_id, lane_of};
+use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};

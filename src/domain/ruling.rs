@@ -163,8 +163,14 @@ mod tests {
         assert_eq!(RowCondition::all([]), RowCondition::ALWAYS);
         assert_eq!(RowCondition::any([]), RowCondition::NEVER);
         assert_eq!(RowCondition::all([RowCondition::ALWAYS, ann.clone()]), ann);
-        assert_eq!(RowCondition::any([ann.clone(), RowCondition::ALWAYS]), RowCondition::ALWAYS);
-        assert_eq!(RowCondition::all([ann.clone(), RowCondition::NEVER]), RowCondition::NEVER);
+        assert_eq!(
+            RowCondition::any([ann.clone(), RowCondition::ALWAYS]),
+            RowCondition::ALWAYS
+        );
+        assert_eq!(
+            RowCondition::all([ann.clone(), RowCondition::NEVER]),
+            RowCondition::NEVER
+        );
         assert_eq!(ann.clone().not().not(), ann);
     }
 

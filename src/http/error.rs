@@ -21,7 +21,8 @@ use crate::domain::access::Action;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::item::ItemError;
 use crate::runtime::{
-    AssignedToOthers, AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
+    AssignedToOthers, AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError,
+    StateWriteError, StoreError,
 };
 
 /// The code of a stream that cannot be resumed where the client left it.

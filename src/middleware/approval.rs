@@ -102,7 +102,10 @@ impl Approval {
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
             key: None,
-            approvers: calls.first().map(|call| self.approvers(call).clone()).unwrap_or_default(),
+            approvers: calls
+                .first()
+                .map(|call| self.approvers(call).clone())
+                .unwrap_or_default(),
         }
     }
 

@@ -120,11 +120,7 @@ pub(super) fn decide(caller: &Identity, action: Action, facts: &ResourceFacts, s
 
 /// Reads the facts about a resource. With an assignee the request is about interrupts of a thread, one of which may be
 /// assigned to the caller.
-async fn facts(
-    tx: &mut Tx<'_>,
-    resource: ResourceRef,
-    assignee: Option<&Assignee>,
-) -> DbResult<Option<ResourceFacts>> {
+async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, assignee: Option<&Assignee>) -> DbResult<Option<ResourceFacts>> {
     match resource {
         ResourceRef::Collection => Ok(None),
         ResourceRef::Thread(thread) => {

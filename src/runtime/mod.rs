@@ -74,8 +74,8 @@ pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
 pub use error::{
-    AssignedToOthers, AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError, StartError,
-    StateWriteError,
+    AssignedToOthers, AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError,
+    StartError, StateWriteError,
 };
 pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
 pub use jobs::Deliveries;

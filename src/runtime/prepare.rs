@@ -60,9 +60,10 @@ pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<F
     let thread = run.thread;
     let own = run.id;
     let user = run.request.caller.clone();
-    let read = run_context.core.db.read(move |tx| {
-        Box::pin(async move { interrupts::check_way(tx, thread, user.as_ref(), Some(own)).await })
-    });
+    let read = run_context
+        .core
+        .db
+        .read(move |tx| Box::pin(async move { interrupts::check_way(tx, thread, user.as_ref(), Some(own)).await }));
     let obstacle = read.await?.err();
     Ok(obstacle.map(|assigned| Failure::new("PermissionError", format!("the thread waits for an answer: {assigned}"))))
 }

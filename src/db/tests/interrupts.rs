@@ -204,16 +204,27 @@ async fn assigned_interrupts_are_found_by_their_approvers(db: Db) {
     let approver = [UserRole::Approver];
     for (scope, expected) in [
         (assigned_to("eve", &[]), vec![to_eve.clone(), to_both.clone()]),
-        (assigned_to("eve", &approver), vec![to_eve, to_role.clone(), to_both.clone()]),
+        (
+            assigned_to("eve", &approver),
+            vec![to_eve, to_role.clone(), to_both.clone()],
+        ),
         (assigned_to("mia", &approver), vec![to_role, to_both.clone()]),
         (assigned_to("bob", &[UserRole::User]), vec![to_both.clone()]),
         (assigned_to("approver", &[]), vec![]),
     ] {
         let within = scope.clone();
-        assert_eq!(read!(db, |tx| interrupts::pending(tx, &within, 10, 0)), expected, "{scope:?}");
+        assert_eq!(
+            read!(db, |tx| interrupts::pending(tx, &within, 10, 0)),
+            expected,
+            "{scope:?}"
+        );
         let within = scope.clone();
         let second: Vec<_> = expected.iter().skip(1).take(1).cloned().collect();
-        assert_eq!(read!(db, |tx| interrupts::pending(tx, &within, 1, 1)), second, "{scope:?}");
+        assert_eq!(
+            read!(db, |tx| interrupts::pending(tx, &within, 1, 1)),
+            second,
+            "{scope:?}"
+        );
     }
     let of_ann = InterruptScope {
         threads: AccessScope::Own {

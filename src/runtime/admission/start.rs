@@ -121,7 +121,9 @@ pub(in crate::runtime) async fn start_as(
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     if !is_on_behalf_of_caller(new_run, &thread) && run.request.caller.is_none() {
         // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
-        run.request.caller = db::runs::newest(tx, thread.id).await?.and_then(|before| before.request.caller);
+        run.request.caller = db::runs::newest(tx, thread.id)
+            .await?
+            .and_then(|before| before.request.caller);
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
@@ -180,12 +182,7 @@ fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
 }
 
 /// Checks whether the caller may start a run on a thread, or answer its interrupts.
-async fn check_thread(
-    tx: &mut Tx<'_>,
-    thread: &Thread,
-    new_run: &NewRun,
-    core: &Arc<Core>,
-) -> Result<(), StartError> {
+async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: &Arc<Core>) -> Result<(), StartError> {
     let action = match new_run.resume {
         Some(_) => Action::InterruptsResolve,
         None => Action::ThreadsCreateRun,
@@ -194,7 +191,13 @@ async fn check_thread(
         Some(Resolution::AnsweredAlone(id, _)) => {
             let caller = &new_run.caller;
             let found = db::interrupts::find(tx, thread.id, id).await?;
-            found.is_some_and(|record| record.interrupt.question.approvers.contains(&caller.user, &caller.roles))
+            found.is_some_and(|record| {
+                record
+                    .interrupt
+                    .question
+                    .approvers
+                    .contains(&caller.user, &caller.roles)
+            })
         }
         Some(_) | None => false,
     };

@@ -120,7 +120,9 @@ impl Interrupts {
                 AnswerState::AnsweredBy(run) => Ok(run),
             },
             Err(StartError::Fault(error)) => Err(error.into()),
-            Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) => Err(assigned.into()),
+            Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) => {
+                Err(assigned.into())
+            }
             // Answers are not refused because of the queue.
             Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),

@@ -85,7 +85,9 @@ fn approval() -> Value {
 async fn found(client: &Client, query: &str) -> Vec<String> {
     let found = client.get(&format!("/interrupts{query}")).await.ok();
     let all = found["interrupts"].as_array().expect("a list");
-    all.iter().map(|one| one["id"].as_str().expect("an id").to_owned()).collect()
+    all.iter()
+        .map(|one| one["id"].as_str().expect("an id").to_owned())
+        .collect()
 }
 
 fn mails(server: &TestServer) -> usize {
@@ -132,7 +134,10 @@ async fn approvers_see_what_is_assigned_to_them_and_nothing_else(server: TestSer
     bob.client().get(&bob.path("/interrupts")).await.refused(404);
     let path = bob.path(&format!("/interrupts/{}", of_eve.id()));
     bob.client().get(&path).await.refused(404);
-    assert_eq!(Human::at(keys.client("bob"), "guarded", &ann.thread).questions().await, [question]);
+    assert_eq!(
+        Human::at(keys.client("bob"), "guarded", &ann.thread).questions().await,
+        [question]
+    );
 }
 
 async fn pages_of_approvers_contain_what_is_assigned_to_them(server: TestServer) {
@@ -140,7 +145,11 @@ async fn pages_of_approvers_contain_what_is_assigned_to_them(server: TestServer)
     let mut assigned = vec![];
     for number in 0..4 {
         let ann = Human::on_new_thread(keys.client("ann"), "guarded").await;
-        let call = if number % 2 == 0 { mail("m1", "x") } else { lookup("l1", "x") };
+        let call = if number % 2 == 0 {
+            mail("m1", "x")
+        } else {
+            lookup("l1", "x")
+        };
         ann.says(script().calls(call).says("done")).await;
         if number % 2 == 0 {
             assigned.push(ann.question().await.id().to_owned());
@@ -238,13 +247,23 @@ async fn one_answer_to_several_interrupts_needs_the_right_to_each(server: TestSe
     ann.says(script().calls_all(calls).says("sent")).await;
     let questions = ann.questions().await;
     assert_eq!(questions.len(), 2);
-    let mail = questions.iter().find(|asked| asked.0["approvers"] != json!(null)).unwrap();
-    let own = questions.iter().find(|asked| asked.0["approvers"] == json!(null)).unwrap();
+    let mail = questions
+        .iter()
+        .find(|asked| asked.0["approvers"] != json!(null))
+        .unwrap();
+    let own = questions
+        .iter()
+        .find(|asked| asked.0["approvers"] == json!(null))
+        .unwrap();
     let both = json!({mail.id(): approval(), own.id(): approval()});
     is_refused_as_assigned(&ann.tries_to_resume(both).await, mail);
     assert_eq!(ann.questions().await.len(), 2, "neither answer was stored");
     ann.resumes(json!({own.id(): approval()})).await.finishes().await;
-    assert_eq!(server.tools.calls_of("slow").len(), 0, "the step waits for all of its questions");
+    assert_eq!(
+        server.tools.calls_of("slow").len(),
+        0,
+        "the step waits for all of its questions"
+    );
     is_still_asked(&server, &keys, &ann, mail).await;
     assert_eq!(server.tools.calls_of("slow").len(), 1);
 }
@@ -256,7 +275,10 @@ async fn calls_with_different_approvers_are_asked_about_one_by_one(server: TestS
     ann.says(script().calls_all(calls).says("sent")).await;
     let questions = ann.questions().await;
     let names = |asked: &Question| -> Vec<String> {
-        let names = asked.requests().iter().map(|call| call["tool_call_id"].as_str().unwrap().to_owned());
+        let names = asked
+            .requests()
+            .iter()
+            .map(|call| call["tool_call_id"].as_str().unwrap().to_owned());
         names.collect()
     };
     let seen: Vec<_> = questions.iter().map(names).collect();
@@ -327,7 +349,10 @@ async fn a_write_into_the_state_does_not_get_past_an_approver(server: TestServer
         }
     }
     is_still_asked(&server, &keys, &ann, &question).await;
-    let written = ann.client().post(&ann.path("/state"), json!({"values": {"messages": []}})).await;
+    let written = ann
+        .client()
+        .post(&ann.path("/state"), json!({"values": {"messages": []}}))
+        .await;
     assert_eq!(written.status, 200, "nothing is open any more: {written:?}");
 }
 
@@ -386,7 +411,10 @@ async fn a_run_from_a_checkpoint_does_not_get_past_an_approver(server: TestServe
     let place = ann.history().await.into_iter().find(ends_with_call).expect("a call");
     let body = json!({"assistant_id": "guarded", "checkpoint_id": place["checkpoint"]["checkpoint_id"]});
     ann.client().post(&ann.path("/runs/wait"), body).await.ok();
-    is_refused_as_assigned(&ann.resolves(&ann.question().await, approval()).await, &ann.question().await);
+    is_refused_as_assigned(
+        &ann.resolves(&ann.question().await, approval()).await,
+        &ann.question().await,
+    );
     assert_eq!(mails(&server), 1);
 }
 
@@ -394,7 +422,9 @@ async fn a_run_that_waited_in_the_queue_does_not_get_past_an_approver(server: Te
     let keys = protected(&server).await;
     let ann = Human::on_new_thread(keys.client("ann"), "queued").await;
     server.tools.hold("lookup");
-    let first = ann.asks(script().calls(lookup("l1", "x")).calls(mail("m1", "bob")).says("sent")).await;
+    let first = ann
+        .asks(script().calls(lookup("l1", "x")).calls(mail("m1", "bob")).says("sent"))
+        .await;
     server.tools.called("lookup", 1).await;
     let jump = json!({"command": {"goto": "model"}, "multitask_strategy": "enqueue"});
     let second = ann.starts(jump).await;
@@ -472,7 +502,10 @@ async fn approvers_themselves_may_change_the_thread_that_they_own(server: TestSe
     let keys = protected(&server).await;
     let bob = Human::on_new_thread(keys.client("bob"), "guarded").await;
     bob.says(script().calls(mail("m1", "mia")).says("sent")).await;
-    let written = bob.client().post(&bob.path("/state"), json!({"values": {"messages": []}})).await;
+    let written = bob
+        .client()
+        .post(&bob.path("/state"), json!({"values": {"messages": []}}))
+        .await;
     assert_eq!(written.status, 200, "{written:?}");
     bob.says(script().calls(mail("m2", "mia")).says("sent")).await;
     bob.approves(&bob.question().await).await.finishes().await;
@@ -490,7 +523,9 @@ async fn decisions_and_attempts_are_in_the_audit(server: TestServer) {
     let path = format!("/audit?resource={resource}");
     let entries = async || root.get(&path).await.ok().as_array().expect("a list").clone();
     let has = |entries: &[Value], user: &str, outcome: &str| {
-        entries.iter().any(|entry| entry["user"] == user && entry["outcome"] == outcome)
+        entries
+            .iter()
+            .any(|entry| entry["user"] == user && entry["outcome"] == outcome)
     };
     // The refusal is recorded beside the response.
     eventually(async || has(&entries().await, "ann", "denied")).await;
@@ -522,7 +557,10 @@ async fn more_approvers_than_allowed_are_refused(server: TestServer) {
         answer.body.to_string()
     };
     let many = validate(json!({"users": users})).await;
-    assert!(many.contains("names 65 users and roles; at most 64 are allowed"), "{many}");
+    assert!(
+        many.contains("names 65 users and roles; at most 64 are allowed"),
+        "{many}"
+    );
     assert!(many.contains("interrupt_on") && many.contains("approvers"), "{many}");
     let unknown = validate(json!({"roles": ["boss"]})).await;
     assert!(unknown.contains("boss"), "{unknown}");
