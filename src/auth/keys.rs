@@ -4,13 +4,12 @@
 //! effect at once, and on other servers of the same database within that time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use secrecy::SecretString;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::cache::{CachedValue, ExpiringCache};
@@ -46,8 +45,8 @@ struct KeysInner {
     known: ExpiringCache<ApiKeyId, Arc<KnownKey>>,
     /// The ids under which there is no key. They have a cache of their own, so that made-up ids do not push out keys.
     gaps: ExpiringCache<ApiKeyId, ()>,
-    /// Counts the changes of keys: what was read before a change is not cached after it.
-    changes: AtomicU64,
+    /// Counts the changes of keys: what was read before a change is not cached after it, and open streams look again.
+    changes: watch::Sender<u64>,
     uses: Mutex<KeyUses>,
     has_uses: Notify,
 }
@@ -84,7 +83,7 @@ impl ApiKeys {
             random: SystemRandom::new(),
             known: ExpiringCache::new(CACHED_KEYS),
             gaps: ExpiringCache::new(CACHED_GAPS),
-            changes: AtomicU64::new(0),
+            changes: watch::Sender::new(0),
             uses: Mutex::default(),
             has_uses: Notify::new(),
         }))
@@ -118,6 +117,11 @@ impl ApiKeys {
         Ok(known.is_some_and(|known| known.stored.key.is_valid(now)))
     }
 
+    /// Returns a receiver that learns of every change of a key in this process.
+    pub(super) fn watch_changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
     async fn find_cached(&self, id: &ApiKeyId, now: Timestamp) -> Result<Option<Arc<KnownKey>>, AuthError> {
         if let Some(known) = self.0.known.get(id, now) {
             return Ok(Some(known));
@@ -125,9 +129,9 @@ impl ApiKeys {
         if self.0.gaps.get(id, now).is_some() {
             return Ok(None);
         }
-        let changes = self.0.changes.load(Ordering::SeqCst);
+        let changes = *self.0.changes.borrow();
         let found = self.0.store.find_key(id.clone()).await?;
-        let is_current = || self.0.changes.load(Ordering::SeqCst) == changes;
+        let is_current = || *self.0.changes.borrow() == changes;
         let valid_until = now.plus(CACHED_FOR);
         let Some(stored) = found else {
             let gap = CachedValue { value: (), valid_until };
@@ -144,9 +148,14 @@ impl ApiKeys {
 
     /// Forgets what is cached of a key that has changed.
     fn forget(&self, id: &ApiKeyId) {
-        self.0.changes.fetch_add(1, Ordering::SeqCst);
+        // Counted before, so that no older read is cached afterwards; announced after the caches are clean.
+        self.0.changes.send_if_modified(|count| {
+            *count += 1;
+            false
+        });
         self.0.known.remove(id);
         self.0.gaps.remove(id);
+        self.0.changes.send_modify(|_| {});
     }
 
     /// Passes the use of a key on to be recorded, at most once a minute.

@@ -14,14 +14,16 @@
 //! What is refused is logged with its reason at the level `debug`; the client does not learn the reason.
 
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 
 use reqwest::Method;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName};
 
 use crate::domain::Invalid;
-use crate::domain::api_key::PresentedKey;
-use crate::domain::identity::Identity;
+use crate::domain::api_key::{ApiKeyId, PresentedKey};
+use crate::domain::identity::{Credential, Identity};
 use crate::domain::time::Clock;
 
 mod bounded_json;
@@ -47,6 +49,10 @@ use tickets::Tickets;
 
 /// The header with an API key, as the SDKs send it.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// The time after which the credential of an open stream is checked again. A change of a key in this process is noticed at
+/// once.
+pub const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// What a request says about who sends it.
 #[derive(Clone, Copy)]
@@ -205,6 +211,16 @@ impl Authenticator {
         outcome
     }
 
+    /// Waits until the credential of a caller has become invalid: its API key is revoked, or its time is over. Waits for
+    /// ever if that cannot happen.
+    pub async fn credential_ended(&self, identity: &Identity) {
+        match &self.0 {
+            // What the hook says is the time for which its answer is cached, which is not the end of a session.
+            Some(ways) if identity.credential != Credential::Hook => ways.credential_ended(identity).await,
+            _ => pending().await,
+        }
+    }
+
     /// Returns the API keys of the database.
     ///
     /// # Errors
@@ -224,6 +240,29 @@ impl Authenticator {
 }
 
 impl Ways {
+    async fn credential_ended(&self, identity: &Identity) {
+        let key = match &identity.credential {
+            Credential::ApiKey(id) => ApiKeyId::read(id),
+            _ => None,
+        };
+        let mut changes = self.keys.watch_changes();
+        loop {
+            if identity.expires_at.is_some_and(|end| end <= self.clock.now()) {
+                return;
+            }
+            // While the database fails, nobody knows that the key has ended.
+            if let Some(key) = &key
+                && let Ok(false) = self.keys.is_valid(key).await
+            {
+                return;
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(STREAM_CHECK_INTERVAL) => {}
+            }
+        }
+    }
+
     async fn identify(&self, credentials: Credentials<'_>) -> Result<Arc<Identity>, AuthError> {
         let stored_keys = Some(&self.keys).filter(|_| self.accepts_stored_keys);
         if let Some(ticket) = credentials.ticket {

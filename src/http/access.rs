@@ -42,7 +42,7 @@ impl AppState {
 #[derive(Clone)]
 pub struct Api {
     parts: Arc<ApiParts>,
-    /// Who sends the request.
+    /// The caller, who sends the request.
     pub caller: Arc<Identity>,
 }
 

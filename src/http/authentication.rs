@@ -3,11 +3,17 @@
 //! The identity is put into the extensions of the request, from where handlers take it. With the section `[auth]` a
 //! request without valid credentials ends here with 401, whatever its path is; only a few pages are public.
 
+use std::sync::Arc;
+
+use axum::body::HttpBody;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, header};
+use axum::response::Response;
 
+use super::body_guard::abort_when;
 use super::error::ApiError;
 use crate::auth::{AuthError, Authenticator, Credentials};
+use crate::domain::identity::{Credential, Identity};
 
 /// The routes that are public, for GET and HEAD.
 const PUBLIC: [&str; 5] = ["/ok", "/openapi.json", "/docs", "/docs/{*file}", "/favicon.ico"];
@@ -44,6 +50,20 @@ pub(super) async fn identify(auth: &Authenticator, request: &mut Request) -> Res
     })?;
     request.extensions_mut().insert(identity);
     Ok(())
+}
+
+/// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens are
+/// short-lived and a run may take longer than a token lives, so the end of a token aborts nothing.
+pub(super) fn end_with_key(auth: &Authenticator, caller: Option<Arc<Identity>>, response: Response) -> Response {
+    let has_key = |caller: &Arc<Identity>| matches!(caller.credential, Credential::ApiKey(_));
+    let Some(caller) = caller.filter(has_key) else {
+        return response;
+    };
+    if response.body().size_hint().exact().is_some() {
+        return response;
+    }
+    let auth = auth.clone();
+    abort_when(response, Box::pin(async move { auth.credential_ended(&caller).await }))
 }
 
 /// Returns whether a request needs no identity.

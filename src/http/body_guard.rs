@@ -1,10 +1,12 @@
 //! Response and request bodies that are observed, or that hold a guard until they end.
 
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
+use futures::future::BoxFuture;
 
 /// Holds `guard` until the response body ends or is dropped.
 pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
@@ -13,6 +15,12 @@ pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, gua
             let _held = &guard;
         })
     })
+}
+
+/// Aborts the response body when `end` completes: the connection fails, so that the client does not take for the whole what
+/// it has received.
+pub(super) fn abort_when(response: Response, end: BoxFuture<'static, ()>) -> Response {
+    response.map(|body| Body::new(AbortableBody { body, end: Some(end) }))
 }
 
 /// Calls `on_frame` for each frame of the body and at its end.
@@ -38,6 +46,40 @@ impl<W: Fn() + Unpin> HttpBody for ObservedBody<W> {
             (self.on_frame)();
         }
         polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+struct AbortableBody {
+    body: Body,
+    /// `None` after it has completed.
+    end: Option<BoxFuture<'static, ()>>,
+}
+
+impl HttpBody for AbortableBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        let Some(end) = &mut self.end else {
+            return Poll::Ready(None);
+        };
+        if end.as_mut().poll(context).is_ready() {
+            self.end = None;
+            let reason = io::Error::other("the credential of the caller is no longer valid");
+            return Poll::Ready(Some(Err(axum::Error::new(reason))));
+        }
+        Pin::new(&mut self.body).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -18,6 +18,7 @@ use utoipa_axum::routes;
 
 use crate::auth::Authenticator;
 use crate::db::Db;
+use crate::domain::identity::Identity;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -241,9 +242,12 @@ pub fn router(api: ApiParts) -> Router {
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
     let (routes, document) = table().split_for_parts();
-    let document = Arc::new(openapi::complete(document));
+    let mut document = openapi::complete(document);
+    if api.auth.is_on() {
+        openapi::require_credentials(&mut document);
+    }
     routes
-        .merge(openapi::pages(document))
+        .merge(openapi::pages(Arc::new(document)))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         // The limit is enforced where bodies are read.
@@ -275,7 +279,11 @@ impl RequestChecks {
 /// Refuses requests from foreign origins or hosts and from unknown callers, and reads the bodies of the others.
 async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, next: Next) -> Response {
     let mut response = match checks.check(&mut request).await {
-        Ok(()) => checks.bodies.admit(request, next).await,
+        Ok(()) => {
+            let caller = request.extensions().get::<Arc<Identity>>().cloned();
+            let response = checks.bodies.admit(request, next).await;
+            authentication::end_with_key(&checks.auth, caller, response)
+        }
         Err(error) => error.into_response(),
     };
     // Browsers must not guess the content type of a response.

@@ -17,6 +17,9 @@ use utoipa::openapi::{self, Content, ContentBuilder, Ref, RefOr, ResponseBuilder
 use utoipa_swagger_ui::Config;
 
 mod partial_schemas;
+mod security;
+
+pub(super) use security::require_credentials;
 
 use super::error::{ApiError, ErrorBody};
 use super::{AppState, table};
@@ -64,6 +67,7 @@ pub fn document() -> openapi::OpenApi {
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     partial_schemas::add_partial_schemas(&mut document);
     close_bodies(&mut document);
+    security::add_security_schemes(&mut document);
     for (path, item) in &mut document.paths.paths {
         for operation in operations(item) {
             qualify_operation_id(operation);

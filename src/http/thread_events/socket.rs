@@ -1,6 +1,7 @@
 //! The stream of a thread over a WebSocket, which carries commands, their results and events.
 
 use std::future::pending;
+use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -78,6 +79,8 @@ struct SocketSession {
     last_seq: i64,
     subscriptions: Vec<(String, Filter)>,
     heartbeat: Interval,
+    /// Completes when the credential of the caller has become invalid.
+    credential_ended: BoxFuture<'static, ()>,
     _permit: StreamPermit,
     _connection: Option<RequestGuard>,
 }
@@ -95,6 +98,9 @@ impl SocketSession {
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;
         let subscriptions = vec![];
+        let auth = api.auth.clone();
+        let caller = Arc::clone(&api.caller);
+        let credential_ended = Box::pin(async move { auth.credential_ended(&caller).await });
         Self {
             api,
             thread,
@@ -105,6 +111,7 @@ impl SocketSession {
             last_seq: 0,
             subscriptions,
             heartbeat,
+            credential_ended,
             _permit: permit,
             _connection: connection,
         }
@@ -117,6 +124,7 @@ impl SocketSession {
 
     async fn serve(&mut self) -> Result<(), Disconnected> {
         let events = self.api.events.clone();
+        let credential_ended = &mut self.credential_ended;
         tokio::select! {
             (tail, read) = next(&mut self.pending_read) => self.on_event(tail, read).await,
             message = self.socket.recv() => match message {
@@ -126,6 +134,7 @@ impl SocketSession {
                 Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Disconnected),
             },
             _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
+            () = credential_ended => self.close_for_credential().await,
             () = events.shutdown_started() => self.close_for_restart("the server restarts").await,
         }
     }
@@ -322,6 +331,17 @@ impl SocketSession {
         Err(Disconnected)
     }
 
+    /// Closes the socket, whose commands would act for a caller that has no valid credential any more.
+    async fn close_for_credential(&mut self) -> Result<(), Disconnected> {
+        let frame = CloseFrame {
+            code: close_code::POLICY,
+            reason: "the credential is no longer valid".into(),
+        };
+        // If the client does not receive this, it sees the connection end.
+        let _ = self.send(Message::Close(Some(frame))).await;
+        Err(Disconnected)
+    }
+
     /// Closes the socket so that the client reconnects.
     async fn close_for_restart(&mut self, reason: &'static str) -> Result<(), Disconnected> {
         let frame = CloseFrame {
@@ -347,7 +367,7 @@ async fn next(pending_read: &mut Option<PendingRead>) -> (ThreadTail, DbResult<T
 }
 
 /// The next event up to sequence number `until`.
-async fn next_until(tail: &mut ThreadTail, until: i64) -> DbResult<Option<std::sync::Arc<Event>>> {
+async fn next_until(tail: &mut ThreadTail, until: i64) -> DbResult<Option<Arc<Event>>> {
     loop {
         let Some(next) = tail.peek() else {
             if tail.position() >= until {

@@ -5,11 +5,18 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use futures::StreamExt;
+use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, query_scalar};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::support::client::Client;
 use crate::support::process::{Log, Process, server_in};
+use crate::support::sse::Sse;
 use crate::support::{Engine, TestServer, eventually, on_both_engines, on_postgres};
 
 on_both_engines! {
@@ -25,6 +32,8 @@ on_both_engines! {
     secrets_are_neither_stored_nor_logged,
     the_command_line_creates_the_first_key,
     keys_of_the_database_can_be_switched_off,
+    streams_end_when_their_key_is_revoked,
+    streams_end_when_their_key_expires,
 }
 
 on_postgres! {
@@ -68,6 +77,66 @@ async fn a_key_works_until_it_is_revoked(server: TestServer) {
     assert!(revoked["revoked_at"].is_string(), "{revoked}");
     assert_eq!(robot.get("/auth/me").await.status, 401);
     assert_eq!(admin.get(&path_of(&issued)).await.ok(), revoked);
+}
+
+/// The stream of a thread and a WebSocket, opened with a key.
+struct OpenStreams {
+    events: Sse,
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+}
+
+impl OpenStreams {
+    async fn open(client: &Client) -> Self {
+        let thread = client.thread().await;
+        let stream = client.request(Method::GET, &format!("/threads/{thread}/stream"));
+        let events = Sse::open(stream.send().await.expect("an answer")).await;
+        let ticket = client.post("/auth/tickets", json!({})).await.ok();
+        let base = client.base().replacen("http", "ws", 1);
+        let ticket = ticket["ticket"].as_str().expect("a ticket");
+        let url = format!("{base}/threads/{thread}/stream/events?ticket={ticket}");
+        let connected = connect_async(url).await.expect("a socket");
+        Self {
+            events,
+            socket: connected.0,
+        }
+    }
+
+    /// Waits until the server has ended both.
+    async fn ended(mut self) {
+        while let Ok(Some(_)) = self.events.try_next().await {}
+        loop {
+            match self.socket.next().await {
+                Some(Ok(Message::Close(Some(frame)))) => {
+                    assert_eq!(frame.code, CloseCode::Policy);
+                    return;
+                }
+                Some(Ok(_)) => {}
+                other => panic!("the socket was not closed with a reason: {other:?}"),
+            }
+        }
+    }
+}
+
+async fn streams_end_when_their_key_is_revoked(server: TestServer) {
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "page"})).await;
+    let streams = OpenStreams::open(&keys.with(&text_of(&issued))).await;
+    admin.delete(&path_of(&issued)).await.ok();
+    streams.ended().await;
+}
+
+async fn streams_end_when_their_key_expires(server: TestServer) {
+    let clock = clock(&server).await;
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let end = clock.now().plus(Duration::from_secs(60)).to_string();
+    let issued = create(&admin, json!({"name": "page", "expires_at": end})).await;
+    let streams = OpenStreams::open(&keys.with(&text_of(&issued))).await;
+    clock.advance(Duration::from_secs(60));
+    // Keys are looked at again after some seconds, and at once when one has changed.
+    create(&admin, json!({"name": "another"})).await;
+    streams.ended().await;
 }
 
 async fn a_rotated_key_has_both_secrets_for_a_while(server: TestServer) {

@@ -26,6 +26,8 @@ enum Audience {
     Everybody,
     /// Everybody with a valid credential, for what is their own.
     Users,
+    /// Admins and operators of the tenant `default`.
+    ServerOperators,
     /// Admins only.
     Admins,
 }
@@ -123,7 +125,7 @@ impl Fixture {
     /// Returns the request of an endpoint that succeeds for the owner.
     #[expect(clippy::too_many_lines, reason = "one line for each endpoint")]
     fn endpoint(&self, method: &str, pattern: &str) -> Endpoint {
-        use Audience::{Admins, Everybody, Users};
+        use Audience::{Admins, Everybody, ServerOperators, Users};
         let input = json!({"messages": [{"role": "user", "content": script().says("done").to_string()}]});
         let run = json!({"assistant_id": "agent", "input": input});
         let stateless = json!({"assistant_id": self.assistant, "input": input});
@@ -136,7 +138,8 @@ impl Fixture {
         };
         let (audience, body) = match (method, pattern) {
             ("get", "/ok") => (Everybody, None),
-            ("get", "/metrics" | "/audit" | "/auth/keys") => (Admins, None),
+            ("get", "/metrics") => (ServerOperators, None),
+            ("get", "/audit" | "/auth/keys") => (Admins, None),
             ("post", "/auth/keys") => (Admins, Some(json!({"name": "k", "user": "u", "roles": ["user"]}))),
             ("get" | "delete", "/auth/keys/{key_id}") => (Admins, None),
             ("post", "/auth/keys/{key_id}/rotate") => (Admins, empty),
@@ -306,7 +309,7 @@ async fn every_endpoint_refuses_callers_without_a_valid_credential(server: TestS
             let reply = endpoint.send(&caller).await;
             let expected = match endpoint.audience {
                 Audience::Everybody => 200,
-                Audience::Users | Audience::Admins => 401,
+                Audience::Users | Audience::Admins | Audience::ServerOperators => 401,
             };
             assert_eq!(reply.status, expected, "{method} {pattern}: {reply:?}");
             assert!(!format!("{reply:?}").contains(MARK), "{method} {pattern}: {reply:?}");
@@ -343,6 +346,7 @@ async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
 async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
     let keys = server.is_protected().await;
     let ann = keys.client("ann");
+    let mut wrong = vec![];
     for [method, pattern] in patterns(&ann).await {
         for caller in ["ann", "root"] {
             let client = keys.client(caller);
@@ -376,17 +380,22 @@ async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
                 continue;
             }
             let reply = endpoint.send(&client).await;
-            let is_allowed = endpoint.audience != Audience::Admins || caller == "root";
-            if is_allowed {
-                assert!(
-                    (200..300).contains(&reply.status),
-                    "{caller}: {method} {pattern}: {reply:?}"
-                );
-            } else {
-                assert_eq!(reply.status, 403, "{caller}: {method} {pattern}: {reply:?}");
+            let is_allowed = match endpoint.audience {
+                Audience::Everybody | Audience::Users => true,
+                Audience::Admins => caller == "root",
+                Audience::ServerOperators => false,
+            };
+            let is_expected = match is_allowed {
+                true => (200..300).contains(&reply.status),
+                false => reply.status == 403,
+            };
+            if !is_expected {
+                wrong.push(format!("{caller}: {method} {pattern}: {reply:?}"));
             }
         }
     }
+    assert_eq!(wrong, Vec::<String>::new());
+    assert_eq!(keys.client("harness").get("/metrics").await.status, 200);
 }
 
 async fn searches_and_counts_contain_only_what_the_caller_may_see(server: TestServer) {

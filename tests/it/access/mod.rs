@@ -8,4 +8,5 @@ mod issuer;
 mod jwt;
 mod keys;
 mod matrix;
+mod sdk;
 mod tickets;

@@ -9,11 +9,12 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::compat::sdk::runs_to_its_end;
+use crate::support::client::Client;
 use crate::support::server::skipped;
-use crate::support::{Engine, TestServer, eventually, on_both_engines};
+use crate::support::{Engine, TestServer, eventually, on_both_engines, without_postgres};
 
-/// Returns the command that tests this server with schemathesis.
-fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
+/// Returns the command that tests this server with schemathesis, in these phases.
+fn schemathesis(server: &TestServer, place: &Path, phases: &str) -> Option<Command> {
     let named = std::env::var_os("ADJUTANT_TEST_SCHEMATHESIS").filter(|name| !name.is_empty());
     let named = named.or_else(|| skipped("schemathesis (ADJUTANT_TEST_SCHEMATHESIS)"))?;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/contract");
@@ -30,18 +31,20 @@ fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
     command
         .arg(format!("{}/openapi.json", server.client().base()))
         .args(["--no-color", "--max-examples", "20"]);
-    // What does not depend on the database is asked once.
-    let phases = match server.engine {
-        Engine::Sqlite => "examples,coverage",
-        Engine::Postgres => "fuzzing,stateful",
-    };
     command.args(["--phases", phases]);
     Some(command)
 }
 
+/// Returns the phases of an engine. What does not depend on the database is asked once.
+fn phases(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Sqlite => "examples,coverage",
+        Engine::Postgres => "fuzzing,stateful",
+    }
+}
+
 /// Cancels all runs and deletes all crons.
-async fn tidy(server: &TestServer) {
-    let client = server.client();
+async fn tidy(client: &Client) {
     let all = json!({"limit": 1000, "select": ["cron_id"]});
     let crons = client.post("/runs/crons/search", all).await.ok();
     for id in crons
@@ -61,13 +64,40 @@ async fn tidy(server: &TestServer) {
 
 on_both_engines! {
     every_response_is_documented,
+    every_response_to_a_caller_with_a_key_is_documented,
+}
+
+without_postgres! {
+    a_caller_without_a_key_learns_nothing,
 }
 
 async fn every_response_is_documented(server: TestServer) {
     let place = tempfile::tempdir().expect("a directory");
-    let Some(command) = schemathesis(&server, place.path()) else {
+    let Some(command) = schemathesis(&server, place.path(), phases(server.engine)) else {
         return;
     };
     runs_to_its_end(command).await;
-    tidy(&server).await;
+    tidy(&server.client()).await;
+}
+
+async fn every_response_to_a_caller_with_a_key_is_documented(server: TestServer) {
+    let place = tempfile::tempdir().expect("a directory");
+    let keys = server.is_protected().await;
+    let Some(mut command) = schemathesis(&server, place.path(), phases(server.engine)) else {
+        return;
+    };
+    command.args(["--header", &format!("x-api-key: {}", keys.text("root"))]);
+    command.args(["--max-examples", "5"]);
+    runs_to_its_end(command).await;
+    tidy(&keys.client("root")).await;
+}
+
+async fn a_caller_without_a_key_learns_nothing(server: TestServer) {
+    let place = tempfile::tempdir().expect("a directory");
+    server.is_protected().await;
+    let Some(mut command) = schemathesis(&server, place.path(), "coverage") else {
+        return;
+    };
+    command.env("ADJUTANT_CONTRACT_WITHOUT_KEY", "1");
+    runs_to_its_end(command).await;
 }

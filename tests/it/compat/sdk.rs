@@ -60,7 +60,7 @@ pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
 }
 
 /// Returns the command that runs a script in Python.
-fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
+pub(crate) fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
     let mut command = Command::new(python()?);
     command
         .arg("-B")
@@ -70,14 +70,14 @@ fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
 }
 
 /// The packages of the scripts for v1: the SDK, and a renderer for its React hook.
-const RUNS: [&str; 2] = ["@langchain/langgraph-sdk", "react-test-renderer"];
+pub(crate) const RUNS: [&str; 2] = ["@langchain/langgraph-sdk", "react-test-renderer"];
 /// The packages of the scripts for v2: two versions of the SDK, and WebSockets.
-const THREADS: [&str; 3] = ["sdk-1-11", "sdk-1-15", "ws"];
+pub(crate) const THREADS: [&str; 3] = ["sdk-1-11", "sdk-1-15", "ws"];
 /// The packages of the page in a browser.
-const PAGE: [&str; 4] = ["@langchain/react", "react-dom", "esbuild", "playwright-core"];
+pub(crate) const PAGE: [&str; 4] = ["@langchain/react", "react-dom", "esbuild", "playwright-core"];
 
 /// Returns the path of a browser.
-fn chromium() -> Option<String> {
+pub(crate) fn chromium() -> Option<String> {
     let named = std::env::var("ADJUTANT_TEST_CHROMIUM")
         .ok()
         .filter(|name| !name.is_empty());
@@ -89,7 +89,7 @@ fn chromium() -> Option<String> {
 }
 
 /// Returns the command that runs a script in JavaScript, which needs these packages.
-fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<Command> {
+pub(crate) fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<Command> {
     let mut command = Command::new("node");
     command.env("ADJUTANT_TEST_NODE_MODULES", node_modules(packages)?);
     command.arg(folder().join("js").join(scene)).arg(server.client().base());

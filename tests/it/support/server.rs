@@ -94,8 +94,13 @@ pub(crate) struct Keys(Client);
 impl Keys {
     /// Returns a client of this caller.
     pub(crate) fn client(&self, name: &str) -> Client {
+        self.with(&self.text(name))
+    }
+
+    /// Returns the key of this caller.
+    pub(crate) fn text(&self, name: &str) -> String {
         let caller = CALLERS.iter().find(|caller| caller.name == name);
-        self.with(&caller.expect("a caller").key())
+        caller.expect("a caller").key()
     }
 
     /// Returns a client with this key.

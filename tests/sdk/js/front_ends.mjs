@@ -9,6 +9,8 @@ import { Page, Tab } from "./browser.mjs";
 
 const { Client } = modules("@langchain/langgraph-sdk");
 const apiUrl = process.argv[2];
+// A server without authentication ignores it.
+const apiKey = process.env.LANGGRAPH_API_KEY ?? "key";
 
 const said = (text) => ({ id: randomUUID(), type: "human", content: text });
 const texts = (messages) => messages.map(({ content }) => (typeof content === "string" ? content : content.map(({ text }) => text).join("")));
@@ -21,7 +23,7 @@ const deepLook = (stream) => ({
 });
 
 function deepPage(tab, assistant, options = {}) {
-  const client = new Client({ apiUrl, defaultHeaders: { "Content-Type": "application/json", "X-Api-Key": "key" }, callerOptions: { fetch: tab.fetch } });
+  const client = new Client({ apiUrl, defaultHeaders: { "Content-Type": "application/json", "X-Api-Key": apiKey }, callerOptions: { fetch: tab.fetch } });
   const told = [];
   const page = new Page({
     assistantId: assistant.assistant_id, client, reconnectOnMount: true, defaultHeaders: { "x-auth-scheme": "langsmith" },
@@ -50,7 +52,7 @@ async function listed(client, assistant, status) {
 }
 
 async function findsItsAssistant(tab) {
-  const client = new Client({ apiUrl, defaultHeaders: { "X-Api-Key": "key" }, callerOptions: { fetch: tab.fetch } });
+  const client = new Client({ apiUrl, defaultHeaders: { "X-Api-Key": apiKey }, callerOptions: { fetch: tab.fetch } });
   const found = await client.assistants.search({ graphId: "agent", limit: 100 });
   const own = found.find(({ metadata }) => metadata?.created_by === "system");
   assert.deepEqual(await client.assistants.get(own.assistant_id), own);
@@ -152,10 +154,10 @@ async function leavingAndComingBack() {
 const chatLook = (stream) => ({ messages: stream.messages, interrupt: stream.interrupt, ui: stream.values.ui });
 
 async function chatPage(tab, custom = []) {
-  const info = await tab.fetch(`${apiUrl}/info`, { headers: { "X-Api-Key": "key" } });
+  const info = await tab.fetch(`${apiUrl}/info`, { headers: { "X-Api-Key": apiKey } });
   assert.ok(info.ok);
   return new Page({
-    apiUrl, apiKey: "key", assistantId: "agent", fetchStateHistory: true, callerOptions: { fetch: tab.fetch },
+    apiUrl, apiKey, assistantId: "agent", fetchStateHistory: true, callerOptions: { fetch: tab.fetch },
     onCustomEvent: (event) => custom.push(event),
   }, chatLook);
 }
@@ -172,7 +174,7 @@ async function aChatThatBranches() {
   assert.deepEqual([...sent.stream_mode].sort(), ["custom", "messages-tuple", "values"]);
   assert.deepEqual(custom, [{ done: 0.5 }, "almost", 1]);
   assert.equal(page.shown.messages.at(-1).content, "done");
-  const client = new Client({ apiUrl, apiKey: "key", callerOptions: { fetch: tab.fetch } });
+  const client = new Client({ apiUrl, apiKey, callerOptions: { fetch: tab.fetch } });
   const threads = await client.threads.search({ metadata: { graph_id: "agent" }, limit: 100 });
   assert.ok(threads.some(({ thread_id: id }) => id === page.threadId));
 

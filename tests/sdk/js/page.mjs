@@ -8,6 +8,7 @@ import { fileURLToPath } from "node:url";
 import { callsTool, modules, task } from "./modules.mjs";
 
 const [apiUrl, executablePath] = process.argv.slice(2);
+const key = process.env.LANGGRAPH_API_KEY;
 const { build } = modules("esbuild");
 const { chromium } = modules("playwright-core");
 const here = dirname(fileURLToPath(import.meta.url));
@@ -34,7 +35,7 @@ async function opens(query = {}) {
   const page = await browser.newPage();
   page.setDefaultTimeout(30_000);
   page.on("pageerror", (error) => console.error("in the page:", error));
-  const search = new URLSearchParams({ api: apiUrl, ...query });
+  const search = new URLSearchParams({ api: apiUrl, ...(key && { key }), ...query });
   await page.goto(`http://127.0.0.1:${pages.address().port}/?${search}`);
   await has(page, "main");
   return page;
@@ -120,7 +121,8 @@ async function stopping(query) {
 }
 
 try {
-  for (const transport of ["sse", "websocket"]) {
+  // A browser sends no key with a WebSocket.
+  for (const transport of key ? ["sse"] : ["sse", "websocket"]) {
     for (const scene of [text, subagents, questions, joining, stopping]) {
       await scene({ transport }).catch((error) => {
         error.message = `${scene.name} over ${transport}: ${error.message}`;

@@ -6,6 +6,7 @@ import assert from "node:assert/strict";
 import { callsTool, modules, task } from "./modules.mjs";
 
 const { WebSocket } = modules("ws");
+const key = process.env.LANGGRAPH_API_KEY;
 const apiUrl = process.argv[2];
 const human = (text) => ({ messages: [{ role: "user", content: text }] });
 // A model takes its time. One that answers at once is done before the client has made its subscriptions.
@@ -101,8 +102,9 @@ async function extensions(open) {
 
 for (const name of ["sdk-1-11", "sdk-1-15"]) {
   const { Client } = modules(name);
-  const client = new Client({ apiUrl, apiKey: null });
-  for (const transport of ["sse", "websocket"]) {
+  const client = new Client({ apiUrl, apiKey: key ?? null });
+  // The SDK opens no WebSocket with a key.
+  for (const transport of key ? ["sse"] : ["sse", "websocket"]) {
     const options = { assistantId: "agent", transport, webSocketFactory: (url) => new WebSocket(url) };
     const open = (id) => (id ? client.threads.stream(id, options) : client.threads.stream(options));
     for (const scene of [textAndTools, subagents, questions, joining, extensions]) {

@@ -5,6 +5,7 @@ Usage: threads.py BASE. Prints "the flow is complete" when it came to its end.
 
 import asyncio
 import json
+import os
 import sys
 import uuid
 
@@ -27,6 +28,9 @@ def task(id, subagent, text):
     return (id, "task", {"description": text, "subagent_type": subagent})
 
 
+KEY = os.environ.get("LANGGRAPH_API_KEY")
+# The SDK sends the key of its client with requests, but not when it opens a WebSocket.
+HEADERS = {"x-api-key": KEY} if KEY else None
 APPROVAL = {"decisions": [{"type": "approve"}]}
 
 
@@ -37,21 +41,21 @@ async def texts(thread):
 
 
 async def text_and_values(client, transport):
-    async with client.threads.stream(str(uuid.uuid4()), assistant_id="agent", transport=transport) as thread:
+    async with client.threads.stream(str(uuid.uuid4()), assistant_id="agent", transport=transport, headers=HEADERS) as thread:
         started = await thread.run.start(input=human(script({"text": "one two three"})))
         assert uuid.UUID(started["run_id"])
         assert await texts(thread) == ["one two three"]
         output = await thread.output
         assert output["messages"][-1]["content"] == "one two three", output
     # A second handle on the same thread: what is past does not end what it does.
-    async with client.threads.stream(thread.thread_id, assistant_id="agent", transport=transport) as again:
+    async with client.threads.stream(thread.thread_id, assistant_id="agent", transport=transport, headers=HEADERS) as again:
         await again.run.start(input=human("hello"))
         assert await texts(again) == ["echo: hello"]
         assert (await again.output)["messages"][-1]["content"] == "echo: hello"
 
 
 async def tools(client, transport):
-    async with client.threads.stream(assistant_id="agent", transport=transport) as thread:
+    async with client.threads.stream(assistant_id="agent", transport=transport, headers=HEADERS) as thread:
         await thread.run.start(input=human(script(calls(("c1", "lookup", {"query": "x"})), {"text": "done"})))
         handles = [handle async for handle in thread.tool_calls]
         assert [(handle.name, handle.input) for handle in handles] == [("lookup", {"query": "x"})]
@@ -65,7 +69,7 @@ async def subagents(client, transport):
         calls(task("t1", "researcher", research("c1", "x")), task("t2", "researcher", research("c2", "y"))),
         {"text": "both are known"},
     )
-    async with client.threads.stream(assistant_id="agent", transport=transport) as thread:
+    async with client.threads.stream(assistant_id="agent", transport=transport, headers=HEADERS) as thread:
         await thread.run.start(input=human(text))
         handles = [handle async for handle in thread.subgraphs]
         assert len(handles) == 2, handles
@@ -77,7 +81,7 @@ async def subagents(client, transport):
 async def questions(client, transport):
     mailer = script(calls(("m1", "send_email", {"to": "bob", "body": "hi"})), {"text": "sent"})
     for text in [mailer, script(calls(task("t1", "mailer", mailer)), {"text": "the mailer sent it"})]:
-        async with client.threads.stream(assistant_id="agent", transport=transport) as thread:
+        async with client.threads.stream(assistant_id="agent", transport=transport, headers=HEADERS) as thread:
             await thread.run.start(input=human(text))
             async for _ in thread.values:
                 pass
@@ -91,13 +95,13 @@ async def questions(client, transport):
 
 async def joining(client, transport):
     """A run that is under way is joined, and one that is over is read."""
-    async with client.threads.stream(assistant_id="agent", transport=transport) as thread:
+    async with client.threads.stream(assistant_id="agent", transport=transport, headers=HEADERS) as thread:
         slow = json.dumps({"script": [{"text": "slowly " * 5}], "delay_ms": 100})
         await thread.run.start(input=human(slow))
-        async with client.threads.stream(thread.thread_id, assistant_id="agent", transport=transport) as other:
+        async with client.threads.stream(thread.thread_id, assistant_id="agent", transport=transport, headers=HEADERS) as other:
             assert await texts(other) == ["slowly " * 5]
         assert (await thread.output)["messages"][-1]["content"] == "slowly " * 5
-    async with client.threads.stream(thread.thread_id, assistant_id="agent", transport=transport) as late:
+    async with client.threads.stream(thread.thread_id, assistant_id="agent", transport=transport, headers=HEADERS) as late:
         assert (await late.output)["messages"][-1]["content"] == "slowly " * 5
 
 

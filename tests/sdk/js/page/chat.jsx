@@ -25,6 +25,7 @@ function Card({ stream, subagent }) {
 function Chat() {
   const stream = useStream({
     apiUrl: parameters.get("api"),
+    apiKey: parameters.get("key") ?? undefined,
     assistantId: "agent",
     threadId: parameters.get("thread"),
     transport: parameters.get("transport") ?? "sse",

@@ -1,0 +1,41 @@
+//! How callers prove who they are, in the API document.
+
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
+use utoipa::openapi::{Components, OpenApi};
+
+/// The name of the scheme with the header of an API key.
+const API_KEY: &str = "ApiKey";
+/// The name of the scheme with the header `authorization`.
+const BEARER: &str = "Bearer";
+
+/// Describes the credentials, which a server without authentication does not need.
+pub(super) fn add_security_schemes(document: &mut OpenApi) {
+    let api_key = ApiKeyValue::with_description("x-api-key", "An API key, as the SDKs send it");
+    let bearer = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some("An API key, or a token of a configured issuer"))
+        .build();
+    let components = document.components.get_or_insert_with(Components::new);
+    components.add_security_scheme(API_KEY, SecurityScheme::ApiKey(ApiKey::Header(api_key)));
+    components.add_security_scheme(BEARER, SecurityScheme::Http(bearer));
+    let nothing = SecurityRequirement::default();
+    document.security = Some(credentials().chain([nothing]).collect());
+    let liveness = document.paths.paths.get_mut("/ok").and_then(|item| item.get.as_mut());
+    if let Some(operation) = liveness {
+        operation.security = Some(vec![]);
+    }
+}
+
+/// Describes that every endpoint needs credentials, except those that say otherwise.
+pub(in crate::http) fn require_credentials(document: &mut OpenApi) {
+    document.security = Some(credentials().collect());
+}
+
+/// The credentials, of which one is enough.
+fn credentials() -> impl Iterator<Item = SecurityRequirement> {
+    [API_KEY, BEARER]
+        .into_iter()
+        .map(|scheme| SecurityRequirement::new::<_, [&str; 0], _>(scheme, []))
+}
