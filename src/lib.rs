@@ -171,7 +171,9 @@ pub use definition::{
     AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
     SubagentDefinition, SystemPrompt,
 };
+pub use domain::approvers::Approvers;
 pub use domain::call::ToolOutput;
+pub use domain::identity::{UserId, UserRole};
 pub use domain::interrupt::{Question, QuestionKind};
 pub use domain::machine::{Failure, HookPoint, Jump};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};

@@ -374,7 +374,8 @@ impl AgentFactory {
         let files = FileRules::new(&draft.spec.permissions);
         if files.may_interrupt() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             let approval = Approval::new(by_model_name(&draft.spec.interrupt_on), toolbox.clone());
-            stack.push(Arc::new(approval.with_files(files)));
+            let approval = approval.with_files(files).with_approvers(draft.spec.approvers.clone());
+            stack.push(Arc::new(approval));
         }
         if let Some(text) = draft.fork_prompt.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(PromptSuffix(text.clone())));
@@ -403,6 +404,7 @@ impl AgentFactory {
             declared,
             is_fork,
             shares: draft.shares,
+            approvers: draft.spec.approvers,
             display_text: draft.spec.display_text,
             initial: vec![],
             kind: AgentKind::ModelLoop(Box::new(ModelLoop {

@@ -14,6 +14,7 @@ use super::driver::{PendingWrites, StepError, unanswerable_question, with_ids};
 use super::journal::{ExitReason, PendingWrite};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
+use crate::domain::approvers::Approvers;
 use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::foreign::{admit_message, admit_result};
@@ -124,7 +125,11 @@ impl Loop<'_> {
                     return None;
                 }
                 AfterCrash::Ask => {
-                    let interrupts = machine.call_asked(at, vec![unknown_outcome(&call)]);
+                    let question = Question {
+                        approvers: self.approvers_of_call(&call),
+                        ..unknown_outcome(&call)
+                    };
+                    let interrupts = machine.call_asked(at, self.assigned(vec![question]));
                     pending.push(PendingWrite::asked(machine, interrupts));
                     return None;
                 }
@@ -157,7 +162,7 @@ impl Loop<'_> {
             if machine.is_reviewed(&call) {
                 return Some(call);
             }
-            let question = policy.approval_question(&call)?;
+            let question = self.assigned(vec![policy.approval_question(&call)?]).pop()?;
             let answer = machine.take_review(&call.id, &question);
             match answer.and_then(|answer| ApprovalCheck::of(&call, &answer)) {
                 Some(ApprovalCheck::Answer(answer)) => {
@@ -178,6 +183,13 @@ impl Loop<'_> {
                 }
             }
         }
+    }
+
+    /// Returns those who approve a call: they also decide about its unknown outcome.
+    fn approvers_of_call(&self, call: &ToolCall) -> Approvers {
+        let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(call));
+        let question = policies.find_map(|policy| policy.approval_question(call));
+        question.map(|question| question.approvers).unwrap_or_default()
     }
 
     /// Records that these calls start and that these children continue. Commits if it matters: if a crash would leave
@@ -337,6 +349,9 @@ impl Loop<'_> {
                 | CallResult::Child(Ok(ChildResult::Answer(answer))) => {
                     self.receive(machine, pending, at, answer);
                 }
+                CallResult::Returned(Err(Halt::Ask(questions))) => {
+                    halt_call(machine, pending, at, Halt::Ask(self.assigned(questions)), &mut outcome);
+                }
                 CallResult::Returned(Err(halt)) => halt_call(machine, pending, at, halt, &mut outcome),
                 CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
                     machine.set_call_status(at, CallStatus::Delegated { child, parked: true });
@@ -479,6 +494,7 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
         }),
         calls: vec![call.id.clone()],
         key: None,
+        approvers: Approvers::default(),
     }
 }
 

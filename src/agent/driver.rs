@@ -13,7 +13,7 @@ use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, end_fact};
 use crate::domain::event::{AgentWork, AnswerHead, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::{CheckpointId, TaskId};
-use crate::domain::interrupt::InterruptSource;
+use crate::domain::interrupt::{InterruptSource, Question};
 use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TOOLS};
 use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
@@ -193,12 +193,20 @@ impl Loop<'_> {
                 Ok(())
             }
             Err(Halt::Ask(questions)) if !questions.is_empty() => {
-                let interrupts = machine.hook_asked(&self.plan, questions);
+                let interrupts = machine.hook_asked(&self.plan, self.assigned(questions));
                 pending.push(PendingWrite::asked(machine, interrupts));
                 Ok(())
             }
             Err(halt) => Err(halt.into()),
         }
+    }
+
+    /// Assigns questions that name no approvers to those of the agent.
+    pub(super) fn assigned(&self, mut questions: Vec<Question>) -> Vec<Question> {
+        for question in questions.iter_mut().filter(|question| question.approvers.is_empty()) {
+            question.approvers.clone_from(&self.agent.approvers);
+        }
+        questions
     }
 
     async fn ask_model(&self, machine: &mut Machine, pending: &mut PendingWrites) -> Result<(), StepError> {

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::definition::{AnswerFormat, SystemPrompt, form_name, form_problem};
 use crate::domain::Invalid;
+use crate::domain::approvers::Approvers;
 use crate::domain::context::ContextSchema;
 use crate::domain::event::Fact;
 use crate::domain::field::DeclaredFields;
@@ -73,6 +74,8 @@ pub struct Agent {
     pub is_fork: bool,
     /// The parts of the state that are shared with the caller.
     pub shares: SharedState,
+    /// Those who answer its questions, unless a question is assigned to others.
+    pub approvers: Approvers,
     /// The text that user interfaces show while the agent runs.
     pub display_text: Option<String>,
     /// The initial messages of a subagent.

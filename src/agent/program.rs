@@ -60,13 +60,13 @@ impl Loop<'_> {
             Restart::Result(update) => update,
             Restart::Lost(failure) => return Err(Halt::Fail(failure).into()),
             Restart::Ask => {
-                let interrupts = machine.program_asked(vec![unknown_outcome(&self.as_call())]);
+                let interrupts = machine.program_asked(self.assigned(vec![unknown_outcome(&self.as_call())]));
                 pending.push(PendingWrite::asked(machine, interrupts));
                 return Ok(());
             }
             Restart::Run => match self.run(machine, pending, program, &mut writes).await? {
                 Err(Halt::Ask(questions)) if !questions.is_empty() => {
-                    let interrupts = machine.program_asked(questions);
+                    let interrupts = machine.program_asked(self.assigned(questions));
                     pending.push(PendingWrite::asked(machine, interrupts));
                     return Ok(());
                 }

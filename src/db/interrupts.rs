@@ -11,10 +11,12 @@ use uuid::Uuid;
 
 use super::access::push_scope_of_thread;
 use super::checkpoints::{lane_id, lane_of};
+use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};
-use crate::domain::access::AccessScope;
+use crate::domain::access::{Assignee, InterruptScope};
+use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
@@ -178,7 +180,116 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .execute(conn)
         .await
         .map(drop))?;
+    assign(tx, record.thread, id, &record.interrupt.question.approvers).await
+}
+
+/// Stores to whom an interrupt is assigned, in place of those before.
+async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: &Approvers) -> DbResult<()> {
+    const CLEAR: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
+    const ADD: &str = "insert into interrupt_approvers (thread_id, interrupt_id, kind, name) values ($1, $2, $3, $4) \
+        on conflict do nothing";
+    on_engine!(tx, |conn| query(CLEAR)
+        .bind(thread.0)
+        .bind(id.0.as_str())
+        .execute(conn)
+        .await
+        .map(drop))?;
+    let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
+    let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
+    for [kind, name] in users.chain(roles) {
+        on_engine!(tx, |conn| query(ADD)
+            .bind(thread.0)
+            .bind(id.0.as_str())
+            .bind(kind)
+            .bind(name)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
     Ok(())
+}
+
+/// Appends the condition that an interrupt is assigned to this caller.
+fn push_assigned<DB>(sql: &mut QueryBuilder<DB>, assignee: &Assignee)
+where
+    DB: sqlx::Database,
+    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(
+        "exists (select 1 from interrupt_approvers assigned join threads owned on owned.thread_id = assigned.thread_id \
+         where assigned.thread_id = interrupts.thread_id and assigned.interrupt_id = interrupts.interrupt_id \
+         and owned.tenant = ",
+    )
+    .push_bind(assignee.tenant.as_str().to_owned())
+    .push(" and (assigned.kind = 'user' and assigned.name = ")
+    .push_bind(assignee.user.as_str().to_owned());
+    for role in &assignee.roles {
+        sql.push(" or assigned.kind = 'role' and assigned.name = ")
+            .push_bind(role.word().to_owned());
+    }
+    sql.push("))");
+}
+
+/// Appends the condition that an interrupt is in the scope, after `and`.
+fn push_interrupt_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &InterruptScope) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    const THREAD: &str = "interrupts.thread_id";
+    let Some(assignee) = &scope.assigned else {
+        return push_scope_of_thread(sql, &scope.threads, THREAD);
+    };
+    sql.push(" and ((true");
+    push_scope_of_thread(sql, &scope.threads, THREAD)?;
+    sql.push(") or ");
+    push_assigned(sql, assignee);
+    sql.push(")");
+    Ok(())
+}
+
+/// Returns whether an interrupt of a thread is assigned to this caller.
+pub async fn is_assigned_any(tx: &mut Tx<'_>, thread: ThreadId, assignee: &Assignee) -> DbResult<bool> {
+    let found: Option<i64> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select cast(1 as bigint) from interrupts where thread_id = ");
+        sql.push_bind(thread.0).push(" and ");
+        push_assigned(&mut sql, assignee);
+        sql.push(" limit 1");
+        sql.build_query_scalar().fetch_optional(conn).await
+    })?;
+    Ok(found.is_some())
+}
+
+/// The interrupts of a thread that a caller may see.
+#[derive(Debug, Clone)]
+pub struct VisibleInterrupts {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The scope of the caller.
+    pub scope: InterruptScope,
+    /// The only interrupt to return; `None` for all.
+    pub id: Option<InterruptId>,
+    /// The status of the interrupts to return; `None` for all.
+    pub status: Option<InterruptState>,
+}
+
+/// Returns interrupts of a thread that a caller may see, in the order in which they were raised.
+pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Vec<InterruptRecord>> {
+    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where thread_id = "));
+        sql.push_bind(wanted.thread.0);
+        if let Some(id) = &wanted.id {
+            sql.push(" and interrupt_id = ").push_bind(id.0.clone());
+        }
+        if let Some(status) = wanted.status {
+            sql.push(" and status = ").push_bind(status.word());
+        }
+        push_interrupt_scope(&mut sql, &wanted.scope)?;
+        sql.push(" order by seq, interrupt_id");
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    readable(rows)
 }
 
 /// Returns the interrupt with this id on this thread.
@@ -229,11 +340,16 @@ pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunI
         .collect())
 }
 
-/// Returns the pending interrupts of the threads in a scope, oldest first.
-pub async fn pending(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64, offset: i64) -> DbResult<Vec<InterruptRecord>> {
+/// Returns the pending interrupts in a scope, oldest first.
+pub async fn pending(
+    tx: &mut Tx<'_>,
+    scope: &InterruptScope,
+    limit: i64,
+    offset: i64,
+) -> DbResult<Vec<InterruptRecord>> {
     let rows: Vec<InterruptRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(concatcp!(SELECT, " where status = 'pending'"));
-        push_scope_of_thread(&mut sql, scope, "interrupts.thread_id")?;
+        push_interrupt_scope(&mut sql, scope)?;
         sql.push(" order by created_at, seq, interrupt_id limit ")
             .push_bind(limit)
             .push(" offset ")

@@ -11,6 +11,7 @@ use super::{
     ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule,
     SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
 };
+use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
@@ -289,6 +290,9 @@ agents! {
         tools: Vec<String>,
         /// The tools whose calls a human has to approve.
         interrupt_on: BTreeMap<String, ApprovalRule>,
+        /// Those who answer its questions and decide about its calls, where `interrupt_on` names nobody else.
+        #[serde(skip_serializing_if = "Approvers::is_empty")]
+        approvers: Approvers,
         /// The rules for the files that it may read and change. Without rules it may read and change all files.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         permissions: Vec<Permission>,

@@ -6,6 +6,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::domain::approvers::Approvers;
 use crate::domain::interrupt::DecisionKind;
 
 /// The approval rule of a tool.
@@ -27,6 +28,9 @@ pub struct ApprovalChoices {
     /// The text for the reviewer, instead of the standard text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+    /// Those who decide about the calls; the approvers of the agent when absent.
+    #[serde(skip_serializing_if = "Approvers::is_empty")]
+    pub approvers: Approvers,
 }
 
 impl<'de> Deserialize<'de> for ApprovalRule {
@@ -61,6 +65,14 @@ impl ApprovalRule {
             Self::Switch(true) => &DecisionKind::ALL,
             Self::Switch(false) => &[],
             Self::Choices(choices) => &choices.allowed_decisions,
+        }
+    }
+
+    /// Returns those who decide about the calls, if the rule names any.
+    pub fn approvers(&self) -> Option<&Approvers> {
+        match self {
+            Self::Switch(_) => None,
+            Self::Choices(choices) => Some(&choices.approvers).filter(|approvers| !approvers.is_empty()),
         }
     }
 }

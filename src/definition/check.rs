@@ -15,6 +15,7 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
 use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, UnknownSubagent};
+use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::domain::schema::Schema;
@@ -102,6 +103,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
         .findings
         .extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
     check.tools(&top.then("tools"), &agent.tools);
+    check.approvers(&top.then("approvers"), &agent.approvers);
     if let Some(schema) = &agent.context_schema {
         check.schema(&top.then("context_schema"), schema);
     }
@@ -369,6 +371,13 @@ impl Check<'_> {
                 let allowed = "must name at least one of approve, edit, reject, respond";
                 self.error(&field.then("allowed_decisions"), allowed);
             }
+            self.approvers(&field.then("approvers"), &choices.approvers);
+        }
+    }
+
+    fn approvers(&mut self, field: &FieldPath, approvers: &Approvers) {
+        if let Some(problem) = approvers.problem() {
+            self.error(field, problem);
         }
     }
 
@@ -430,6 +439,9 @@ impl Check<'_> {
         }
         self.knowledge(field, &Knowledge::of_subagent(subagent, parent));
         self.servers = outer;
+        if let Some(approvers) = &subagent.approvers {
+            self.approvers(&field.then("approvers"), approvers);
+        }
         if let Some(store) = &subagent.store {
             self.findings.extend(store.check(&field.then("store")));
         }

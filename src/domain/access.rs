@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::approvers::Approvers;
 use super::filter::MetadataFilter;
 use super::identity::{Identity, Tenant, UserId, UserRole};
 
@@ -235,6 +236,37 @@ pub enum AccessScope {
     },
 }
 
+/// The caller of a search for interrupts that may be assigned to the caller.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Assignee {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The user.
+    pub user: UserId,
+    /// The user's roles.
+    pub roles: Vec<UserRole>,
+}
+
+impl Assignee {
+    /// The caller as one to whom interrupts are assigned.
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            tenant: identity.tenant.clone(),
+            user: identity.user.clone(),
+            roles: identity.roles.clone(),
+        }
+    }
+}
+
+/// The interrupts that a caller may find.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InterruptScope {
+    /// Those of the threads in this scope.
+    pub threads: AccessScope,
+    /// And those that are assigned to this caller; none if the threads contain them.
+    pub assigned: Option<Assignee>,
+}
+
 /// Returns how far an action of this identity reaches.
 pub fn reach(identity: &Identity, action: Action) -> Reach {
     if identity.is_unrestricted() {
@@ -301,6 +333,21 @@ pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> A
         Reach::Tenant => AccessScope::Tenant(identity.tenant.clone()),
         Reach::Server => AccessScope::Server,
     }
+}
+
+/// Returns the filter of a search for interrupts.
+pub fn interrupt_scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> InterruptScope {
+    let may_be_assigned = matches!(reach(identity, action), Reach::Assigned | Reach::Own);
+    InterruptScope {
+        threads: scope_of(identity, action, sharing),
+        assigned: may_be_assigned.then(|| Assignee::of(identity)),
+    }
+}
+
+/// Returns whether a user with these roles, who may answer the interrupts of a thread or some of them, may answer one that
+/// is assigned like this. Only its approvers and the admins of the tenant may.
+pub fn is_entitled(user: &UserId, roles: &[UserRole], approvers: &Approvers) -> bool {
+    approvers.is_empty() || roles.contains(&UserRole::Admin) || approvers.contains(user, roles)
 }
 
 #[cfg(test)]

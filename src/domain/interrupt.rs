@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Invalid;
+use super::approvers::Approvers;
 use super::id::{InterruptId, TaskId};
 use super::schema::Schema;
 
@@ -72,6 +73,9 @@ pub struct Question {
     /// the id of the interrupt on its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// Those to whom the question is assigned. If it is assigned to nobody, those may answer who may change the thread.
+    #[serde(default, skip_serializing_if = "Approvers::is_empty")]
+    pub approvers: Approvers,
 }
 
 /// The kinds of decisions about a call.

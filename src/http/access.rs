@@ -18,7 +18,7 @@ use super::audit;
 use super::client::ClientId;
 use super::error::ApiError;
 use super::stream_limits::StreamPermit;
-use crate::domain::access::{AccessScope, Action, Ownership};
+use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::audit::AuditOutcome;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
@@ -76,6 +76,11 @@ impl Api {
             Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
             Err(AccessError::Fault(error)) => Err(error.into()),
         }
+    }
+
+    /// Returns the filter of a search for interrupts.
+    pub fn interrupt_scope(&self, action: Action) -> InterruptScope {
+        self.access.interrupt_scope(&self.caller, action)
     }
 
     /// Returns the filter of a search.

@@ -23,7 +23,8 @@ use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::{
-    AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
+    AssignedToOthers, AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError,
+    StateWriteError, StoreError,
 };
 
 /// The code of a stream that cannot be resumed where the client left it.
@@ -182,6 +183,21 @@ impl ApiError {
     /// The interrupt does not exist.
     pub fn no_interrupt() -> Self {
         Self::new(StatusCode::NOT_FOUND, "interrupt_not_found", "Interrupt not found")
+    }
+
+    /// The caller answers an interrupt that is assigned to others.
+    fn interrupt_assigned(assigned: &AssignedToOthers) -> Self {
+        let message = format!("Not allowed: {assigned}");
+        Self::new(StatusCode::FORBIDDEN, "interrupt_assigned", message)
+    }
+
+    /// The caller would continue a thread beside an interrupt that is assigned to others.
+    fn waits_for_approvers(assigned: &AssignedToOthers) -> Self {
+        let message = format!(
+            "Not allowed while the thread waits for an answer: {assigned}. Wait for it, or withdraw the question with a \
+             new message as `input`. `command.update`, `command.goto`, checkpoints and writes into the state are no answer."
+        );
+        Self::new(StatusCode::FORBIDDEN, "interrupt_assigned", message)
     }
 
     /// The thread already exists.
@@ -542,6 +558,8 @@ impl From<StartError> for ApiError {
                 let message = format!("The thread has open interrupts: {}", list(&ids));
                 Self::new(StatusCode::CONFLICT, "interrupt_pending", message)
             }
+            StartError::AssignedToOthers(assigned) => Self::interrupt_assigned(&assigned),
+            StartError::WaitsForApprovers(assigned) => Self::waits_for_approvers(&assigned),
             StartError::NoOpenInterrupt => {
                 let message = "The thread has no open interrupt that `command.resume` could answer. Send `input` instead: \
                                a new input, or null to continue from the state of the thread.";
@@ -630,6 +648,7 @@ impl From<ResolveError> for ApiError {
                 let message = format!("The interrupt can no longer be answered: it is {what}");
                 Self::new(StatusCode::CONFLICT, "interrupt_stale", message)
             }
+            ResolveError::AssignedToOthers(assigned) => Self::interrupt_assigned(&assigned),
             ResolveError::Invalid(error) => error.into(),
             ResolveError::Quota(reached) => Self::quota_reached(&reached),
             ResolveError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
@@ -721,6 +740,7 @@ impl From<StateWriteError> for ApiError {
                 let message = format!("Thread has in-flight runs: {runs}");
                 Self::new(StatusCode::CONFLICT, "thread_busy", message)
             }
+            StateWriteError::WaitsForApprovers(assigned) => Self::waits_for_approvers(&assigned),
             StateWriteError::Invalid(error) => error.into(),
             StateWriteError::Fault(error) => error.into(),
         }

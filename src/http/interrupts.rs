@@ -10,11 +10,12 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
 use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView};
 use super::{Api, JsonResult};
-use crate::db::interrupts::{self, InterruptRecord, InterruptState};
+use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterrupts};
 use crate::db::threads;
 use crate::domain::access::Action;
 
-/// Lists the open interrupts of all threads, oldest first.
+/// Lists the open interrupts of all threads that the caller may read, and those that are assigned to the caller, oldest
+/// first.
 #[utoipa::path(get, path = "/interrupts", tag = "Approvals",
     params(("status" = Option<String>, Query, description = "The status; only `pending` is supported"),
         ("limit" = Option<u32>, Query, description = "The maximum number of items; 10 by default"),
@@ -25,9 +26,10 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
+    let scope = api.interrupt_scope(Action::InterruptsSearch);
     let remote = api
         .interrupts
-        .pending_of_remote_tasks(api.scope(Action::InterruptsSearch), limit + offset)
+        .pending_of_remote_tasks(scope.threads.clone(), limit + offset)
         .await?;
     // Local and remote interrupts are merged before a page is cut.
     let (limit_of_read, offset_of_read) = if remote.is_empty() {
@@ -35,7 +37,6 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     } else {
         (limit + offset, 0)
     };
-    let scope = api.scope(Action::InterruptsSearch);
     let mut all = api
         .db
         .read(move |tx| Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await }))
@@ -50,7 +51,8 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     Ok(Json(all.into()))
 }
 
-/// Lists the interrupts of a thread in the order in which they were raised.
+/// Lists the interrupts of a thread in the order in which they were raised. A caller who may not read the thread gets
+/// those that are assigned to the caller.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts", tag = "Approvals",
     params(ThreadPath,
         ("status" = Option<String>, Query, description = "The status: pending, resolved, expired or dropped")),
@@ -59,12 +61,18 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
 pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
     let status = params.word("status", None, |word| InterruptState::from_word(word).map(Some))?;
+    let wanted = VisibleInterrupts {
+        thread,
+        scope: api.interrupt_scope(Action::InterruptsRead),
+        id: None,
+        status,
+    };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);
             }
-            interrupts::of_thread(tx, thread, status).await.map(Some)
+            interrupts::visible(tx, &wanted).await.map(Some)
         })
     });
     let found = match read.await? {
@@ -97,11 +105,16 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
         thread_id,
         interrupt_id,
     } = path;
-    let id = interrupt_id.clone();
+    let wanted = VisibleInterrupts {
+        thread: thread_id,
+        scope: api.interrupt_scope(Action::InterruptsRead),
+        id: Some(interrupt_id.clone()),
+        status: None,
+    };
     let read = api
         .db
-        .read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &id).await }));
-    if let Some(found) = read.await? {
+        .read(move |tx| Box::pin(async move { interrupts::visible(tx, &wanted).await }));
+    if let Some(found) = read.await?.pop() {
         return Ok(found);
     }
     let remote = api.interrupts.of_remote_task(thread_id).await?.unwrap_or_default();
@@ -115,6 +128,7 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
 #[utoipa::path(post, path = "/threads/{thread_id}/interrupts/{interrupt_id}/resolve", tag = "Approvals",
     params(InterruptPath), request_body = InterruptResolve,
     responses((status = 202, description = "The interrupt and the resumed run", body = InterruptResolved),
+        (status = 403, description = "The interrupt is assigned to others", body = ErrorBody),
         (status = 404, description = "Interrupt not found", body = ErrorBody),
         (status = 409, description = "The interrupt has a different answer, or is no longer open", body = ErrorBody),
         (status = 422, description = "The answer does not match the schema of the interrupt", body = ErrorBody),
@@ -125,6 +139,8 @@ pub(super) async fn resolve(
     ApiJson(body): ApiJson<InterruptResolve>,
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
+    // Of a thread, the caller may see this interrupt and not that one.
+    find(&api, path.clone()).await?;
     let run = api
         .interrupts
         .resolve(

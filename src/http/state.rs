@@ -17,6 +17,7 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::machine::TOOLS;
+use crate::domain::run::RunCaller;
 use crate::runtime::StateWrite;
 
 /// Shows the newest state of a thread.
@@ -180,6 +181,7 @@ impl StateReader<'_> {
     request_body = StateUpdate,
     responses((status = 200, description = "The new checkpoint", body = StateUpdated),
         (status = 400, description = "Node not found", body = ErrorBody),
+        (status = 403, description = "The thread has an open interrupt that is assigned to others", body = ErrorBody),
         (status = 404, description = "Thread or checkpoint not found", body = ErrorBody),
         (status = 409, description = "The thread has active runs", body = ErrorBody)))]
 pub(super) async fn update(
@@ -192,6 +194,7 @@ pub(super) async fn update(
         values: body.values.unwrap_or_default(),
         as_node: body.as_node,
         checkpoint,
+        caller: RunCaller::of(&api.caller),
     };
     let thread = path.thread_id;
     api.check_room()?;

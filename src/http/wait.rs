@@ -198,6 +198,7 @@ mod tests {
             schema: json!({}),
             calls: vec![],
             key: None,
+            approvers: Default::default(),
         };
         let id = crate::domain::id::InterruptId::of_task(task, 0);
         Interrupt {

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
 use crate::definition::{ApprovalRule, FileRules};
+use crate::domain::approvers::Approvers;
 use crate::domain::call::{EDITED_CALLS, ToolOutput};
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
 use crate::domain::machine::HookPoint;
@@ -26,6 +27,7 @@ use crate::tool::{Halt, Scope, Toolbox};
 pub struct Approval {
     rules: BTreeMap<String, ApprovalRule>,
     files: FileRules,
+    approvers: Approvers,
     tools: Toolbox,
 }
 
@@ -36,8 +38,15 @@ impl Approval {
         Self {
             rules,
             files: FileRules::default(),
+            approvers: Approvers::default(),
             tools,
         }
+    }
+
+    /// Adds those who decide about calls whose rule names nobody.
+    #[must_use]
+    pub fn with_approvers(self, approvers: Approvers) -> Self {
+        Self { approvers, ..self }
     }
 
     /// Adds the rules for file tools, for calls that have no rule by tool name.
@@ -60,7 +69,27 @@ impl Approval {
         }
     }
 
-    /// Returns the question about `calls`.
+    /// Returns those who decide about a call.
+    fn approvers(&self, call: &ToolCall) -> &Approvers {
+        let named = self.rule(&call.name).and_then(ApprovalRule::approvers);
+        named.unwrap_or(&self.approvers)
+    }
+
+    /// Groups calls by those who decide about them. The groups are in the order of their first calls.
+    fn groups(&self, calls: &[ToolCall]) -> Vec<Vec<ToolCall>> {
+        let mut groups: Vec<Vec<ToolCall>> = vec![];
+        for call in calls {
+            let approvers = self.approvers(call);
+            let of_same = |group: &&mut Vec<ToolCall>| group.iter().all(|other| self.approvers(other) == approvers);
+            match groups.iter_mut().find(of_same) {
+                Some(group) => group.push(call.clone()),
+                None => groups.push(vec![call.clone()]),
+            }
+        }
+        groups
+    }
+
+    /// Returns the question about `calls`, which have the same approvers.
     fn question(&self, calls: &[ToolCall]) -> Question {
         let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
         let configs: Vec<Value> = calls
@@ -73,6 +102,10 @@ impl Approval {
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
             key: None,
+            approvers: calls
+                .first()
+                .map(|call| self.approvers(call).clone())
+                .unwrap_or_default(),
         }
     }
 
@@ -132,16 +165,18 @@ impl Middleware for Approval {
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let Some(decisions) = scope.answer.as_ref().and_then(|answer| decisions(answer, calls.len())) else {
-            return Err(self.question(&calls).into());
+        let groups = self.groups(&calls);
+        let questions: Vec<Question> = groups.iter().map(|group| self.question(group)).collect();
+        let answers = questions.iter().map(|question| answer_to(scope, question));
+        let decided: Option<Vec<Vec<Decision>>> = answers
+            .zip(&groups)
+            .map(|(answer, group)| decisions(answer?, group.len()))
+            .collect();
+        let Some(decided) = decided else {
+            return Err(Halt::Ask(questions));
         };
-        // A client may have changed the calls since the question; the decisions do not apply to the changed ones.
-        if let Some(asked) = &scope.question {
-            let question = self.question(&calls);
-            if asked.value != question.value {
-                return Err(question.into());
-            }
-        }
+        let calls = groups.concat();
+        let decisions = decided.concat();
         let reviewed = calls
             .iter()
             .zip(&decisions)
@@ -175,6 +210,16 @@ fn proposed_calls(state: &State) -> Vec<ToolCall> {
         .filter(|call| open.iter().any(|other| other.id == call.id))
         .cloned()
         .collect()
+}
+
+/// Returns the answer to a question, if it was asked and answered just like this. A client may have changed the calls
+/// since, or the definition may name other approvers; the answer does not apply then.
+fn answer_to<'a>(scope: &'a Scope, question: &Question) -> Option<&'a Value> {
+    let is_this = |asked: &Question| asked.value == question.value && asked.approvers == question.approvers;
+    match scope.answers.iter().find(|(asked, _)| is_this(asked)) {
+        Some((_, answer)) => Some(answer),
+        None => scope.answer.as_ref().filter(|_| scope.answers.is_empty()),
+    }
 }
 
 /// Parses the answer as `count` decisions. It was validated when it was given; if it does not match nevertheless, the

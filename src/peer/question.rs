@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::responses::PeerInterrupt;
+use crate::domain::approvers::Approvers;
 use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
 use crate::domain::schema::Schema;
 
@@ -38,6 +39,7 @@ pub fn to_question(interrupt: PeerInterrupt) -> Question {
         value,
         calls,
         key: id,
+        approvers: Approvers::default(),
     }
 }
 

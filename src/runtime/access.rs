@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult, Tx};
-use crate::domain::access::{AccessScope, Action, Reach, ResourceFacts, SharingRule, may_access, reach, scope_of};
+use crate::domain::access::{
+    AccessScope, Action, Assignee, InterruptScope, Reach, ResourceFacts, SharingRule, interrupt_scope_of, may_access,
+    reach, scope_of,
+};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
 
@@ -88,11 +91,20 @@ impl AccessControl {
         if resource == ResourceRef::Collection {
             return Ok(());
         }
-        let facts = self.core.db.read(move |tx| Box::pin(facts(tx, resource)));
+        let assignee = (action.resource() == "interrupts").then(|| Assignee::of(caller));
+        let facts = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { facts(tx, resource, assignee.as_ref()).await }));
         let facts = facts.await?.ok_or(AccessError::NotFound(resource))?;
         decide(caller, action, &facts, &self.core.sharing)
             .then_some(())
             .ok_or(AccessError::NotFound(resource))
+    }
+
+    /// Returns the filter of the caller's searches for interrupts, and of reads of the interrupts of one thread.
+    pub fn interrupt_scope(&self, caller: &Identity, action: Action) -> InterruptScope {
+        interrupt_scope_of(caller, action, self.core.sharing.of(action))
     }
 
     /// Returns the filter of the caller's searches.
@@ -106,10 +118,20 @@ pub(super) fn decide(caller: &Identity, action: Action, facts: &ResourceFacts, s
     may_access(caller, action, facts, sharing.of(action))
 }
 
-async fn facts(tx: &mut Tx<'_>, resource: ResourceRef) -> DbResult<Option<ResourceFacts>> {
+/// Reads the facts about a resource. With an assignee the request is about interrupts of a thread, one of which may be
+/// assigned to the caller.
+async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, assignee: Option<&Assignee>) -> DbResult<Option<ResourceFacts>> {
     match resource {
         ResourceRef::Collection => Ok(None),
-        ResourceRef::Thread(thread) => db::access::thread_facts(tx, thread, true).await,
+        ResourceRef::Thread(thread) => {
+            let Some(mut facts) = db::access::thread_facts(tx, thread, true).await? else {
+                return Ok(None);
+            };
+            if let Some(assignee) = assignee {
+                facts.is_assigned = db::interrupts::is_assigned_any(tx, thread, assignee).await?;
+            }
+            Ok(Some(facts))
+        }
         ResourceRef::Assistant(assistant) => db::access::assistant_facts(tx, assistant, true).await,
         ResourceRef::Cron(cron) => db::access::cron_facts(tx, cron).await,
         ResourceRef::Delivery(delivery) => db::access::delivery_facts(tx, delivery).await,

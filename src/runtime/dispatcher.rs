@@ -305,6 +305,14 @@ impl Dispatcher {
                 return self.not_loaded(run_context, &error).await;
             }
         };
+        match prepare::find_obstacle(run_context).await {
+            Ok(None) => {}
+            Ok(Some(obstacle)) => return self.fail(run_context, &Machine::default(), obstacle).await,
+            Err(error) => {
+                tracing::error!(run = %run.id, %error, "could not read the interrupts of a thread");
+                return self.not_loaded(run_context, &error).await;
+            }
+        }
         let opening = match prepare::open(run_context, &known).await {
             Ok(opening) => opening,
             Err(error) => {

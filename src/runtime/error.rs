@@ -2,9 +2,30 @@
 
 use crate::db;
 use crate::domain::Invalid;
+use crate::domain::approvers::Approvers;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::quota::QuotaReached;
 use crate::model::ModelError;
+
+/// An open interrupt that is assigned to others than the caller.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the interrupt {interrupt} is assigned to {approvers}; only they and the admins of the tenant can answer it")]
+pub struct AssignedToOthers {
+    /// The interrupt.
+    pub interrupt: InterruptId,
+    /// Those who can answer it.
+    pub approvers: Approvers,
+}
+
+impl AssignedToOthers {
+    /// The refusal that names this interrupt.
+    pub(super) fn of(record: &db::interrupts::InterruptRecord) -> Self {
+        Self {
+            interrupt: record.interrupt.id.clone(),
+            approvers: record.interrupt.question.approvers.clone(),
+        }
+    }
+}
 
 /// The refusal to start a run.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +62,12 @@ pub enum StartError {
     /// The request brings an answer, but the thread has no open interrupt.
     #[error("the thread has no open interrupt")]
     NoOpenInterrupt,
+    /// The request answers an interrupt that is assigned to others.
+    #[error(transparent)]
+    AssignedToOthers(#[from] AssignedToOthers),
+    /// The request would continue the thread beside an open interrupt that is assigned to others.
+    #[error("the thread waits for an answer: {0}")]
+    WaitsForApprovers(AssignedToOthers),
     /// Several interrupts are open, and the answer does not name one of them.
     #[error("{} questions wait for an answer", .0.len())]
     AmbiguousAnswer(Vec<InterruptId>),
@@ -106,6 +133,9 @@ pub enum ResolveError {
     /// The interrupt has another answer, was dropped, or has expired.
     #[error("the interrupt is {0}")]
     Stale(&'static str),
+    /// The interrupt is assigned to others.
+    #[error(transparent)]
+    AssignedToOthers(#[from] AssignedToOthers),
     /// The answer is not one of the allowed answers.
     #[error(transparent)]
     Invalid(#[from] Invalid),
@@ -138,6 +168,9 @@ pub enum StateWriteError {
     /// Runs are at work on the thread.
     #[error("the thread has in-flight runs")]
     InFlight(Vec<RunId>),
+    /// The thread waits for the answer to an interrupt that is assigned to others.
+    #[error("the thread waits for an answer: {0}")]
+    WaitsForApprovers(AssignedToOthers),
     /// The values are invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),

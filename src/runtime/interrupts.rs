@@ -1,6 +1,6 @@
 //! Interrupts: questions of agents to people, and the runs that continue a thread once they are resolved.
 //!
-//! An interrupt is resolved by an answer (`answer.rs`), by the server of the remote agent that raised it (`remote.rs`),
+//! An interrupt is resolved by an answer (`answer.rs`) of those to whom it is assigned (`approvers.rs`), by the server of the remote agent that raised it (`remote.rs`),
 //! or by the cancellation of the subagent that raised it (`cancel.rs`). It is dropped when the thread continues without
 //! an answer (`expire.rs`).
 //!
@@ -21,11 +21,12 @@ use super::{AssistantRef, BackgroundTasks, NewRun, Runs, StartError, Target};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Multitask, Run, RunRequest};
 
 mod answer;
+mod approvers;
 mod cancel;
 mod deliver;
 mod expire;
@@ -33,6 +34,7 @@ mod remote;
 
 pub use answer::{InterruptReply, RespondError};
 
+pub(super) use approvers::{check_way, goes_around};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, open_interrupts};
 pub(super) use expire::{drop_for_input, drop_for_update, drop_of_subagents};
@@ -44,6 +46,9 @@ pub enum Resolution {
     /// The answer of a client to the open interrupts: one answer if there is one interrupt, a map by interrupt id, or a
     /// list in the order in which the interrupts were raised.
     Answered(Value),
+    /// The answer of a client to this interrupt, with nothing else in the request. Its approvers bring it without any
+    /// further access to the thread.
+    AnsweredAlone(InterruptId, Value),
     /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
     AnsweredRemotely(RunId),
     /// These subagents were cancelled while they waited. Their callers continue without them.
@@ -80,7 +85,11 @@ pub(super) async fn resolve(
     caller: &Identity,
 ) -> Result<(), StartError> {
     let answers = match resolution {
-        Resolution::Answered(answer) => Some(answer::match_answer(tx, run.thread, answer).await?),
+        Resolution::Answered(answer) => Some(answer::match_answer(tx, run.thread, answer, caller).await?),
+        Resolution::AnsweredAlone(id, answer) => {
+            let by_id = json!({id.0.clone(): answer});
+            Some(answer::match_answer(tx, run.thread, &by_id, caller).await?)
+        }
         Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
         Resolution::Cancelled(_) => None,
     };
@@ -106,7 +115,7 @@ async fn continue_thread(
     context: &AdmissionContext,
 ) -> DbResult<Option<Admitted>> {
     let (request, metadata) = match &resolution {
-        Resolution::Answered(_) => (RunRequest::default(), Map::new()),
+        Resolution::Answered(_) | Resolution::AnsweredAlone(..) => (RunRequest::default(), Map::new()),
         Resolution::AnsweredRemotely(child) => {
             let request = RunRequest {
                 // Another run may have begun to work on the thread; then there is nothing to continue.

@@ -32,7 +32,7 @@ use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::identity::Identity;
 use crate::domain::quota::Quotas;
-use crate::domain::run::{Run, RunRequest};
+use crate::domain::run::{Run, RunCaller, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
 use crate::events::Events;
@@ -80,8 +80,8 @@ pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
 pub use error::{
-    AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError, StartError,
-    StateWriteError,
+    AssignedToOthers, AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError,
+    StartError, StateWriteError,
 };
 pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
 pub use jobs::Deliveries;
@@ -166,6 +166,8 @@ pub struct StateWrite {
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
+    /// Who writes; none without authentication.
+    pub caller: Option<RunCaller>,
 }
 
 /// The parts of the runtime.

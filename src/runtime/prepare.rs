@@ -17,7 +17,7 @@ use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::{Limits, Usage};
-use crate::domain::machine::{Machine, Phase, Plan};
+use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::run::{Command, Run, RunRequest};
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter, SharedBudget};
@@ -50,6 +50,24 @@ struct Found {
 /// The gap in the numbers of the log after a crash. Pieces of answers that were streamed but never stored cannot share
 /// a number with anything later.
 const CRASH_GAP: i64 = 1 << 20;
+
+/// Returns the reason why a run that waited in the queue may not begin any more: the thread has an open interrupt that is
+/// assigned to others, and the run would continue beside it.
+pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<Failure>> {
+    let run = &run_context.run;
+    if !interrupts::goes_around(&run.request) {
+        return Ok(None);
+    }
+    let thread = run.thread;
+    let own = run.id;
+    let user = run.request.caller.clone();
+    let read = run_context
+        .core
+        .db
+        .read(move |tx| Box::pin(async move { interrupts::check_way(tx, thread, user.as_ref(), Some(own)).await }));
+    let obstacle = read.await?.err();
+    Ok(obstacle.map(|assigned| Failure::new("PermissionError", format!("the thread waits for an answer: {assigned}"))))
+}
 
 /// Loads the machine of a run, applies the request to it and opens the log.
 pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {

@@ -37,9 +37,12 @@ pub(super) async fn write(
         update,
         as_node,
         checkpoint,
+        caller,
         digest,
         sizes,
     } = write;
+    let way = interrupts::check_way(tx, thread, caller.as_ref(), None).await?;
+    way.map_err(StateWriteError::WaitsForApprovers)?;
     let known = registry.of_thread(tx, &found).await?;
     if let Some(known) = &known
         && digest.as_ref() != Some(&known.digest)

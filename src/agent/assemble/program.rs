@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::{AgentFactory, STEP_LIMIT};
 use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, SharedState};
 use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, SubagentDefinition, SubagentMode};
+use crate::domain::approvers::Approvers;
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, MODEL, Plan, RUNNABLE};
 use crate::domain::state::{State, Update};
@@ -29,7 +30,12 @@ impl AgentFactory {
                 .map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
             remote: None,
         };
-        agent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own)
+        let program = agent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own);
+        let approvers = subagent.approvers.as_ref().unwrap_or(&parent.approvers);
+        Agent {
+            approvers: approvers.clone(),
+            ..program
+        }
     }
 
     /// Builds the agent of a subagent that is the agent `graph_id` of the server at `url`. Clients see its work at the
@@ -79,6 +85,8 @@ fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFi
         declared,
         is_fork: subagent.mode == SubagentMode::Fork,
         shares: SharedState::default(),
+        // Those of an agent of another server are named there.
+        approvers: Approvers::default(),
         display_text: subagent.display_text.clone(),
         initial: subagent.beginning(),
         kind: AgentKind::Program(own),

@@ -161,6 +161,7 @@ impl Tool for Act {
                 schema: json!({}),
                 calls,
                 key: None,
+                approvers: Default::default(),
             }
             .into());
         }
@@ -258,6 +259,7 @@ pub(super) fn agent_of(
         declared: crate::domain::field::DeclaredFields::default(),
         is_fork: false,
         shares: SharedState::default(),
+        approvers: Default::default(),
         display_text: None,
         initial: vec![],
         kind: AgentKind::ModelLoop(Box::new(ModelLoop {

@@ -118,6 +118,7 @@ impl Doubtful {
             schema: json!({}),
             calls: vec![],
             key: None,
+            approvers: Default::default(),
         };
         scope.answer.clone().ok_or_else(|| question().into())
     }

@@ -64,6 +64,7 @@ fn question(key: &str) -> Question {
         schema: json!({}),
         calls: vec![],
         key: Some(key.to_owned()),
+        approvers: Default::default(),
     }
 }
 
@@ -82,6 +83,7 @@ fn stage(node: &'static str) -> Stage {
         declared: DeclaredFields::default(),
         is_fork: false,
         shares: SharedState::default(),
+        approvers: Default::default(),
         display_text: None,
         initial: vec![],
         kind: AgentKind::Program(AgentProgram {

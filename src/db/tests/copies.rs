@@ -140,6 +140,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         schema: json!({}),
         calls: vec![],
         key: None,
+        approvers: Default::default(),
     };
     let id = crate::domain::id::InterruptId::of_task(task, 0);
     let asked = Interrupt {

@@ -1,14 +1,21 @@
 use serde_json::json;
 
-use super::{Db, on_both, read, stored_thread, write};
-use crate::db::interrupts::{self, InterruptRecord, InterruptState};
-use crate::domain::access::AccessScope;
+use super::{Db, on_both, read, stored_thread, thread_at, write};
+use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterrupts};
+use crate::domain::access::{AccessScope, Assignee, InterruptScope, Ownership};
+use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
+use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::time::Timestamp;
 
-on_both!(interrupts_are_stored_and_answered, pending_interrupts_are_dropped);
+on_both!(
+    interrupts_are_stored_and_answered,
+    pending_interrupts_are_dropped,
+    assigned_interrupts_are_found_by_their_approvers,
+    an_interrupt_that_is_raised_again_has_its_new_approvers,
+);
 
 pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> InterruptRecord {
     let task = TaskId::of_step(None, &format!("{thread}"), usize::try_from(seq).expect("small"));
@@ -18,6 +25,7 @@ pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Inter
         schema: json!({}),
         calls: vec!["c".to_owned()],
         key: None,
+        approvers: Default::default(),
     };
     let asker = InterruptSource::Call("c".to_owned());
     InterruptRecord {
@@ -68,8 +76,12 @@ async fn interrupts_are_stored_and_answered(db: Db) {
         read!(db, |tx| interrupts::of_thread(tx, one, None)),
         [first.clone(), later.clone()]
     );
+    let everywhere = InterruptScope {
+        threads: AccessScope::Server,
+        assigned: None,
+    };
     assert_eq!(
-        read!(db, |tx| interrupts::pending(tx, &AccessScope::Server, 2, 1)),
+        read!(db, |tx| interrupts::pending(tx, &everywhere, 2, 1)),
         [on_other_thread, later.clone()]
     );
 
@@ -149,4 +161,105 @@ async fn pending_interrupts_are_dropped(db: Db) {
         dropped.iter().map(|asked| asked.resolved_at).collect::<Vec<_>>(),
         [Some(Timestamp(5)), Some(Timestamp(4)), Some(Timestamp(4))]
     );
+}
+
+/// Stores an interrupt that is assigned to these users and roles, on a thread of this tenant.
+async fn assigned(db: &Db, tenant: &str, seq: i64, users: &[&str], roles: &[UserRole]) -> InterruptRecord {
+    let thread = crate::domain::thread::Thread {
+        ownership: Ownership {
+            tenant: Tenant::stored(tenant.to_owned()),
+            owner: UserId::stored("ann".to_owned()),
+        },
+        ..thread_at(1)
+    };
+    let mut asked = pending_interrupt(thread.id, Lane::Main, seq);
+    asked.interrupt.question.approvers = Approvers {
+        users: users.iter().map(|user| UserId::stored((*user).to_owned())).collect(),
+        roles: roles.to_vec(),
+    };
+    let stored = asked.clone();
+    write!(db, |tx| crate::db::threads::insert(tx, &thread));
+    write!(db, |tx| interrupts::insert(tx, &stored));
+    asked
+}
+
+/// The scope of a caller of the tenant `acme` who sees nothing but what is assigned to them.
+fn assigned_to(user: &str, roles: &[UserRole]) -> InterruptScope {
+    InterruptScope {
+        threads: AccessScope::Nothing,
+        assigned: Some(Assignee {
+            tenant: Tenant::stored("acme".to_owned()),
+            user: UserId::stored(user.to_owned()),
+            roles: roles.to_vec(),
+        }),
+    }
+}
+
+async fn assigned_interrupts_are_found_by_their_approvers(db: Db) {
+    let to_eve = assigned(&db, "acme", 1, &["eve"], &[]).await;
+    let to_role = assigned(&db, "acme", 2, &[], &[UserRole::Approver]).await;
+    let to_both = assigned(&db, "acme", 3, &["eve", "bob"], &[UserRole::Approver]).await;
+    let to_nobody = assigned(&db, "acme", 4, &[], &[]).await;
+    assigned(&db, "other", 5, &["eve"], &[UserRole::Approver]).await;
+    let approver = [UserRole::Approver];
+    for (scope, expected) in [
+        (assigned_to("eve", &[]), vec![to_eve.clone(), to_both.clone()]),
+        (
+            assigned_to("eve", &approver),
+            vec![to_eve, to_role.clone(), to_both.clone()],
+        ),
+        (assigned_to("mia", &approver), vec![to_role, to_both.clone()]),
+        (assigned_to("bob", &[UserRole::User]), vec![to_both.clone()]),
+        (assigned_to("approver", &[]), vec![]),
+    ] {
+        let within = scope.clone();
+        assert_eq!(
+            read!(db, |tx| interrupts::pending(tx, &within, 10, 0)),
+            expected,
+            "{scope:?}"
+        );
+        let within = scope.clone();
+        let second: Vec<_> = expected.iter().skip(1).take(1).cloned().collect();
+        assert_eq!(
+            read!(db, |tx| interrupts::pending(tx, &within, 1, 1)),
+            second,
+            "{scope:?}"
+        );
+    }
+    let of_ann = InterruptScope {
+        threads: AccessScope::Own {
+            ownership: Ownership {
+                tenant: Tenant::stored("acme".to_owned()),
+                owner: UserId::stored("ann".to_owned()),
+            },
+            shared: vec![],
+        },
+        ..assigned_to("ann", &[])
+    };
+    let thread = to_nobody.thread;
+    let visible = |scope: &InterruptScope| VisibleInterrupts {
+        thread,
+        scope: scope.clone(),
+        id: None,
+        status: None,
+    };
+    let wanted = visible(&of_ann);
+    assert_eq!(read!(db, |tx| interrupts::visible(tx, &wanted)), [to_nobody]);
+    let wanted = visible(&assigned_to("eve", &approver));
+    assert_eq!(read!(db, |tx| interrupts::visible(tx, &wanted)), []);
+    let eve = assigned_to("eve", &[]).assigned.expect("a caller");
+    let other = eve.clone();
+    assert!(!read!(db, |tx| interrupts::is_assigned_any(tx, thread, &other)));
+    assert!(read!(db, |tx| interrupts::is_assigned_any(tx, to_both.thread, &eve)));
+}
+
+async fn an_interrupt_that_is_raised_again_has_its_new_approvers(db: Db) {
+    let mut asked = assigned(&db, "acme", 1, &["eve", "bob"], &[]).await;
+    asked.interrupt.question.approvers.users.remove(0);
+    let again = asked.clone();
+    write!(db, |tx| interrupts::insert(tx, &again));
+    let scope = assigned_to("eve", &[]);
+    assert_eq!(read!(db, |tx| interrupts::pending(tx, &scope, 10, 0)), []);
+    let scope = assigned_to("bob", &[]);
+    assert_eq!(read!(db, |tx| interrupts::pending(tx, &scope, 10, 0)), [asked]);
 }

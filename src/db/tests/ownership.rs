@@ -19,7 +19,7 @@ use crate::db::interrupts;
 use crate::db::items::{self, NamespaceSearch, VectorQuery, VectorSearch, nearest};
 use crate::db::runs;
 use crate::db::threads::{self, ThreadOrder, ThreadQuery};
-use crate::domain::access::{AccessScope, Ownership};
+use crate::domain::access::{AccessScope, InterruptScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::cron::Cron;
@@ -432,11 +432,17 @@ async fn pending_interrupts_are_listed_within_a_scope(db: Db) {
             .iter()
             .filter(|(thread, _)| is_in(&scope, &thread.ownership, &thread.metadata));
         let expected: Vec<_> = contained.map(|(_, asked)| asked.clone()).collect();
-        let within = scope.clone();
+        let within = InterruptScope {
+            threads: scope.clone(),
+            assigned: None,
+        };
         let found = read!(db, |tx| interrupts::pending(tx, &within, 100, 0));
         assert_eq!(found, expected, "{scope:?}");
         let second: Vec<_> = expected.into_iter().skip(2).take(2).collect();
-        let within = scope.clone();
+        let within = InterruptScope {
+            threads: scope.clone(),
+            assigned: None,
+        };
         let found = read!(db, |tx| interrupts::pending(tx, &within, 2, 2));
         assert_eq!(found, second, "{scope:?}");
     }

@@ -51,6 +51,7 @@ async fn tables_are_the_same_on_both_engines() {
             "deliveries",
             "events",
             "idempotency_keys",
+            "interrupt_approvers",
             "interrupts",
             "item_vectors",
             "items",

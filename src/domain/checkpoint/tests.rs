@@ -24,6 +24,7 @@ fn question() -> Question {
         schema: json!({}),
         calls: vec![],
         key: None,
+        approvers: Default::default(),
     }
 }
 

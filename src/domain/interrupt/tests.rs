@@ -13,6 +13,7 @@ fn approval() -> Question {
         schema: json!({"type": "object", "properties": {"decisions": {"items": {"properties": {"message": {"type": "string"}}}}}}),
         calls: vec!["1".to_owned(), "2".to_owned()],
         key: None,
+        approvers: Default::default(),
     }
 }
 

@@ -90,6 +90,7 @@ mod tests {
             schema: json!({}),
             calls: vec![],
             key: None,
+            approvers: Default::default(),
         }
     }
 

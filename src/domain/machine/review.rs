@@ -35,7 +35,8 @@ impl Machine {
             is_review && matches!(&asked.asker, InterruptSource::Call(id) if id == call)
         })?;
         let asked = self.position.asked.remove(at);
-        asked.answer.filter(|_| asked.question.value == question.value)
+        let is_same = asked.question.value == question.value && asked.question.approvers == question.approvers;
+        asked.answer.filter(|_| is_same)
     }
 
     /// Replaces the call at `at` by `action`.

@@ -111,6 +111,7 @@ fn question() -> Question {
         schema: json!({}),
         calls: vec![],
         key: None,
+        approvers: Default::default(),
     }
 }
 

@@ -186,6 +186,7 @@ mod tests {
                 schema: json!({}),
                 calls: vec![],
                 key: None,
+                approvers: Default::default(),
             },
             answer: None,
         }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::Object;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::Invalid;
+use crate::domain::approvers::Approvers;
 use crate::domain::interrupt::{Interrupt, QuestionKind};
 
 /// An interrupt as threads and states show it: `{id, value}`.
@@ -41,6 +42,8 @@ pub struct InterruptView {
     pub agent_path: Vec<String>,
     /// The id of the `task` call that started the agent.
     pub task_call_id: Option<String>,
+    /// Those who can answer it, beside the admins of the tenant; null if it is assigned to nobody in particular.
+    pub approvers: Option<InterruptApprovers>,
     /// The question; for approvals `{action_requests, review_configs}`.
     #[schema(value_type = Object)]
     pub value: Value,
@@ -56,6 +59,24 @@ pub struct InterruptView {
     /// The answer with its time and the resumed run; null while the interrupt is open.
     #[schema(value_type = Option<Object>)]
     pub resolution: Option<Value>,
+}
+
+/// Those to whom an interrupt is assigned.
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct InterruptApprovers {
+    /// Users of the tenant.
+    pub users: Vec<String>,
+    /// Roles.
+    pub roles: Vec<String>,
+}
+
+impl InterruptApprovers {
+    fn of(approvers: Approvers) -> Option<Self> {
+        (!approvers.is_empty()).then(|| Self {
+            users: approvers.users.into_iter().map(String::from).collect(),
+            roles: approvers.roles.iter().map(|role| role.word().to_owned()).collect(),
+        })
+    }
 }
 
 /// The status of an interrupt.
@@ -124,6 +145,7 @@ impl From<InterruptRecord> for InterruptView {
             agent_name: record.agent,
             agent_path: record.path,
             task_call_id: record.task_call_id,
+            approvers: InterruptApprovers::of(question.approvers),
             value: with_call_ids(question.value, &question.calls),
             response_schema: question.schema,
             created_at: record.created_at.to_string(),

@@ -39,6 +39,7 @@ fn policy() -> Approval {
             ApprovalRule::Choices(ApprovalChoices {
                 allowed_decisions: three,
                 description: None,
+                approvers: Default::default(),
             }),
         ),
         ("pay".to_owned(), ApprovalRule::Switch(true)),

@@ -16,6 +16,7 @@ use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
+use crate::domain::run::RunCaller;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::Update;
 use crate::domain::thread::Thread;
@@ -109,6 +110,7 @@ impl Admission {
                 values,
                 as_node,
                 checkpoint,
+                caller,
             } = write;
             let update = crate::agent::identified(read_update(&values)?);
             sizes.check_files(&update)?;
@@ -120,6 +122,7 @@ impl Admission {
                 update,
                 as_node,
                 checkpoint,
+                caller,
                 digest,
                 sizes,
             })
@@ -133,6 +136,8 @@ pub(in crate::runtime) struct CheckedWrite {
     pub(in crate::runtime) update: Update,
     pub(in crate::runtime) as_node: Option<String>,
     pub(in crate::runtime) checkpoint: Option<CheckpointId>,
+    /// Who writes; none without authentication.
+    pub(in crate::runtime) caller: Option<RunCaller>,
     /// The definition by which the write was checked; none if the thread has no agent.
     pub(in crate::runtime) digest: Option<Digest>,
     pub(in crate::runtime) sizes: SizeLimits,

@@ -26,7 +26,7 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
-use crate::runtime::{CancelAction, NewRun, StartError, Target, access, audit, interrupts, quotas};
+use crate::runtime::{CancelAction, NewRun, Resolution, StartError, Target, access, audit, interrupts, quotas};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -92,7 +92,10 @@ pub(in crate::runtime) async fn start_as(
 ) -> Result<Admitted, StartError> {
     let now = context.now;
     let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
-    check_assistant(&resolved.assistant, &new_run.caller, &context.core)?;
+    // Approvers do not choose the assistant: they answer the agent that has asked.
+    if !matches!(new_run.resume, Some(Resolution::AnsweredAlone(..))) {
+        check_assistant(&resolved.assistant, &new_run.caller, &context.core)?;
+    }
     resolved.known = context
         .core
         .registry
@@ -102,7 +105,7 @@ pub(in crate::runtime) async fn start_as(
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }
     let thread = find_or_make_thread(tx, new_run, context.core.retention.threads, now).await?;
-    check_thread(&thread, new_run, &context.core)?;
+    check_thread(tx, &thread, new_run, &context.core).await?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
     check_room(new_run, in_flight, context.most_waiting)?;
     if let Some(checkpoint) = new_run.request.checkpoint
@@ -128,13 +131,14 @@ pub(in crate::runtime) async fn start_as(
     run.queue = RunQueue::new(account, new_run.request.priority);
     if let Some(before) = before {
         run.queue.priority = run.queue.priority.max(before.queue.priority);
-        if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
-            // The server continues work on the thread: on behalf of the same user as before.
+        if !is_on_behalf_of_caller(new_run, &thread) && run.request.caller.is_none() {
+            // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
             run.request.caller = before.request.caller;
         }
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
-    settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
+    let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
+    settled.inspect_err(|refusal| record_assigned(&context.core, &new_run.caller, thread.id, refusal))?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
     // Queued runs are withdrawn at once; runs at work take some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
@@ -206,16 +210,40 @@ pub(in crate::runtime) fn check_assistant(
     Err(StartError::NoAssistant(assistant.id.to_string()))
 }
 
+/// Returns whether a run works on behalf of its caller. An approver of somebody else's thread decides, and the agent
+/// goes on working for whom it worked before.
+fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
+    let caller = &new_run.caller;
+    match new_run.resume {
+        Some(Resolution::AnsweredAlone(..)) => thread.ownership == Ownership::of(caller),
+        Some(_) | None => caller.credential != Credential::Server,
+    }
+}
+
 /// Checks whether the caller may start a run on a thread, or answer its interrupts.
-fn check_thread(thread: &Thread, new_run: &NewRun, core: &Arc<Core>) -> Result<(), StartError> {
+async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: &Arc<Core>) -> Result<(), StartError> {
     let action = match new_run.resume {
         Some(_) => Action::InterruptsResolve,
         None => Action::ThreadsCreateRun,
     };
+    let is_assigned = match &new_run.resume {
+        Some(Resolution::AnsweredAlone(id, _)) => {
+            let caller = &new_run.caller;
+            let found = db::interrupts::find(tx, thread.id, id).await?;
+            found.is_some_and(|record| {
+                record
+                    .interrupt
+                    .question
+                    .approvers
+                    .contains(&caller.user, &caller.roles)
+            })
+        }
+        Some(_) | None => false,
+    };
     let facts = ResourceFacts {
         ownership: thread.ownership.clone(),
         metadata: thread.metadata.clone(),
-        is_assigned: false,
+        is_assigned,
     };
     if access::decide(&new_run.caller, action, &facts, &core.sharing) {
         return Ok(());
@@ -365,7 +393,7 @@ fn build_run(
         }),
         ..new_run.request.clone()
     };
-    if new_run.caller.credential != Credential::Server {
+    if is_on_behalf_of_caller(new_run, thread) {
         request.assign_to(&new_run.caller);
     }
     Run {
@@ -396,6 +424,14 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
     Ok(())
 }
 
+/// Records that somebody tried to answer, or to get around, an interrupt that is assigned to others.
+fn record_assigned(core: &Arc<Core>, caller: &Identity, thread: ThreadId, refusal: &StartError) {
+    if let StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned) = refusal {
+        let resource = format!("thread:{thread}/interrupt:{}", assigned.interrupt);
+        audit::record_refusal(core, caller, Action::InterruptsResolve, resource);
+    }
+}
+
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered.
 async fn settle_questions(
     tx: &mut Tx<'_>,
@@ -404,6 +440,10 @@ async fn settle_questions(
     run: &mut Run,
     in_flight: InFlight,
 ) -> Result<(), StartError> {
+    if interrupts::goes_around(&run.request) {
+        let way = interrupts::check_way(tx, run.thread, run.request.caller.as_ref(), None).await?;
+        way.map_err(StartError::WaitsForApprovers)?;
+    }
     if let Some(resolution) = &new_run.resume {
         if matches!(new_run.target, Target::Stateless { .. }) {
             return Err(StartError::ResumeNeedsThread);

@@ -309,7 +309,7 @@ impl TaskError {
 /// Returns the refusal of a run as a text for the model.
 fn refusal_text(error: &StartError) -> String {
     match error {
-        StartError::QuestionPending(_) => {
+        StartError::QuestionPending(_) | StartError::AssignedToOthers(_) | StartError::WaitsForApprovers(_) => {
             "The task waits for a human and takes no message before the question is answered.".to_owned()
         }
         StartError::Fault(error) => {

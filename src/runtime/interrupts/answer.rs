@@ -5,25 +5,33 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::approvers::check_answers;
 use super::{Interrupts, Resolution, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::access::Action;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run, RunRequest};
-use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
+use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target, audit};
 
 /// Assigns the answer of a client to the open interrupts of a thread, and checks it.
 ///
 /// # Errors
-/// Returns the refusal of an answer that does not fit.
-pub(super) async fn match_answer(tx: &mut Tx<'_>, thread: ThreadId, answer: &Value) -> Result<Resume, StartError> {
+/// Returns the refusal of an answer that does not fit, or is not the caller's to give.
+pub(super) async fn match_answer(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    answer: &Value,
+    caller: &Identity,
+) -> Result<Resume, StartError> {
     let open = pending(tx, thread).await?;
     let answers = assign(&open, answer)?;
+    check_answers(caller, answers.iter().map(|(record, _)| *record))?;
     for (record, answer) in &answers {
         record.interrupt.question.check(answer)?;
     }
@@ -85,10 +93,10 @@ impl Interrupts {
         answer: Value,
         caller: Arc<Identity>,
     ) -> Result<RunId, ResolveError> {
-        let assistant = match self.answer_state(thread, &interrupt, &answer).await {
+        let assistant = match self.answer_state(thread, &interrupt, &answer, &caller).await {
             Ok(AnswerState::Open(assistant)) => assistant,
             Ok(AnswerState::AnsweredBy(run)) => return Ok(run),
-            Err(ResolveError::NoInterrupt) => return self.resolve_remotely(thread, &interrupt, answer).await,
+            Err(ResolveError::NoInterrupt) => return self.resolve_remotely(thread, &interrupt, answer, &caller).await,
             Err(error) => return Err(error),
         };
         let request = RunRequest {
@@ -98,21 +106,24 @@ impl Interrupts {
         let new_run = NewRun {
             target: Target::Thread(thread),
             assistant: AssistantRef::Id(assistant),
-            caller,
+            caller: Arc::clone(&caller),
             request,
-            resume: Some(Resolution::Answered(json!({interrupt.0.clone(): answer}))),
+            resume: Some(Resolution::AnsweredAlone(interrupt.clone(), answer.clone())),
             metadata: Map::new(),
             after: Duration::ZERO,
         };
         match self.runs.start(new_run).await {
             Ok(run) => Ok(run.id),
             // Another client may have answered first.
-            Err(StartError::Invalid(invalid)) => match self.answer_state(thread, &interrupt, &answer).await? {
+            Err(StartError::Invalid(invalid)) => match self.answer_state(thread, &interrupt, &answer, &caller).await? {
                 AnswerState::Open(_) => Err(ResolveError::Invalid(invalid)),
                 AnswerState::AnsweredBy(run) => Ok(run),
             },
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Quota(reached)) => Err(reached.into()),
+            Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) => {
+                Err(assigned.into())
+            }
             // Answers are not refused because of the queue.
             Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
@@ -133,6 +144,7 @@ impl Interrupts {
         thread: ThreadId,
         interrupt: &InterruptId,
         answer: &Value,
+        caller: &Identity,
     ) -> Result<AnswerState, ResolveError> {
         let id = interrupt.clone();
         let read = self.core.db.read(move |tx| {
@@ -145,6 +157,11 @@ impl Interrupts {
             })
         });
         let (record, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
+        if let Err(assigned) = check_answers(caller, [&record]) {
+            let resource = format!("thread:{thread}/interrupt:{interrupt}");
+            audit::record_refusal(&self.core, caller, Action::InterruptsResolve, resource);
+            return Err(assigned.into());
+        }
         match (record.status, record.resumed_by) {
             (InterruptState::Pending, _) => Ok(AnswerState::Open(assistant)),
             (InterruptState::Resolved, Some(by)) if record.resolution.as_ref() == Some(answer) => {

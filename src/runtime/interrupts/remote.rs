@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::approvers::check_answers;
 use super::{Interrupts, Resolution, continue_thread, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
@@ -18,6 +19,7 @@ use crate::domain::access::AccessScope;
 use crate::domain::background::{Answered, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
+use crate::domain::identity::Identity;
 use crate::domain::interrupt::{Interrupt, InterruptSource, answered_remotely};
 use crate::domain::machine::MODEL;
 use crate::domain::run::{Resume, RunStatus};
@@ -75,6 +77,7 @@ impl Interrupts {
         task: ThreadId,
         interrupt: &InterruptId,
         answer: Value,
+        caller: &Identity,
     ) -> Result<RunId, ResolveError> {
         let record = self.remote_task(task).await?.ok_or(ResolveError::NoInterrupt)?;
         let all = interrupts_of(&record);
@@ -82,6 +85,7 @@ impl Interrupts {
             .iter()
             .rfind(|asked| asked.interrupt.id == *interrupt)
             .ok_or(ResolveError::NoInterrupt)?;
+        check_answers(caller, [found])?;
         match (found.status, found.resumed_by) {
             (InterruptState::Pending, _) => {}
             (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),

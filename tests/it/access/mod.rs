@@ -1,5 +1,6 @@
 //! Access: who is it, and what may they do.
 
+mod approvers;
 mod audit;
 mod authentication;
 mod hook;

@@ -50,6 +50,7 @@ async fn an_interrupt_shows_its_agent_its_calls_and_its_decisions(server: TestSe
         "agent_name": "mailer",
         "agent_path": ["main-agent", "mailer"],
         "task_call_id": "t1",
+        "approvers": null,
         "value": {
             "action_requests": [{
                 "name": "send_email", "args": {"to": "bob", "body": "hi"},

@@ -26,7 +26,7 @@ pub(crate) mod webhook_receiver;
 
 pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
-pub(crate) use server::{Engine, TestServer};
+pub(crate) use server::{Engine, Keys, TestServer};
 
 /// Runs a test on one engine, and checks that no run is left afterwards. `ADJUTANT_TEST_TIMES` names a file to which the
 /// durations of the start, the test and the end are added, in seconds.

@@ -106,6 +106,7 @@ fn which() -> Question {
         schema,
         calls: vec![],
         key: None,
+        approvers: Default::default(),
     }
 }
 

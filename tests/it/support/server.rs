@@ -43,13 +43,15 @@ struct Caller {
 }
 
 /// The callers of a server with authentication. The harness itself is the first.
-const CALLERS: [Caller; 7] = [
+const CALLERS: [Caller; 9] = [
     Caller::new("harness", "default", "admin"),
     Caller::new("ann", "acme", "user"),
     Caller::new("bob", "acme", "user"),
     Caller::new("root", "acme", "admin"),
     Caller::new("operator", "acme", "operator"),
     Caller::new("root-of-other", "other", "admin"),
+    Caller::new("eve", "acme", "approver"),
+    Caller::new("approver-of-other", "other", "approver"),
     Caller {
         more: "expires_at = \"2020-01-01T00:00:00Z\"\n",
         ..Caller::new("expired", "acme", "admin")
@@ -477,13 +479,19 @@ impl TestServer {
 
     /// Restarts the server with authentication, and returns the keys of its callers.
     pub(crate) async fn is_protected(&self) -> Keys {
+        self.is_protected_with("", "").await
+    }
+
+    /// Restarts the server with authentication, with these lines in the section `[auth]`, and these after it.
+    pub(crate) async fn is_protected_with(&self, in_section: &str, after: &str) -> Keys {
         let folder = self.shared.folder.path();
         std::fs::create_dir_all(folder.join("keys")).expect("a folder");
-        let mut lines = "[auth]\n".to_owned();
+        let mut lines = format!("[auth]\n{in_section}\n");
         for caller in CALLERS {
             std::fs::write(folder.join("keys").join(caller.name), caller.key()).expect("a key");
             lines.push_str(&caller.configuration());
         }
+        lines.push_str(after);
         self.client.uses_key(&CALLERS[0].key());
         self.is_configured_with(&lines).await;
         Keys(self.client())

@@ -170,6 +170,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
         schema: json!({}),
         calls: vec![],
         key: None,
+        approvers: Default::default(),
     };
     let interrupt = Interrupt {
         id: InterruptId::of_task(task, 0),

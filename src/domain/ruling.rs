@@ -1,0 +1,201 @@
+//! Rulings of access policies: which resources a policy permits or forbids to a caller. Pure; the policies themselves are
+//! behind [`AccessPolicies`].
+//!
+//! A ruling is a condition on the rows of resources, so that the same condition decides about one resource and filters
+//! searches in SQL.
+
+use serde_json::{Map, Value};
+
+use super::access::{Action, Ownership};
+use super::filter::MetadataFilter;
+use super::identity::{Identity, UserId};
+
+/// A condition on a resource of the caller's tenant, or of the server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RowCondition {
+    /// True for all of these, or for none.
+    Is(bool),
+    /// The resource belongs to this user.
+    OwnedBy(UserId),
+    /// The metadata of the resource match.
+    Metadata(MetadataFilter),
+    /// The condition is not true.
+    Not(Box<Self>),
+    /// All of the conditions are true.
+    All(Vec<Self>),
+    /// One of the conditions is true.
+    Any(Vec<Self>),
+}
+
+impl RowCondition {
+    /// The condition that no resource meets.
+    pub const NEVER: Self = Self::Is(false);
+    /// The condition that every resource meets.
+    pub const ALWAYS: Self = Self::Is(true);
+
+    /// Returns the negation.
+    #[must_use]
+    pub fn not(self) -> Self {
+        match self {
+            Self::Is(truth) => Self::Is(!truth),
+            Self::Not(inner) => *inner,
+            other => Self::Not(Box::new(other)),
+        }
+    }
+
+    /// Returns the condition that all of these are true.
+    pub fn all(conditions: impl IntoIterator<Item = Self>) -> Self {
+        let mut rest = vec![];
+        for condition in conditions {
+            match condition {
+                Self::Is(true) => {}
+                Self::Is(false) => return Self::NEVER,
+                other => rest.push(other),
+            }
+        }
+        match rest.pop() {
+            None => Self::ALWAYS,
+            Some(only) if rest.is_empty() => only,
+            Some(last) => {
+                rest.push(last);
+                Self::All(rest)
+            }
+        }
+    }
+
+    /// Returns the condition that one of these is true.
+    pub fn any(conditions: impl IntoIterator<Item = Self>) -> Self {
+        let mut rest = vec![];
+        for condition in conditions {
+            match condition {
+                Self::Is(false) => {}
+                Self::Is(true) => return Self::ALWAYS,
+                other => rest.push(other),
+            }
+        }
+        match rest.pop() {
+            None => Self::NEVER,
+            Some(only) if rest.is_empty() => only,
+            Some(last) => {
+                rest.push(last);
+                Self::Any(rest)
+            }
+        }
+    }
+
+    /// Returns whether a resource of this owner, with these metadata, meets the condition.
+    pub fn is_met(&self, ownership: &Ownership, metadata: &Map<String, Value>) -> bool {
+        match self {
+            Self::Is(truth) => *truth,
+            Self::OwnedBy(user) => ownership.owner == *user,
+            Self::Metadata(filter) => filter.matches(metadata),
+            Self::Not(inner) => !inner.is_met(ownership, metadata),
+            Self::All(all) => all.iter().all(|one| one.is_met(ownership, metadata)),
+            Self::Any(any) => any.iter().any(|one| one.is_met(ownership, metadata)),
+        }
+    }
+}
+
+/// What access policies say about an action of a caller.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ruling {
+    /// The resources of the caller's tenant that they permit, beyond what the roles allow.
+    pub permits: RowCondition,
+    /// The resources that they forbid, whatever the roles and other policies allow.
+    pub forbids: RowCondition,
+}
+
+impl Ruling {
+    /// The ruling when no policy applies.
+    pub const NONE: Self = Self {
+        permits: RowCondition::NEVER,
+        forbids: RowCondition::NEVER,
+    };
+
+    /// Returns the ruling about resources that a search finds and shows, given the rulings about searching and about
+    /// reading: what is forbidden in one way is not found, and what is permitted in one way only is not, either.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            permits: RowCondition::all([self.permits, other.permits]),
+            forbids: RowCondition::any([self.forbids, other.forbids]),
+        }
+    }
+}
+
+/// The access policies of a server. They do no I/O.
+pub trait AccessPolicies: Send + Sync {
+    /// Returns what the policies say about an action of this caller. A policy that cannot be evaluated forbids everything
+    /// if it forbids, and permits nothing if it permits.
+    fn ruling(&self, identity: &Identity, action: Action) -> Ruling;
+}
+
+/// No access policies: the roles decide alone.
+pub struct NoPolicies;
+
+impl AccessPolicies for NoPolicies {
+    fn ruling(&self, _: &Identity, _: Action) -> Ruling {
+        Ruling::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::identity::Tenant;
+
+    fn owned_by(user: &str) -> RowCondition {
+        RowCondition::OwnedBy(UserId::stored(user.to_owned()))
+    }
+
+    fn of(user: &str) -> Ownership {
+        Ownership {
+            tenant: Tenant::default(),
+            owner: UserId::stored(user.to_owned()),
+        }
+    }
+
+    #[test]
+    fn constants_vanish_from_conditions() {
+        let ann = owned_by("ann");
+        assert_eq!(RowCondition::all([]), RowCondition::ALWAYS);
+        assert_eq!(RowCondition::any([]), RowCondition::NEVER);
+        assert_eq!(RowCondition::all([RowCondition::ALWAYS, ann.clone()]), ann);
+        assert_eq!(
+            RowCondition::any([ann.clone(), RowCondition::ALWAYS]),
+            RowCondition::ALWAYS
+        );
+        assert_eq!(
+            RowCondition::all([ann.clone(), RowCondition::NEVER]),
+            RowCondition::NEVER
+        );
+        assert_eq!(ann.clone().not().not(), ann);
+    }
+
+    #[test]
+    fn a_condition_looks_at_the_owner_and_the_metadata() {
+        let Value::Object(wanted) = json!({"secret": "yes"}) else {
+            unreachable!("an object")
+        };
+        let secret = RowCondition::Metadata(MetadataFilter::new("metadata", wanted.clone()).expect("a filter"));
+        let condition = RowCondition::all([owned_by("ann").not(), secret]);
+        assert!(condition.is_met(&of("bob"), &wanted));
+        assert!(!condition.is_met(&of("ann"), &wanted));
+        assert!(!condition.is_met(&of("bob"), &Map::new()));
+    }
+
+    #[test]
+    fn a_search_finds_what_may_be_searched_for_and_read() {
+        let search = Ruling {
+            permits: RowCondition::ALWAYS,
+            forbids: RowCondition::NEVER,
+        };
+        let read = Ruling {
+            permits: owned_by("ann"),
+            forbids: owned_by("bob"),
+        };
+        assert_eq!(search.and(read.clone()), read);
+    }
+}

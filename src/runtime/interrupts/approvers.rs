@@ -1,0 +1,59 @@
+//! Assigned interrupts: only their approvers answer them, and until then nobody else gets around them.
+//!
+//! All answers of clients pass [`check_answers`]. A request that would continue a thread beside an open interrupt (a
+//! write into its state, a jump, or a run from a checkpoint) passes [`check_way`]. New input and cancellations withdraw
+//! the question instead: what waited for the approval is not done then, and it is asked again before it ever is.
+
+use super::pending;
+use crate::db::interrupts::InterruptRecord;
+use crate::db::{DbResult, Tx};
+use crate::domain::access::is_entitled;
+use crate::domain::goto::Goto;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::identity::Identity;
+use crate::domain::machine::END;
+use crate::domain::run::{Command, RunCaller, RunRequest};
+use crate::runtime::AssignedToOthers;
+
+/// Checks that the caller may answer these interrupts.
+///
+/// # Errors
+/// Returns the first one that is assigned to others.
+pub(super) fn check_answers<'a>(
+    caller: &Identity,
+    answered: impl IntoIterator<Item = &'a InterruptRecord>,
+) -> Result<(), AssignedToOthers> {
+    let is_for_others =
+        |record: &&InterruptRecord| !is_entitled(&caller.user, &caller.roles, &record.interrupt.question.approvers);
+    match answered.into_iter().find(is_for_others) {
+        Some(record) => Err(AssignedToOthers::of(record)),
+        None => Ok(()),
+    }
+}
+
+/// Checks that no open interrupt of a thread is assigned to others than the user for whom a request continues the thread.
+/// Interrupts that run `own` has raised itself are not in its way. Without authentication there is no user, and nothing
+/// is in the way.
+pub(in crate::runtime) async fn check_way(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    user: Option<&RunCaller>,
+    own: Option<RunId>,
+) -> DbResult<Result<(), AssignedToOthers>> {
+    let Some(user) = user else { return Ok(Ok(())) };
+    let open = pending(tx, thread).await?;
+    let is_in_way = |record: &&InterruptRecord| {
+        own != Some(record.run) && !is_entitled(&user.identity, &user.roles, &record.interrupt.question.approvers)
+    };
+    Ok(match open.iter().find(is_in_way) {
+        Some(record) => Err(AssignedToOthers::of(record)),
+        None => Ok(()),
+    })
+}
+
+/// Returns whether a request would continue a thread beside its open interrupts. A jump to the end withdraws them.
+pub(in crate::runtime) fn goes_around(request: &RunRequest) -> bool {
+    let is_end = |goto: &Goto| matches!(goto, Goto::Node(node) if node == END);
+    let jumps = |command: &Command| command.update.is_some() || !command.goto.iter().all(is_end);
+    request.checkpoint.is_some() || request.command.as_ref().is_some_and(jumps)
+}
