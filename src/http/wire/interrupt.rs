@@ -42,7 +42,7 @@ pub struct InterruptView {
     pub agent_path: Vec<String>,
     /// The id of the `task` call that started the agent.
     pub task_call_id: Option<String>,
-    /// Those who can answer it, beside the admins of the tenant; null if it is assigned to nobody in particular.
+    /// The users and roles that can answer it, beside the admins of the tenant; null if it is not assigned.
     pub approvers: Option<InterruptApprovers>,
     /// The question; for approvals `{action_requests, review_configs}`.
     #[schema(value_type = Object)]
@@ -61,7 +61,7 @@ pub struct InterruptView {
     pub resolution: Option<Value>,
 }
 
-/// Those to whom an interrupt is assigned.
+/// The users and roles to which an interrupt is assigned.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct InterruptApprovers {
     /// Users of the tenant.
