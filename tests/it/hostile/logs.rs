@@ -13,6 +13,7 @@ use serde_json::json;
 use sqlx::{Connection, SqliteConnection, raw_sql};
 use tokio::net::TcpListener;
 
+use crate::support::client::Client;
 use crate::support::process::{Process, port_in};
 use crate::support::{TestServer, call, eventually, on_both_engines, script};
 
@@ -212,7 +213,10 @@ async fn the_server_stops_when_an_essential_task_ends(server: TestServer) {
         .clock(Arc::clone(&clock) as Arc<dyn Clock>);
     let app = builder.start().await.expect("it starts");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().expect("an address"));
     let serving = Shutdown::default().spawn("server", app.serve(listener));
+    // The server itself reads the clock when it begins to serve.
+    Client::new(&base).get("/ok").await.ok();
     clock.0.store(true, Ordering::SeqCst);
     let ended = tokio::time::timeout(Duration::from_secs(60), serving)
         .await
