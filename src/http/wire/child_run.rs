@@ -66,10 +66,15 @@ pub struct UsageView {
     pub output_tokens: u64,
     /// Delegations to subagents.
     pub children: u64,
-    /// The cost of the models that have a price on this server, in millionths.
+    /// The cost of the models that have a price on this server, in millionths. Absent while it is 0.
+    #[serde(skip_serializing_if = "is_free")]
     pub cost_micros: u64,
     /// Seconds of work; for several runs, the sum of all.
     pub seconds: f64,
+}
+
+fn is_free(cost_micros: &u64) -> bool {
+    *cost_micros == 0
 }
 
 impl From<Usage> for UsageView {
