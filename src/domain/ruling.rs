@@ -35,11 +35,11 @@ impl RowCondition {
 
     /// Returns the negation.
     #[must_use]
-    pub fn not(self) -> Self {
+    pub fn negated(self) -> Self {
         match self {
             Self::Is(truth) => Self::Is(!truth),
             Self::Not(inner) => *inner,
-            other => Self::Not(Box::new(other)),
+            Self::OwnedBy(_) | Self::Metadata(_) | Self::All(_) | Self::Any(_) => Self::Not(Box::new(self)),
         }
     }
 
@@ -47,10 +47,11 @@ impl RowCondition {
     pub fn all(conditions: impl IntoIterator<Item = Self>) -> Self {
         let mut rest = vec![];
         for condition in conditions {
-            match condition {
-                Self::Is(true) => {}
-                Self::Is(false) => return Self::NEVER,
-                other => rest.push(other),
+            if condition == Self::NEVER {
+                return Self::NEVER;
+            }
+            if condition != Self::ALWAYS {
+                rest.push(condition);
             }
         }
         match rest.pop() {
@@ -67,10 +68,11 @@ impl RowCondition {
     pub fn any(conditions: impl IntoIterator<Item = Self>) -> Self {
         let mut rest = vec![];
         for condition in conditions {
-            match condition {
-                Self::Is(false) => {}
-                Self::Is(true) => return Self::ALWAYS,
-                other => rest.push(other),
+            if condition == Self::ALWAYS {
+                return Self::ALWAYS;
+            }
+            if condition != Self::NEVER {
+                rest.push(condition);
             }
         }
         match rest.pop() {
@@ -180,7 +182,7 @@ mod tests {
             unreachable!("an object")
         };
         let secret = RowCondition::Metadata(MetadataFilter::new("metadata", wanted.clone()).expect("a filter"));
-        let condition = RowCondition::all([owned_by("ann").not(), secret]);
+        let condition = RowCondition::all([owned_by("ann").negated(), secret]);
         assert!(condition.is_met(&of("bob"), &wanted));
         assert!(!condition.is_met(&of("ann"), &wanted));
         assert!(!condition.is_met(&of("bob"), &Map::new()));

@@ -39,7 +39,7 @@ pub struct ApiError {
     findings: Vec<DiagnosticView>,
     gap: Option<Gap>,
     /// The name of the quota that is used up.
-    limit: Option<String>,
+    limit: Option<Box<str>>,
     /// The number of seconds after which the client may retry; sent as `Retry-After`.
     retry_after: Option<u32>,
 }
@@ -313,7 +313,7 @@ impl ApiError {
             | QuotaKind::Tokens => StatusCode::TOO_MANY_REQUESTS,
         };
         Self {
-            limit: Some(reached.name()),
+            limit: Some(reached.name().into()),
             ..Self::new(status, "quota_exceeded", reached.to_string())
                 .with_retry_after(whole_seconds(reached.retry_after))
         }
@@ -327,7 +327,7 @@ impl ApiError {
              the request again a little later."
         );
         Self {
-            limit: Some(LIMIT.to_owned()),
+            limit: Some(LIMIT.into()),
             ..Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too_many_failed_authentications",
@@ -474,7 +474,7 @@ impl IntoResponse for ApiError {
             detail,
             code,
             findings: self.findings,
-            limit: self.limit,
+            limit: self.limit.map(String::from),
             since,
             min_available_seq,
         };
