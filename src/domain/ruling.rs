@@ -173,7 +173,7 @@ mod tests {
             RowCondition::all([ann.clone(), RowCondition::NEVER]),
             RowCondition::NEVER
         );
-        assert_eq!(ann.clone().not().not(), ann);
+        assert_eq!(ann.clone().negated().negated(), ann);
     }
 
     #[test]
