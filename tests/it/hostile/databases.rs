@@ -124,9 +124,9 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
         let Some(door) = PostgresProxy::before(&straight, "nothing") else {
             return;
         };
-        // A statement may take 1.5 s with the way there and back, so requests are given up in the midst of their reads.
-        server.configuration_changes("[server]\n", "[server]\nrequest_s = 1.0\n");
-        server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 0.5\n");
+        // A statement may take 5 s with the way there and back, so requests are given up in the midst of their reads.
+        server.configuration_changes("[server]\n", "[server]\nrequest_s = 4.0\n");
+        server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 4.0\n");
         server.configuration_changes("lease_s = 2.0", "lease_s = 120.0");
         server.configuration_changes(&straight, &door.url);
         server.is_stopped_and_started_again().await;
@@ -145,20 +145,22 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
             let begun = Instant::now();
             let reads = (0..20).map(|_| client.get(&thread));
             let writes = (0..20).map(|_| client.post("/threads", json!({})));
-            let others = async {
+            let database_requests = async {
+                let replies =
+                    futures::future::join(futures::future::join_all(reads), futures::future::join_all(writes)).await;
+                (replies, begun.elapsed())
+            };
+            let other_requests = async {
                 client.get("/ok").await.ok();
                 client.get("/metrics").await.ok();
                 begun.elapsed()
             };
-            let all = futures::future::join(futures::future::join_all(reads), futures::future::join_all(writes));
-            let ((reads, writes), promptly) = futures::future::join(all, others).await;
+            let (((reads, writes), unavailable_after), others_after) =
+                futures::future::join(database_requests, other_requests).await;
             reads.iter().chain(&writes).for_each(says_try_again);
+            assert!(others_after < unavailable_after, "{others_after:?}, {unavailable_after:?}");
             says_try_again(&client.get("/ok?check_db=1").await);
-            assert!(
-                promptly < Duration::from_secs(5),
-                "what needs no database: {promptly:?}"
-            );
-            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
         }
         door.forwards_again();
         // All of its connections are of use again, for reads and for writes, and not only one of them.
