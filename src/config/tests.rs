@@ -150,7 +150,7 @@ adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number of a
 fn invalid_limits_are_reported() {
     let text = r#"[agents.a]
 model = "scripted:x"
-limits = { model_calls = 0, depth = 33, wall_s = -1.0, calls = 3, tree = { tokens = 0, tree = {} } }
+limits = { model_calls = 0, depth = 33, wall_s = -1.0, cost = 0.0, calls = 3, tree = { tokens = 0, tree = {} } }
 [[agents.a.subagents]]
 name = "helper"
 description = "Helps with everything there is."
@@ -162,6 +162,7 @@ limits = { children_at_once = 0, tree = {} }
         "agents.a.limits.model_calls: must be a whole number of at least 1",
         "agents.a.limits.depth: must be a whole number from 0 to 32",
         "agents.a.limits.wall_s: must be a number of seconds above 0",
+        "agents.a.limits.cost: must be a number of at least 0.000001",
         "agents.a.limits.calls: unknown key",
         "agents.a.limits.tree.tokens: must be a whole number of at least 1",
         "agents.a.limits.tree.tree: is for the main agent, at the top of the tree",

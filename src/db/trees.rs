@@ -25,6 +25,7 @@ struct SumRow {
     tool_calls: i64,
     input_tokens: i64,
     output_tokens: i64,
+    cost_micros: i64,
     children: i64,
     under_way: i64,
 }
@@ -36,6 +37,7 @@ impl From<SumRow> for UsageChange {
             tool_calls,
             input_tokens,
             output_tokens,
+            cost_micros,
             children,
             under_way,
         } = row;
@@ -44,6 +46,7 @@ impl From<SumRow> for UsageChange {
             tool_calls,
             input_tokens,
             output_tokens,
+            cost_micros,
             children,
             under_way,
         }
@@ -80,20 +83,20 @@ impl From<TreeRow> for TreeUsed {
     }
 }
 
-const SUMS: &str = "model_calls, tool_calls, input_tokens, output_tokens, children, under_way";
+const SUMS: &str = "model_calls, tool_calls, input_tokens, output_tokens, cost_micros, children, under_way";
 
 /// Creates the row of a tree and the row of a run's share in it, unless they exist.
 pub async fn enter(tx: &mut Tx<'_>, tree: RunId, (share, thread): (RunId, ThreadId), now: Timestamp) -> DbResult<()> {
     const TREE: &str = concatcp!(
         "insert into trees (tree_id, thread_id, ",
         SUMS,
-        ", busy_micros, busy_before, busy_from, busy_until) values ($1, $2, 0, 0, 0, 0, 0, 0, 0, $3, $3, $3) \
+        ", busy_micros, busy_before, busy_from, busy_until) values ($1, $2, 0, 0, 0, 0, 0, 0, 0, 0, $3, $3, $3) \
          on conflict (tree_id) do nothing"
     );
     const SHARE: &str = concatcp!(
         "insert into tree_shares (tree_id, run_id, thread_id, ",
         SUMS,
-        ") values ($1, $2, $3, 0, 0, 0, 0, 0, 0) on conflict (tree_id, run_id) do nothing"
+        ") values ($1, $2, $3, 0, 0, 0, 0, 0, 0, 0) on conflict (tree_id, run_id) do nothing"
     );
     on_engine!(tx, |conn| query(TREE)
         .bind(tree.0)
@@ -129,8 +132,8 @@ pub async fn lock(tx: &mut Tx<'_>, tree: RunId) -> DbResult<Option<TreeUsed>> {
 /// Sets the usage of a tree.
 pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> {
     const SQL: &str = "update trees set model_calls = $2, tool_calls = $3, input_tokens = $4, output_tokens = $5, \
-        children = $6, under_way = $7, busy_micros = $8, busy_before = $9, busy_from = $10, busy_until = $11 \
-        where tree_id = $1";
+        children = $6, under_way = $7, busy_micros = $8, busy_before = $9, busy_from = $10, busy_until = $11, \
+        cost_micros = $12 where tree_id = $1";
     let TreeUsed { sum, busy } = used;
     on_engine!(tx, |conn| query(SQL)
         .bind(tree.0)
@@ -144,6 +147,7 @@ pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> 
         .bind(busy.before.0)
         .bind(busy.from.0)
         .bind(busy.until.0)
+        .bind(sum.cost_micros)
         .execute(conn)
         .await
         .map(drop))?;
@@ -165,7 +169,7 @@ pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Optio
 pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &UsageChange) -> DbResult<()> {
     const SQL: &str = "update tree_shares set model_calls = model_calls + $3, tool_calls = tool_calls + $4, \
         input_tokens = input_tokens + $5, output_tokens = output_tokens + $6, children = children + $7, \
-        under_way = under_way + $8 where tree_id = $1 and run_id = $2";
+        under_way = under_way + $8, cost_micros = cost_micros + $9 where tree_id = $1 and run_id = $2";
     on_engine!(tx, |conn| query(SQL)
         .bind(tree.0)
         .bind(share.0)
@@ -175,6 +179,7 @@ pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &U
         .bind(change.output_tokens)
         .bind(change.children)
         .bind(change.under_way)
+        .bind(change.cost_micros)
         .execute(conn)
         .await
         .map(drop))?;

@@ -312,6 +312,10 @@ impl Check<'_> {
         {
             self.error(&field.then("wall_s"), "must be a number of seconds above 0");
         }
+        // Usage counts in millionths, so a smaller limit would be 0.
+        if limits.cost.is_some_and(|cost| !cost.is_finite() || cost < 0.000_001) {
+            self.error(&field.then("cost"), "must be a number of at least 0.000001");
+        }
         match limits.tree.as_deref() {
             Some(_) if !has_tree => self.error(&field.then("tree"), "is for the main agent, at the top of the tree"),
             Some(tree) => {

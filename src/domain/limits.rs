@@ -27,6 +27,10 @@ pub struct Limits {
     /// The number of tokens, input and output together, from which no further model call starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
+    /// The cost of the answers of models, in the currency of the prices on this server, from which no further model
+    /// call starts. Models without a price cost nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
     /// The running time in seconds from which nothing further starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wall_s: Option<f64>,
@@ -99,7 +103,7 @@ impl Usage {
     }
 }
 
-/// A change of usage counters, without cost and running time.
+/// A change of usage counters, without running time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsageChange {
     /// Model calls.
@@ -110,6 +114,8 @@ pub struct UsageChange {
     pub input_tokens: i64,
     /// Output tokens.
     pub output_tokens: i64,
+    /// The cost of answers, in millionths.
+    pub cost_micros: i64,
     /// Delegations.
     pub children: i64,
     /// Subagents that run or wait.
@@ -154,12 +160,13 @@ impl UsageChange {
             tool_calls: join(self.tool_calls, other.tool_calls),
             input_tokens: join(self.input_tokens, other.input_tokens),
             output_tokens: join(self.output_tokens, other.output_tokens),
+            cost_micros: join(self.cost_micros, other.cost_micros),
             children: join(self.children, other.children),
             under_way: join(self.under_way, other.under_way),
         }
     }
 
-    /// Returns the counters as usage, without cost and running time.
+    /// Returns the counters as usage, without running time.
     pub fn usage(&self) -> Usage {
         let whole = |count: i64| u64::try_from(count).unwrap_or(0);
         Usage {
@@ -168,7 +175,7 @@ impl UsageChange {
             input_tokens: whole(self.input_tokens),
             output_tokens: whole(self.output_tokens),
             children: whole(self.children),
-            cost_micros: 0,
+            cost_micros: whole(self.cost_micros),
             seconds: 0.0,
         }
     }
@@ -182,6 +189,7 @@ impl From<&Usage> for UsageChange {
             tool_calls: whole(used.tool_calls),
             input_tokens: whole(used.input_tokens),
             output_tokens: whole(used.output_tokens),
+            cost_micros: whole(used.cost_micros),
             children: whole(used.children),
             under_way: 0,
         }
@@ -225,13 +233,30 @@ impl Limits {
         };
         let own = match spending {
             Spending::ModelCall => whole("model_calls", self.model_calls, used.model_calls)
-                .or_else(|| whole("tokens", self.tokens, used.tokens())),
+                .or_else(|| whole("tokens", self.tokens, used.tokens()))
+                .or_else(|| self.exceeded_cost(used)),
             Spending::ToolCall => whole("tool_calls", self.tool_calls, used.tool_calls),
             Spending::Child => whole("children_total", self.children_total, used.children)
                 .or_else(|| whole("children_at_once", self.children_at_once, under_way)),
         };
         own.or_else(wall)
     }
+
+    fn exceeded_cost(&self, used: &Usage) -> Option<(&'static str, String)> {
+        let limit = self.cost?;
+        let is_reached = used.cost_micros >= millionths(limit);
+        is_reached.then(|| ("cost", limit.to_string()))
+    }
+}
+
+/// Returns an amount in millionths, rounded; what is negative or no number is 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the conversion of a float saturates"
+)]
+fn millionths(amount: f64) -> u64 {
+    (amount * 1_000_000.0).round() as u64
 }
 
 #[cfg(test)]
@@ -246,6 +271,7 @@ mod tests {
             model_calls: Some(3),
             tool_calls: Some(0),
             tokens: Some(10),
+            cost: Some(0.25),
             wall_s: Some(1.5),
             ..Limits::default()
         };
@@ -281,6 +307,10 @@ mod tests {
             ),
             Some("tokens")
         );
+        let costs = |cost_micros| Usage { cost_micros, ..none };
+        assert_eq!(broken(Spending::ModelCall, costs(249_999), 0), None);
+        assert_eq!(broken(Spending::ModelCall, costs(250_000), 0), Some("cost"));
+        assert_eq!(broken(Spending::ToolCall, costs(250_000), 0), Some("tool_calls"));
         assert_eq!(
             broken(Spending::ModelCall, Usage { seconds: 1.5, ..none }, 0),
             Some("wall_s")

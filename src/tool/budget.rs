@@ -303,36 +303,24 @@ impl Budget {
     /// Adds the tokens that messages took, as far as they say, and their cost.
     pub fn add_tokens_of<'a>(&self, messages: impl IntoIterator<Item = &'a Message>) {
         for message in messages {
-            let (input, output) = tokens(message);
-            self.add_tokens(input, output);
-            let account = self.account.as_ref();
-            self.add_cost(account.map_or(0, |account| account.cost_of(message)));
+            let (input_tokens, output_tokens) = tokens(message);
+            let cost_micros = self.account.as_ref().map_or(0, |account| account.cost_of(message));
+            self.add(&Usage {
+                input_tokens,
+                output_tokens,
+                cost_micros,
+                ..Usage::default()
+            });
         }
     }
 
-    /// Adds the cost of an answer, in millionths.
-    fn add_cost(&self, cost_micros: u64) {
+    /// Adds usage.
+    fn add(&self, usage: &Usage) {
         for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
-            counts.used.cost_micros = counts.used.cost_micros.saturating_add(cost_micros);
+            counts.used = counts.used.plus(*usage);
         }
-    }
-
-    /// Adds used tokens.
-    pub fn add_tokens(&self, input: u64, output: u64) {
-        for meter in [&*self.meter, &self.tree.meter] {
-            let mut counts = meter.counts();
-            counts.used.input_tokens = counts.used.input_tokens.saturating_add(input);
-            counts.used.output_tokens = counts.used.output_tokens.saturating_add(output);
-        }
-        let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        let input_tokens = whole(input);
-        let output_tokens = whole(output);
-        self.record(UsageChange {
-            input_tokens,
-            output_tokens,
-            ..UsageChange::default()
-        });
+        self.record(UsageChange::from(usage));
     }
 
     /// Counts a subagent that resumes after an earlier start, maybe in another process.

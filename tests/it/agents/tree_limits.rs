@@ -31,6 +31,7 @@ on_both_engines! {
     tool_calls_of_all_agents_count_in_the_tree,
     model_calls_of_all_agents_count_in_the_tree,
     tokens_of_all_agents_count_in_the_tree,
+    the_cost_of_all_agents_counts_in_the_tree,
     the_time_limit_of_a_tree_aborts_running_calls,
     subagents_of_a_task_count_among_those_of_the_tree,
     a_subagent_of_a_task_counts_beside_the_task,
@@ -105,6 +106,32 @@ async fn tokens_of_all_agents_count_in_the_tree(server: TestServer) {
             .contains(&format!("The limit `tokens` = 160 {TOGETHER}")),
         "{error}"
     );
+}
+
+async fn the_cost_of_all_agents_counts_in_the_tree(server: TestServer) {
+    // Each token costs a millionth.
+    let prices = "[prices.\"scripted:*\"]\ninput = 1.0\noutput = 1.0\n";
+    let limits = boss("limits = { tree = { cost = 0.00016 } }");
+    server.is_configured_with(&format!("{limits}\n{prices}")).await;
+    let alice = server.human("boss").await;
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(lookup("l2", "y"))
+        .says("written");
+    let run = alice
+        .asks(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    run.finishes().await;
+    let courier = worker(&alice, &the_task(&alice).await);
+    let end = is_over(&courier).await;
+    let used = run.record().await["tree_usage"].clone();
+    assert_eq!(end["status"], "error", "{used}");
+    let sum = |names: [&str; 2]| names.map(|name| used[name].as_u64().expect("a number")).iter().sum::<u64>();
+    assert!(used["cost_micros"].as_u64() >= Some(160), "{used}");
+    assert_eq!(used["cost_micros"], sum(["input_tokens", "output_tokens"]));
+    let error = courier.record().await["error"].clone();
+    let told = format!("The limit `cost` = 0.00016 {TOGETHER}");
+    assert!(error.to_string().contains(&told), "{error}");
 }
 
 async fn the_time_limit_of_a_tree_aborts_running_calls(server: TestServer) {
