@@ -18,6 +18,10 @@ COPY examples examples
 RUN touch src/main.rs src/lib.rs \
     && cargo build --profile dist --locked --bin adjutant
 
+# The bill of materials of exactly these dependencies, in the format CycloneDX.
+RUN cargo install cargo-cyclonedx --version 0.5.9 --locked --debug --root /tools \
+    && PATH="/tools/bin:$PATH" cargo cyclonedx --format json --override-filename sbom
+
 FROM debian:bookworm-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates \
@@ -25,6 +29,7 @@ RUN apt-get update \
     && useradd --system --uid 10001 --home-dir /data --no-create-home adjutant \
     && install -d -o adjutant -g adjutant /data
 COPY --from=build /src/target/dist/adjutant /usr/local/bin/adjutant
+COPY --from=build /src/sbom.json /usr/share/doc/adjutant/sbom.cdx.json
 
 # A configuration mounted at /data/adjutant.toml, or agents at /data/agents, are found; these settings precede them.
 ENV ADJUTANT_LISTEN=0.0.0.0:8123 \
