@@ -71,11 +71,7 @@ impl Api {
     /// # Errors
     /// Returns an error when the database fails.
     pub async fn may(&self, action: Action, resource: ResourceRef) -> Result<bool, ApiError> {
-        match self.access.check(&self.caller, action, resource).await {
-            Ok(()) => Ok(true),
-            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
-            Err(AccessError::Fault(error)) => Err(error.into()),
-        }
+        Ok(self.access.allows(&self.caller, action, resource).await?)
     }
 
     /// Returns the filter of a search for interrupts.

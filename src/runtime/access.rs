@@ -102,6 +102,18 @@ impl AccessControl {
             .ok_or(AccessError::NotFound(resource))
     }
 
+    /// Decides like [`AccessControl::check`], for those who do not tell the caller the reason.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn allows(&self, caller: &Identity, action: Action, resource: ResourceRef) -> DbResult<bool> {
+        match self.check(caller, action, resource).await {
+            Ok(()) => Ok(true),
+            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
+            Err(AccessError::Fault(error)) => Err(error),
+        }
+    }
+
     /// Returns the filter of the caller's searches for interrupts, and of reads of the interrupts of one thread.
     pub fn interrupt_scope(&self, caller: &Identity, action: Action) -> InterruptScope {
         interrupt_scope_of(caller, action, self.core.sharing.of(action))
