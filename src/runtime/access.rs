@@ -96,9 +96,10 @@ impl AccessControl {
         let with_metadata = reach == Reach::Own && self.core.sharing.of(action).filters(action).next().is_some();
         let may_be_assigned = reach != Reach::Tenant && action.resource() == "interrupts";
         let assignee = may_be_assigned.then(|| Assignee::of(caller));
-        let facts = self.core.db.read(move |tx| {
-            Box::pin(async move { facts(tx, resource, with_metadata, assignee.as_ref()).await })
-        });
+        let facts = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { facts(tx, resource, with_metadata, assignee.as_ref()).await }));
         let facts = facts.await?.ok_or(AccessError::NotFound(resource))?;
         decide(caller, action, &facts, &self.core.sharing)
             .then_some(())

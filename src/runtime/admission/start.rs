@@ -1,5 +1,6 @@
 //! The transaction that admits a run: it checks the request against the thread and stores the run.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,21 +194,39 @@ pub(in crate::runtime) fn check_assistant(
     caller: &Identity,
     core: &Arc<Core>,
 ) -> Result<(), StartError> {
+    if caller.is_unrestricted() {
+        return Ok(());
+    }
     let facts = ResourceFacts {
         ownership: assistant.ownership.clone(),
         metadata: assistant.settings.metadata.clone(),
         is_assigned: false,
     };
-    if access::decide(caller, Action::AssistantsRead, &facts, &core.sharing) {
-        return Ok(());
-    }
-    audit::record_refusal(
+    if is_allowed(
         core,
         caller,
         Action::AssistantsRead,
-        format!("assistant:{}", assistant.id),
-    );
+        &facts,
+        format_args!("assistant:{}", assistant.id),
+    ) {
+        return Ok(());
+    }
     Err(StartError::NoAssistant(assistant.id.to_string()))
+}
+
+/// Decides about a resource that a request names, and records a refusal.
+fn is_allowed(
+    core: &Arc<Core>,
+    caller: &Identity,
+    action: Action,
+    facts: &ResourceFacts,
+    resource: fmt::Arguments<'_>,
+) -> bool {
+    let is_allowed = access::decide(caller, action, facts, &core.sharing);
+    if !is_allowed {
+        audit::record_refusal(core, caller, action, resource.to_string());
+    }
+    is_allowed
 }
 
 /// Returns whether a run works on behalf of its caller. An approver of somebody else's thread decides, and the agent
@@ -222,20 +241,20 @@ fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
 
 /// Checks whether the caller may start a run on a thread, or answer its interrupts.
 async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: &Arc<Core>) -> Result<(), StartError> {
+    let caller = &new_run.caller;
+    if caller.is_unrestricted() {
+        return Ok(());
+    }
     let action = match new_run.resume {
         Some(_) => Action::InterruptsResolve,
         None => Action::ThreadsCreateRun,
     };
     let is_assigned = match &new_run.resume {
         Some(Resolution::AnsweredAlone(id, _)) => {
-            let caller = &new_run.caller;
             let found = db::interrupts::find(tx, thread.id, id).await?;
             found.is_some_and(|record| {
-                record
-                    .interrupt
-                    .question
-                    .approvers
-                    .contains(&caller.user, &caller.roles)
+                let approvers = &record.interrupt.question.approvers;
+                approvers.contains(&caller.user, &caller.roles)
             })
         }
         Some(_) | None => false,
@@ -245,10 +264,9 @@ async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: 
         metadata: thread.metadata.clone(),
         is_assigned,
     };
-    if access::decide(&new_run.caller, action, &facts, &core.sharing) {
+    if is_allowed(core, caller, action, &facts, format_args!("thread:{}", thread.id)) {
         return Ok(());
     }
-    audit::record_refusal(core, &new_run.caller, action, format!("thread:{}", thread.id));
     Err(StartError::NoThread(thread.id))
 }
 
