@@ -145,11 +145,12 @@ impl Webhooks {
 
     /// Returns the delivery for a run that has ended, if its request has a webhook. It belongs to the owner of the
     /// thread.
-    pub(super) fn delivery(&self, report: &Report<'_>, ownership: Ownership) -> Option<Delivery> {
+    pub(super) fn delivery(&self, report: &Report<'_>, ownership: &Ownership) -> Option<Delivery> {
         let url = report.run.request.webhook()?;
         let body = Value::Object((self.render)(report)).to_string();
         let run = report.run;
-        Some(Delivery::new(run.id, run.thread, ownership, url, body, report.ended))
+        let delivery = Delivery::new(run.id, run.thread, ownership.clone(), url, body, report.ended);
+        Some(delivery)
     }
 
     /// Stores the report about a run that was cancelled before it began.
@@ -174,7 +175,7 @@ impl Webhooks {
             ended: now,
             values,
         };
-        match self.delivery(&report, ownership) {
+        match self.delivery(&report, &ownership) {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),
         }
