@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{AdmissionContext, Admitted, withdraw};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
-use crate::db::runs::InFlight;
+use crate::db::runs::{InFlight, RunBefore};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
@@ -114,7 +114,7 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
-    let before = run_before(tx, new_run, thread.id).await?;
+    let before = find_before(tx, new_run, thread.id).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
     if !is_continuation(new_run)
@@ -134,7 +134,7 @@ pub(in crate::runtime) async fn start_as(
         run.queue.priority = run.queue.priority.max(before.queue.priority);
         if !is_on_behalf_of_caller(new_run, &thread) && run.request.caller.is_none() {
             // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
-            run.request.caller = before.request.caller;
+            run.request.caller = before.caller;
         }
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
@@ -163,18 +163,18 @@ pub(in crate::runtime) async fn start_as(
     })
 }
 
-/// Returns the newest run on the thread, if the new run continues its work.
-async fn run_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<Run>> {
+/// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run.
+async fn find_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<RunBefore>> {
     let is_of_server = new_run.caller.credential == Credential::Server && new_run.request.caller.is_none();
     if is_of_server || new_run.resume.is_some() {
-        return db::runs::newest(tx, thread).await;
+        return db::runs::find_before(tx, thread).await;
     }
     Ok(None)
 }
 
 /// Returns the account on whose behalf a run works: that of the run which it continues, else that of the caller, or of
 /// the owner of the thread if the server itself starts the run.
-fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Account {
+fn account_of(new_run: &NewRun, before: Option<&RunBefore>, thread: &Thread) -> Account {
     match before {
         Some(before) => before.queue.account.clone(),
         None if new_run.caller.credential == Credential::Server => Account::of_owner(&thread.ownership),
