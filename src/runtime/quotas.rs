@@ -103,15 +103,9 @@ fn slot_of(run: RunId) -> i32 {
     i32::from(last % SLOTS)
 }
 
-/// Deletes sums of days long ago.
-pub(super) async fn sweep(db: &Db, now: Timestamp, at_once: i64) -> DbResult<()> {
-    let until = day_of(now) - KEPT_DAYS;
-    while db
-        .write(move |tx| Box::pin(db::quotas::sweep(tx, until, at_once)))
-        .await?
-        > 0
-    {}
-    Ok(())
+/// Returns the number of the first day whose sums are kept.
+pub(super) fn first_kept_day(now: Timestamp) -> i64 {
+    day_of(now) - KEPT_DAYS
 }
 
 /// The limits of the account of a run, and the prices of models.
