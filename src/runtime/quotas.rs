@@ -82,8 +82,8 @@ pub(super) async fn growth(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId
     })
 }
 
-/// Adds what a run has used to the sums of the day. It belongs into the transaction that stores the usage of the run, at
-/// its end, since the sums are locked until then.
+/// Adds what a run has used to the sums of the day. It belongs into the transaction that stores the usage of the run,
+/// at its end, since the sums are locked until then.
 pub(super) async fn charge(tx: &mut Tx<'_>, run_context: &RunContext, used: DayUse, now: Timestamp) -> DbResult<()> {
     if used.is_none() {
         return Ok(());

@@ -133,7 +133,8 @@ pub(in crate::runtime) async fn start_as(
     if let Some(before) = before {
         run.queue.priority = run.queue.priority.max(before.queue.priority);
         if !is_on_behalf_of_caller(new_run, &thread) && run.request.caller.is_none() {
-            // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
+            // The server continues work on the thread, or somebody else has decided: on behalf of the same user as
+            // before.
             run.request.caller = before.caller;
         }
     }
@@ -182,8 +183,8 @@ fn account_of(new_run: &NewRun, before: Option<&RunBefore>, thread: &Thread) -> 
     }
 }
 
-/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model calls
-/// are checked like all others.
+/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model
+/// calls are checked like all others.
 fn is_continuation(new_run: &NewRun) -> bool {
     new_run.caller.credential == Credential::Server && new_run.request.input.is_none()
 }

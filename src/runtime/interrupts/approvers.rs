@@ -31,9 +31,9 @@ pub(super) fn check_answers<'a>(
     }
 }
 
-/// Checks that no open interrupt of a thread is assigned to others than the user for whom a request continues the thread.
-/// Interrupts that run `own` has raised itself are not in its way. Without authentication there is no user, and nothing
-/// is in the way.
+/// Checks that no open interrupt of a thread is assigned to others than the user for whom a request continues the
+/// thread. Interrupts that run `own` has raised itself are not in its way. Without authentication there is no user, and
+/// nothing is in the way.
 pub(in crate::runtime) async fn check_way(
     tx: &mut Tx<'_>,
     thread: ThreadId,
