@@ -34,7 +34,7 @@ mod remote;
 
 pub use answer::{InterruptReply, RespondError};
 
-pub(super) use approvers::{check_way, goes_around};
+pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, open_interrupts};
 pub(super) use expire::{drop_for_input, drop_for_update, drop_of_subagents};

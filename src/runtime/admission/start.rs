@@ -131,16 +131,14 @@ pub(in crate::runtime) async fn start_as(
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     run.queue = RunQueue::new(account, new_run.request.priority);
     if let Some(before) = before {
-        run.queue.priority = run.queue.priority.max(before.queue.priority);
-        if !is_on_behalf_of_caller(new_run, &thread) && run.request.caller.is_none() {
-            // The server continues work on the thread, or somebody else has decided: on behalf of the same user as
-            // before.
-            run.request.caller = before.caller;
-        }
+        take_over(&mut run, before, new_run, &thread);
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
-    settled.inspect_err(|refusal| record_assigned(&context.core, &new_run.caller, thread.id, refusal))?;
+    if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
+        interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
+    }
+    settled?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
     // Queued runs are withdrawn at once; runs at work take some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
@@ -171,6 +169,15 @@ async fn find_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbR
         return db::runs::find_before(tx, thread).await;
     }
     Ok(None)
+}
+
+/// Gives a run the priority and the user of the run whose work it continues.
+fn take_over(run: &mut Run, before: RunBefore, new_run: &NewRun, thread: &Thread) {
+    run.queue.priority = run.queue.priority.max(before.queue.priority);
+    // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
+    if !is_on_behalf_of_caller(new_run, thread) && run.request.caller.is_none() {
+        run.request.caller = before.caller;
+    }
 }
 
 /// Returns the account on whose behalf a run works: that of the run which it continues, else that of the caller, or of
@@ -441,14 +448,6 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
         run.lineage.visibility = above.visibility;
     }
     Ok(())
-}
-
-/// Records that somebody tried to answer, or to get around, an interrupt that is assigned to others.
-fn record_assigned(core: &Arc<Core>, caller: &Identity, thread: ThreadId, refusal: &StartError) {
-    if let StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned) = refusal {
-        let resource = format!("thread:{thread}/interrupt:{}", assigned.interrupt);
-        audit::record_refusal(core, caller, Action::InterruptsResolve, resource);
-    }
 }
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered.
