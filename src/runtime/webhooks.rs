@@ -158,7 +158,7 @@ impl Webhooks {
         if run.request.webhook().is_none() {
             return Ok(());
         }
-        let Some(thread) = db::access::thread_facts(tx, run.thread, false).await? else {
+        let Some(facts) = db::access::thread_facts(tx, run.thread, false).await? else {
             return Ok(());
         };
         // A history that cannot be read must not prevent the cancellation of a run.
@@ -175,7 +175,7 @@ impl Webhooks {
             ended: now,
             values,
         };
-        match self.delivery(&report, &thread.ownership) {
+        match self.delivery(&report, &facts.ownership) {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),
         }
