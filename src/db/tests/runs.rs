@@ -67,10 +67,7 @@ async fn a_run_is_read_as_it_was_stored(db: Db) {
     let id = run.id;
     let below = child.id;
     assert_eq!(read!(db, |tx| runs::find(tx, thread, id)), Some(run.clone()));
-    assert_eq!(
-        read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)),
-        None
-    );
+    assert_eq!(read!(db, |tx| runs::find(tx, ThreadId::mint(), id)), None);
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), Some(child.clone()));
     assert_eq!(read!(db, |tx| runs::children(tx, id)), vec![child.clone()]);
     assert_eq!(read!(db, |tx| runs::descendants(tx, id)), vec![child, grandchild]);
@@ -144,7 +141,7 @@ async fn runs_are_listed_newest_first(db: Db) {
     assert_eq!(counted.waiting, 3);
     assert_eq!(counted.at_work, 0);
     assert!(!counted.is_none());
-    assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
+    assert!(read!(db, |tx| runs::count_in_flight(tx, ThreadId::mint())).is_none());
     assert_eq!(
         read!(db, |tx| runs::count_pending(tx, 2)),
         2,
