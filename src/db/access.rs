@@ -98,12 +98,6 @@ pub async fn delivery_facts(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<
     find_facts(tx, SQL, "deliveries", id.0).await
 }
 
-/// Returns the ownership of a thread.
-pub async fn thread_ownership(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Ownership>> {
-    const SQL: &str = "select tenant, owner, null as metadata from threads where thread_id = $1";
-    Ok(find_facts(tx, SQL, "threads", id.0).await?.map(|facts| facts.ownership))
-}
-
 /// Returns the thread of a run.
 pub async fn run_thread(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<ThreadId>> {
     const SQL: &str = "select thread_id from runs where run_id = $1";

@@ -8,6 +8,7 @@ mod turns;
 mod usage;
 
 use const_format::concatcp;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sqlx::types::Json;
 use sqlx::{query, query_as};
@@ -33,7 +34,7 @@ use crate::domain::account::RunQueue;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::machine::Failure;
-use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
+use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
 
@@ -266,6 +267,40 @@ pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
         bytes: usize::MAX,
     };
     Ok(list(tx, &wanted).await?.into_items().pop())
+}
+
+/// What a run takes over from the run whose work it continues.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunBefore {
+    /// Its place in the queue.
+    pub queue: RunQueue,
+    /// The user on whose behalf it worked.
+    pub caller: Option<RunCaller>,
+}
+
+/// Returns what a run takes over from the newest run of the main agent on a thread. Nothing else of that run is read,
+/// since its request may be large.
+pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
+    const SQL: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
+        order by created_at desc, run_id desc limit 1";
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct OnlyCaller {
+        caller: Option<RunCaller>,
+    }
+    let found: Option<(Uuid, String, String)> =
+        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    Ok(found.map(|(id, queue, request)| {
+        let cell = ColumnRef {
+            table: TABLE,
+            column: "request",
+            id: &id,
+        };
+        RunBefore {
+            queue: RunQueue::stored(queue),
+            caller: cell.decode_or_default::<OnlyCaller>(&request).caller,
+        }
+    }))
 }
 
 /// Returns the runs of the main agent on a thread, newest first.

@@ -71,11 +71,7 @@ impl Api {
     /// # Errors
     /// Returns an error when the database fails.
     pub async fn may(&self, action: Action, resource: ResourceRef) -> Result<bool, ApiError> {
-        match self.access.check(&self.caller, action, resource).await {
-            Ok(()) => Ok(true),
-            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
-            Err(AccessError::Fault(error)) => Err(error.into()),
-        }
+        Ok(self.access.allows(&self.caller, action, resource).await?)
     }
 
     /// Returns the filter of a search for interrupts.
@@ -129,14 +125,17 @@ impl FromRequestParts<AppState> for Api {
             caller,
         };
         if let Rule::Allow(action, subject) = rule {
-            let resource = resource_of(parts, state, subject).await;
+            // A path without variables, or one that cannot be decoded, names nothing.
+            let variables = RawPathParams::from_request_parts(parts, state).await.ok();
+            let variables = variables.as_ref();
+            let resource = variables.map_or(ResourceRef::Collection, |variables| resource_of(variables, subject));
             let checked = api.access.check(&api.caller, action, resource).await;
             let outcome = match checked {
                 Ok(()) => AuditOutcome::Allowed,
                 Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => AuditOutcome::Denied,
                 Err(AccessError::Fault(error)) => return Err(error.into()),
             };
-            let named = resource_text(parts, state).await;
+            let named = || variables.map(resource_text).unwrap_or_default();
             audit::record(&api, parts, action, named, outcome);
             checked?;
         }
@@ -145,11 +144,8 @@ impl FromRequestParts<AppState> for Api {
 }
 
 /// Returns the resources that the path names as the audit shows them, such as `thread:<id>/run:<id>`.
-async fn resource_text(parts: &mut Parts, state: &AppState) -> String {
-    let Ok(values) = RawPathParams::from_request_parts(parts, state).await else {
-        return String::new();
-    };
-    let named = values.iter().map(|(name, value)| {
+fn resource_text(variables: &RawPathParams) -> String {
+    let named = variables.iter().map(|(name, value)| {
         let value: String = value.chars().take(MAX_RESOURCE_CHARS).collect();
         format!("{}:{value}", name.strip_suffix("_id").unwrap_or(name))
     });
@@ -157,33 +153,18 @@ async fn resource_text(parts: &mut Parts, state: &AppState) -> String {
 }
 
 /// Returns the resource that the path names. A malformed id names nothing: the handler refuses it by its name.
-async fn resource_of(parts: &mut Parts, state: &AppState, subject: Subject) -> ResourceRef {
-    let variable = match subject {
-        Subject::Collection => return ResourceRef::Collection,
-        Subject::Thread => "thread_id",
-        Subject::Assistant => "assistant_id",
-        Subject::Cron => "cron_id",
-        Subject::Delivery => "delivery_id",
-    };
-    let Ok(values) = RawPathParams::from_request_parts(parts, state).await else {
-        return ResourceRef::Collection;
-    };
-    let text = values
-        .iter()
-        .find(|(name, _)| *name == variable)
-        .map(|(_, value)| value);
-    let Some(text) = text else {
-        return ResourceRef::Collection;
-    };
-    fn read<T: FromStr>(text: &str, resource: fn(T) -> ResourceRef) -> ResourceRef {
-        text.parse().map_or(ResourceRef::Collection, resource)
+fn resource_of(variables: &RawPathParams, subject: Subject) -> ResourceRef {
+    fn read<T: FromStr>(variables: &RawPathParams, name: &str, resource: fn(T) -> ResourceRef) -> ResourceRef {
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        let id = found.and_then(|(_, text)| text.parse().ok());
+        id.map_or(ResourceRef::Collection, resource)
     }
     match subject {
         Subject::Collection => ResourceRef::Collection,
-        Subject::Thread => read(text, ResourceRef::Thread),
-        Subject::Assistant => read(text, ResourceRef::Assistant),
-        Subject::Cron => read(text, ResourceRef::Cron),
-        Subject::Delivery => read(text, ResourceRef::Delivery),
+        Subject::Thread => read(variables, "thread_id", ResourceRef::Thread),
+        Subject::Assistant => read(variables, "assistant_id", ResourceRef::Assistant),
+        Subject::Cron => read(variables, "cron_id", ResourceRef::Cron),
+        Subject::Delivery => read(variables, "delivery_id", ResourceRef::Delivery),
     }
 }
 

@@ -45,15 +45,21 @@ pub(super) async fn wait_for_entries(mut request: Request, next: Next) -> Respon
     response
 }
 
-/// Records a request, if the audit contains such requests.
-pub(super) fn record(api: &Api, parts: &Parts, action: Action, resource: String, outcome: AuditOutcome) {
+/// Records a request, if the audit contains such requests. Only then the text of the resource is asked for.
+pub(super) fn record(
+    api: &Api,
+    parts: &Parts,
+    action: Action,
+    resource: impl FnOnce() -> String,
+    outcome: AuditOutcome,
+) {
     if !api.audit.contains(&api.caller, action, outcome) {
         return;
     }
     let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
     let entry = AuditEntry {
         address: peer.map(|ConnectInfo(peer)| peer.ip().to_canonical()),
-        ..AuditEntry::new(&api.caller, action, resource, outcome, api.audit.now())
+        ..AuditEntry::new(&api.caller, action, resource(), outcome, api.audit.now())
     };
     let receipt = api.audit.record(entry);
     if let Some(entries) = parts.extensions.get::<PendingEntries>() {

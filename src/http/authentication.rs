@@ -77,8 +77,8 @@ fn has_credentials(request: &Request) -> bool {
     names.iter().any(|name| request.headers().contains_key(name))
 }
 
-/// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens are
-/// short-lived and a run may take longer than a token lives, so the end of a token aborts nothing.
+/// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens
+/// are short-lived and a run may take longer than a token lives, so the end of a token aborts nothing.
 pub(super) fn end_with_key(auth: &Authenticator, caller: Option<Arc<Identity>>, response: Response) -> Response {
     let has_key = |caller: &Arc<Identity>| matches!(caller.credential, Credential::ApiKey(_));
     let Some(caller) = caller.filter(has_key) else {

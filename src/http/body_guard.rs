@@ -17,8 +17,8 @@ pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, gua
     })
 }
 
-/// Aborts the response body when `end` completes: the connection fails, so that the client does not take for the whole what
-/// it has received.
+/// Aborts the response body when `end` completes: the connection fails, so that the client does not take for the whole
+/// what it has received.
 pub(super) fn abort_when(response: Response, end: BoxFuture<'static, ()>) -> Response {
     response.map(|body| Body::new(AbortableBody { body, end: Some(end) }))
 }

@@ -15,8 +15,8 @@ use crate::domain::identity::Identity;
 /// A client: a user of a tenant, or, without authentication, the IP address of the connection.
 ///
 /// Headers with addresses do not count, since anyone can forge them. So without authentication all clients behind one
-/// proxy are one client. A /64 network of IPv6 addresses is one client, because one machine owns all of it. The loopback
-/// addresses 127.0.0.1 and ::1 are the same client.
+/// proxy are one client. A /64 network of IPv6 addresses is one client, because one machine owns all of it. The
+/// loopback addresses 127.0.0.1 and ::1 are the same client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClientId(ClientKey);
 

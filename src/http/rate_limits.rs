@@ -17,7 +17,7 @@ use super::client::ClientId;
 use super::error::ApiError;
 use crate::domain::account::Account;
 use crate::domain::identity::Identity;
-use crate::domain::quota::{QuotaKind, QuotaRule, Quotas};
+use crate::domain::quota::{QuotaKind, Quotas};
 use crate::domain::time::{Clock, Timestamp};
 
 /// The most accounts, and the most addresses, that are remembered at the same time.
@@ -104,12 +104,10 @@ impl RateLimits {
     /// Creates the limits of these quotas.
     pub(super) fn new(quotas: Arc<Quotas>, clock: Arc<dyn Clock>) -> Self {
         let limiter_clock = LimiterClock(Arc::clone(&clock));
-        let rules: Vec<&QuotaRule> = [&quotas.per_key, &quotas.per_user, &quotas.per_tenant]
+        let levels = [&quotas.per_key, &quotas.per_user, &quotas.per_tenant];
+        let by_rate = levels
             .into_iter()
             .chain(quotas.tenants.values())
-            .collect();
-        let by_rate = rules
-            .into_iter()
             .filter_map(|rule| rule.requests_per_second)
             .map(|rate| {
                 let limiter = KeyedLimiter::new(Quota::per_second(rate), limiter_clock.clone(), MAX_KEYS);
@@ -154,6 +152,9 @@ impl RateLimits {
     /// # Errors
     /// 429 if too many authentications of the client's address have failed.
     pub(super) fn check_address(&self, client: ClientId) -> Result<(), ApiError> {
+        if self.failures.is_none() {
+            return Ok(());
+        }
         let now = self.clock.now();
         match self.blocked().get(&client).copied() {
             Some(until) if now < until => Err(ApiError::too_many_failed_authentications(until.since(now))),

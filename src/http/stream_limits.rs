@@ -60,8 +60,8 @@ impl StreamLimiter {
         }
     }
 
-    /// Counts one more stream of `client`, which is this caller, and of `thread` if it is known, for as long as the permit
-    /// is held.
+    /// Counts one more stream of `client`, which is this caller, and of `thread` if it is known, for as long as the
+    /// permit is held.
     ///
     /// # Errors
     /// 429 if the thread, the client, or the caller's key, user or tenant has reached its limit.

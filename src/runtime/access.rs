@@ -83,7 +83,8 @@ impl AccessControl {
     /// # Errors
     /// See [`AccessError`].
     pub async fn check(&self, caller: &Identity, action: Action, resource: ResourceRef) -> Result<(), AccessError> {
-        match reach(caller, action) {
+        let reach = reach(caller, action);
+        match reach {
             Reach::Server => return Ok(()),
             Reach::Nothing => return Err(AccessError::Forbidden(action)),
             Reach::Assigned | Reach::Own | Reach::Tenant => {}
@@ -91,15 +92,30 @@ impl AccessControl {
         if resource == ResourceRef::Collection {
             return Ok(());
         }
-        let assignee = (action.resource() == "interrupts").then(|| Assignee::of(caller));
+        // What cannot change the decision is not read.
+        let with_metadata = reach == Reach::Own && self.core.sharing.of(action).filters(action).next().is_some();
+        let may_be_assigned = reach != Reach::Tenant && action.resource() == "interrupts";
+        let assignee = may_be_assigned.then(|| Assignee::of(caller));
         let facts = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { facts(tx, resource, assignee.as_ref()).await }));
+            .read(move |tx| Box::pin(async move { facts(tx, resource, with_metadata, assignee.as_ref()).await }));
         let facts = facts.await?.ok_or(AccessError::NotFound(resource))?;
         decide(caller, action, &facts, &self.core.sharing)
             .then_some(())
             .ok_or(AccessError::NotFound(resource))
+    }
+
+    /// Decides like [`AccessControl::check`], for those who do not tell the caller the reason.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn allows(&self, caller: &Identity, action: Action, resource: ResourceRef) -> DbResult<bool> {
+        match self.check(caller, action, resource).await {
+            Ok(()) => Ok(true),
+            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
+            Err(AccessError::Fault(error)) => Err(error),
+        }
     }
 
     /// Returns the filter of the caller's searches for interrupts, and of reads of the interrupts of one thread.
@@ -118,13 +134,18 @@ pub(super) fn decide(caller: &Identity, action: Action, facts: &ResourceFacts, s
     may_access(caller, action, facts, sharing.of(action))
 }
 
-/// Reads the facts about a resource. With an assignee the request is about interrupts of a thread, one of which may be
-/// assigned to the caller.
-async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, assignee: Option<&Assignee>) -> DbResult<Option<ResourceFacts>> {
+/// Reads the facts about a resource, with its metadata if a sharing rule needs them. With an assignee the request is
+/// about interrupts of a thread, one of which may be assigned to the caller.
+async fn facts(
+    tx: &mut Tx<'_>,
+    resource: ResourceRef,
+    with_metadata: bool,
+    assignee: Option<&Assignee>,
+) -> DbResult<Option<ResourceFacts>> {
     match resource {
         ResourceRef::Collection => Ok(None),
         ResourceRef::Thread(thread) => {
-            let Some(mut facts) = db::access::thread_facts(tx, thread, true).await? else {
+            let Some(mut facts) = db::access::thread_facts(tx, thread, with_metadata).await? else {
                 return Ok(None);
             };
             if let Some(assignee) = assignee {
@@ -132,7 +153,7 @@ async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, assignee: Option<&Assigne
             }
             Ok(Some(facts))
         }
-        ResourceRef::Assistant(assistant) => db::access::assistant_facts(tx, assistant, true).await,
+        ResourceRef::Assistant(assistant) => db::access::assistant_facts(tx, assistant, with_metadata).await,
         ResourceRef::Cron(cron) => db::access::cron_facts(tx, cron).await,
         ResourceRef::Delivery(delivery) => db::access::delivery_facts(tx, delivery).await,
     }

@@ -128,10 +128,11 @@ impl Admission {
                 error: error.into(),
             })?;
         }
-        for (at, new_run) in new_runs.iter().enumerate() {
-            let checked = stored_bytes::check(&self.core, &Ownership::of(&new_run.caller));
+        // Requests that are admitted together have the same caller.
+        if let Some(first) = new_runs.first() {
+            let checked = stored_bytes::check(&self.core, &Ownership::of(&first.caller));
             checked.map_err(|reached| BatchError {
-                at,
+                at: 0,
                 error: reached.into(),
             })?;
         }

@@ -33,13 +33,11 @@ pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp)
 }
 
 /// Stores the default assistant of a definition. A stored assistant stays as it is, but it belongs to the server from
-/// now on. If it was never changed, it takes
-/// the name and the description of its definition.
+/// now on. If it was never changed, it takes the name and the description of its definition.
 pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
     if assistants::insert(tx, assistant).await? {
         return Ok(());
     }
-    assistants::give_to_server(tx, &[assistant.id]).await?;
     refresh(tx, assistant).await
 }
 
@@ -50,6 +48,7 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         Ok(None) => return Ok(()),
         Err(error) if error.is_corrupt() => {
             tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
+            assistants::give_to_server(tx, &[ours.id]).await?;
             // The content of an assistant that was never changed is known, so it is written anew. Any other assistant
             // is created again after a client has deleted it.
             return if is_untouched {
@@ -60,6 +59,10 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         }
         Err(error) => return Err(error),
     };
+    // This happens once: an assistant from before there were owners, or one that a client has created.
+    if !stored.ownership.is_of_server() {
+        assistants::give_to_server(tx, &[ours.id]).await?;
+    }
     let old = &stored.settings;
     let new = &ours.settings;
     if is_untouched && (&old.name, &old.description) != (&new.name, &new.description) {

@@ -11,7 +11,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::{InterruptId, ThreadId};
-use crate::domain::identity::{Credential, Identity};
+use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
 
 /// What the audit contains.
@@ -49,8 +49,7 @@ impl Audit {
 
     /// Returns whether the audit contains such requests. Without authentication there is nobody to record.
     pub fn contains(&self, caller: &Identity, action: Action, outcome: AuditOutcome) -> bool {
-        let is_client = !matches!(caller.credential, Credential::None | Credential::Server);
-        is_client && (outcome == AuditOutcome::Denied || !action.is_read() || self.core.audit.reads)
+        !caller.is_unrestricted() && (outcome == AuditOutcome::Denied || !action.is_read() || self.core.audit.reads)
     }
 
     /// Stores an entry. It is queued before the writes that come after this call, and the receipt says when it is
@@ -90,7 +89,7 @@ pub(super) async fn record_answer(
     answer: &Value,
     now: Timestamp,
 ) -> DbResult<()> {
-    if matches!(caller.credential, Credential::None | Credential::Server) {
+    if caller.is_unrestricted() {
         return Ok(());
     }
     let resource = format!("thread:{thread}/interrupt:{interrupt}");

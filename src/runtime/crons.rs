@@ -198,8 +198,9 @@ impl Crons {
         write.await
     }
 
-    /// Replaces the cron `old`, as it was read, with `new_cron`. It keeps its owner, for whom its runs work. The next due
-    /// time changes only with the schedule, the zone or the end, or when the cron is enabled. Due times that passed while it was disabled are not made up for.
+    /// Replaces the cron `old`, as it was read, with `new_cron`. It keeps its owner, for whom its runs work. The next
+    /// due time changes only with the schedule, the zone or the end, or when the cron is enabled. Due times that passed
+    /// while it was disabled are not made up for.
     ///
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.

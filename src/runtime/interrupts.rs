@@ -1,8 +1,8 @@
 //! Interrupts: questions of agents to people, and the runs that continue a thread once they are resolved.
 //!
-//! An interrupt is resolved by an answer (`answer.rs`) of those to whom it is assigned (`approvers.rs`), by the server of the remote agent that raised it (`remote.rs`),
-//! or by the cancellation of the subagent that raised it (`cancel.rs`). It is dropped when the thread continues without
-//! an answer (`expire.rs`).
+//! An interrupt is resolved by an answer (`answer.rs`) of those to whom it is assigned (`approvers.rs`), by the server
+//! of the remote agent that raised it (`remote.rs`), or by the cancellation of the subagent that raised it
+//! (`cancel.rs`). It is dropped when the thread continues without an answer (`expire.rs`).
 //!
 //! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
 //! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
@@ -34,7 +34,7 @@ mod remote;
 
 pub use answer::{InterruptReply, RespondError};
 
-pub(super) use approvers::{check_way, goes_around};
+pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, open_interrupts};
 pub(super) use expire::{drop_for_input, drop_for_update, drop_of_subagents};

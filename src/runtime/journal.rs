@@ -320,10 +320,8 @@ impl LaneJournal {
             ended: at,
             values,
         };
-        self.run_context
-            .core
-            .webhooks
-            .delivery(&report, self.run_context.ownership.clone())
+        let RunContext { core, ownership, .. } = &*self.run_context;
+        core.webhooks.delivery(&report, ownership)
     }
 
     /// Counts the stored events in the metrics and the log.

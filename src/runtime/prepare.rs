@@ -51,8 +51,8 @@ struct Found {
 /// a number with anything later.
 const CRASH_GAP: i64 = 1 << 20;
 
-/// Returns the reason why a run that waited in the queue may not begin any more: the thread has an open interrupt that is
-/// assigned to others, and the run would continue beside it.
+/// Returns the reason why a run that waited in the queue may not begin any more: the thread has an open interrupt that
+/// is assigned to others, and the run would continue beside it.
 pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<Failure>> {
     let run = &run_context.run;
     if !interrupts::goes_around(&run.request) {

@@ -82,8 +82,8 @@ pub(super) async fn growth(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId
     })
 }
 
-/// Adds what a run has used to the sums of the day. It belongs into the transaction that stores the usage of the run, at
-/// its end, since the sums are locked until then.
+/// Adds what a run has used to the sums of the day. It belongs into the transaction that stores the usage of the run,
+/// at its end, since the sums are locked until then.
 pub(super) async fn charge(tx: &mut Tx<'_>, run_context: &RunContext, used: DayUse, now: Timestamp) -> DbResult<()> {
     if used.is_none() {
         return Ok(());
@@ -103,15 +103,9 @@ fn slot_of(run: RunId) -> i32 {
     i32::from(last % SLOTS)
 }
 
-/// Deletes sums of days long ago.
-pub(super) async fn sweep(db: &Db, now: Timestamp, at_once: i64) -> DbResult<()> {
-    let until = day_of(now) - KEPT_DAYS;
-    while db
-        .write(move |tx| Box::pin(db::quotas::sweep(tx, until, at_once)))
-        .await?
-        > 0
-    {}
-    Ok(())
+/// Returns the number of the first day whose sums are kept.
+pub(super) fn first_kept_day(now: Timestamp) -> i64 {
+    day_of(now) - KEPT_DAYS
 }
 
 /// The limits of the account of a run, and the prices of models.

@@ -90,6 +90,7 @@ impl Runs {
 
     /// Starts runs that create their own threads: all of them or none, and once per key. `shown` renders the stored
     /// response to repeated requests. The runs start as slots become free.
+    ///
     /// # Errors
     /// Returns the refusal of the first request that is refused, with its position; nothing is stored then.
     pub async fn start_all(

@@ -148,8 +148,8 @@ impl Store {
         Ok(PreparedItem { vectors, ..draft })
     }
 
-    /// Returns the item at this address of a space. The read may restart the lifetime of the item: as configured, unless `refresh`
-    /// says otherwise.
+    /// Returns the item at this address of a space. The read may restart the lifetime of the item: as configured,
+    /// unless `refresh` says otherwise.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -178,9 +178,9 @@ impl Store {
             .await
     }
 
-    /// Returns the items of a space that match a search. Without a query they are in the order of their namespaces and keys, and
-    /// take about `bytes` of memory at most. With a query the closest come first, and only items in the index are
-    /// found. The search may restart the lifetime of the items found.
+    /// Returns the items of a space that match a search. Without a query they are in the order of their namespaces and
+    /// keys, and take about `bytes` of memory at most. With a query the closest come first, and only items in the index
+    /// are found. The search may restart the lifetime of the items found.
     ///
     /// # Errors
     /// See [`StoreError`].

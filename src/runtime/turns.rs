@@ -1,8 +1,8 @@
 //! Whose run is next: the turns of tenants and users in the queue.
 //!
-//! The tenant with the fewest runs at work is next; among those with equally many, the one whose last turn is the longest
-//! ago. Within a tenant the highest priority is next, then the user by the same two rules, then the oldest run. So a
-//! tenant that floods the queue waits for its own runs, and the others do not wait for them.
+//! The tenant with the fewest runs at work is next; among those with equally many, the one whose last turn is the
+//! longest ago. Within a tenant the highest priority is next, then the user by the same two rules, then the oldest run.
+//! So a tenant that floods the queue waits for its own runs, and the others do not wait for them.
 //!
 //! The last turns are remembered by each process for itself. At most [`MOST_PLACES`] places in the queue are looked at
 //! for one run; if there are more, the next look continues behind them.

@@ -145,11 +145,12 @@ impl Webhooks {
 
     /// Returns the delivery for a run that has ended, if its request has a webhook. It belongs to the owner of the
     /// thread.
-    pub(super) fn delivery(&self, report: &Report<'_>, ownership: Ownership) -> Option<Delivery> {
+    pub(super) fn delivery(&self, report: &Report<'_>, ownership: &Ownership) -> Option<Delivery> {
         let url = report.run.request.webhook()?;
         let body = Value::Object((self.render)(report)).to_string();
         let run = report.run;
-        Some(Delivery::new(run.id, run.thread, ownership, url, body, report.ended))
+        let delivery = Delivery::new(run.id, run.thread, ownership.clone(), url, body, report.ended);
+        Some(delivery)
     }
 
     /// Stores the report about a run that was cancelled before it began.
@@ -157,7 +158,7 @@ impl Webhooks {
         if run.request.webhook().is_none() {
             return Ok(());
         }
-        let Some(ownership) = db::access::thread_ownership(tx, run.thread).await? else {
+        let Some(facts) = db::access::thread_facts(tx, run.thread, false).await? else {
             return Ok(());
         };
         // A history that cannot be read must not prevent the cancellation of a run.
@@ -174,7 +175,7 @@ impl Webhooks {
             ended: now,
             values,
         };
-        match self.delivery(&report, ownership) {
+        match self.delivery(&report, &facts.ownership) {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),
         }

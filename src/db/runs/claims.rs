@@ -39,20 +39,38 @@ pub struct Claim {
     pub crashes: u32,
 }
 
+/// The columns of a claimed run, with the ownership of its thread.
+const CLAIMED: &str = concatcp!(
+    COLUMNS,
+    ", (select tenant from threads where threads.thread_id = runs.thread_id) as tenant, \
+     (select owner from threads where threads.thread_id = runs.thread_id) as owner"
+);
+
+#[derive(sqlx::FromRow)]
+struct ClaimRow {
+    #[sqlx(flatten)]
+    run: RunRow,
+    tenant: String,
+    owner: String,
+}
+
 /// Returns the claim on a run's row. None for a run that cannot be read: the run is ended with an error instead.
-async fn claim_row(tx: &mut Tx<'_>, row: RunRow, status_before: RunStatus, now: Timestamp) -> DbResult<Option<Claim>> {
-    let fence = row.fence;
-    let crashes = u32::try_from(row.crashes).unwrap_or(0);
-    match row.into() {
-        ReadRun { run, corrupt: None } => {
-            let ownership = access::thread_ownership(tx, run.thread).await?;
-            Ok(ownership.map(|ownership| Claim {
-                run,
-                ownership,
-                fence,
-                crashes,
-            }))
-        }
+async fn claim_row(
+    tx: &mut Tx<'_>,
+    row: ClaimRow,
+    status_before: RunStatus,
+    now: Timestamp,
+) -> DbResult<Option<Claim>> {
+    let ownership = access::ownership(row.tenant, row.owner);
+    let fence = row.run.fence;
+    let crashes = u32::try_from(row.run.crashes).unwrap_or(0);
+    match row.run.into() {
+        ReadRun { run, corrupt: None } => Ok(Some(Claim {
+            run,
+            ownership,
+            fence,
+            crashes,
+        })),
         ReadRun {
             run,
             corrupt: Some(error),
@@ -105,13 +123,13 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
         "update runs set status = 'running', worker = $2, fence = fence + 1, updated_at = $3 \
          where run_id = $1 and depth = 0 and status = 'pending' and not exists (select 1 from runs other \
          where other.thread_id = runs.thread_id and other.depth = 0 and other.status = 'running') returning ",
-        COLUMNS
+        CLAIMED
     );
     if tx.engine() == Engine::Postgres {
         // Without the lock, two concurrent claims on one thread would not see each other's run.
         on_engine!(tx, |conn| query(LOCK).bind(run.0).execute(conn).await.map(drop))?;
     }
-    let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL)
+    let row: Option<ClaimRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(run.0)
         .bind(worker.0)
         .bind(now.0)
@@ -144,7 +162,7 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
         where run_id in (select run_id from runs orphan where depth = 0 and status = 'running' \
         and (worker is null or worker <> $1) and not ";
     const LIMIT: &str = " order by created_at, run_id limit $3";
-    const RETURNING: &str = concatcp!(") returning ", COLUMNS);
+    const RETURNING: &str = concatcp!(") returning ", CLAIMED);
     const SQLITE: &str = concatcp!(UPDATE, is_alive!(sqlite, "orphan.worker"), LIMIT, RETURNING);
     const POSTGRES: &str = concatcp!(
         UPDATE,
@@ -154,7 +172,7 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
         RETURNING
     );
     let sql = tx.either(SQLITE, POSTGRES);
-    let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql)
+    let rows: Vec<ClaimRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(worker.0)
         .bind(now.0)
         .bind(limit)

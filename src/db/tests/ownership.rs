@@ -11,7 +11,7 @@ use super::crons::cron_at;
 use super::interrupts::pending_interrupt;
 use super::postgres::fresh_database;
 use super::{Db, object, on_both, open, read, run_at, thread_at, write};
-use crate::db::access::{assistant_facts, cron_facts, delivery_facts, run_thread, thread_facts, thread_ownership};
+use crate::db::access::{assistant_facts, cron_facts, delivery_facts, run_thread, thread_facts};
 use crate::db::assistants::{self, AssistantQuery};
 use crate::db::crons::{self, CronQuery};
 use crate::db::deliveries::{self, DeliverySearch};
@@ -612,7 +612,6 @@ async fn facts_name_the_owner(db: Db) {
         (&whole.ownership, whole.metadata),
         (&ann, object(json!({"visibility": "team"})))
     );
-    assert_eq!(read!(db, |tx| thread_ownership(tx, thread)), Some(ann.clone()));
     let plain = read!(db, |tx| assistant_facts(tx, assistant, false)).expect("an assistant");
     assert_eq!((plain.ownership, plain.metadata.len()), (of("acme", "bob"), 0));
     let whole = read!(db, |tx| assistant_facts(tx, assistant, true)).expect("an assistant");

@@ -1,19 +1,26 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use serde_json::Map;
+
 use super::{Db, on_both, read, run_at, stored_thread, write};
-use crate::db::{DbError, runs, workers};
-use crate::domain::account::RunQueue;
-use crate::domain::id::{RunId, TaskId, WorkerId};
+use crate::db::{DbError, runs, threads, workers};
+use crate::domain::access::Ownership;
+use crate::domain::account::{Account, RunQueue};
+use crate::domain::id::{RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Command, Lineage, Run, RunStatus};
+use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
 
 on_both!(
     a_run_is_read_as_it_was_stored,
     runs_are_listed_newest_first,
+    a_run_takes_over_from_the_newest_run_of_its_thread,
+    a_claim_names_the_owner_of_the_thread,
     one_run_per_thread_is_claimed_at_a_time,
     only_one_concurrent_claim_on_a_thread_succeeds,
     runs_become_due_in_order,
@@ -60,10 +67,7 @@ async fn a_run_is_read_as_it_was_stored(db: Db) {
     let id = run.id;
     let below = child.id;
     assert_eq!(read!(db, |tx| runs::find(tx, thread, id)), Some(run.clone()));
-    assert_eq!(
-        read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)),
-        None
-    );
+    assert_eq!(read!(db, |tx| runs::find(tx, ThreadId::mint(), id)), None);
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), Some(child.clone()));
     assert_eq!(read!(db, |tx| runs::children(tx, id)), vec![child.clone()]);
     assert_eq!(read!(db, |tx| runs::descendants(tx, id)), vec![child, grandchild]);
@@ -137,12 +141,53 @@ async fn runs_are_listed_newest_first(db: Db) {
     assert_eq!(counted.waiting, 3);
     assert_eq!(counted.at_work, 0);
     assert!(!counted.is_none());
-    assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
+    assert!(read!(db, |tx| runs::count_in_flight(tx, ThreadId::mint())).is_none());
     assert_eq!(
         read!(db, |tx| runs::count_pending(tx, 2)),
         2,
         "counting ends at the limit"
     );
+}
+
+async fn a_run_takes_over_from_the_newest_run_of_its_thread(db: Db) {
+    let thread = stored_thread(&db).await;
+    assert_eq!(read!(db, |tx| runs::find_before(tx, thread)), None);
+    let ann = Identity {
+        user: UserId::stored("ann".to_owned()),
+        ..Identity::unauthenticated()
+    };
+    let old = run_at(thread, 1);
+    let mut new = run_at(thread, 2);
+    new.request.assign_to(&ann);
+    new.queue = RunQueue::new(Account::of(&ann), 3);
+    let child = child_of(&new, 3);
+    let expected = runs::RunBefore {
+        queue: new.queue.clone(),
+        caller: new.request.caller.clone(),
+    };
+    assert!(expected.caller.is_some());
+    for run in [old, new, child] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    assert_eq!(read!(db, |tx| runs::find_before(tx, thread)), Some(expected));
+}
+
+async fn a_claim_names_the_owner_of_the_thread(db: Db) {
+    let owner = Ownership {
+        tenant: Tenant::stored("acme".to_owned()),
+        owner: UserId::stored("ann".to_owned()),
+    };
+    let thread = Thread::new(ThreadId::mint(), owner.clone(), Map::new(), Timestamp(1));
+    let run = run_at(thread.id, 1);
+    let id = run.id;
+    write!(db, |tx| threads::insert(tx, &thread));
+    write!(db, |tx| runs::insert(tx, &run, None));
+    let first = WorkerId::mint();
+    let second = WorkerId::mint();
+    let claim = write!(db, |tx| runs::claim(tx, id, first, Timestamp(2))).expect("a claim");
+    assert_eq!(claim.ownership, owner);
+    let adopted = write!(db, |tx| runs::adopt_orphans(tx, second, Timestamp(3), 9));
+    assert_eq!(adopted.first().map(|claim| &claim.ownership), Some(&owner));
 }
 
 async fn one_run_per_thread_is_claimed_at_a_time(db: Db) {

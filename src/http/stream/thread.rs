@@ -15,7 +15,7 @@ use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 use crate::events::{ThreadEvent, ThreadTail};
 use crate::http::access::Api;
-use crate::runtime::{AccessError, ResourceRef};
+use crate::runtime::ResourceRef;
 
 /// Creates the frames of a thread's events and reads the data that they need.
 pub struct ThreadFrames {
@@ -73,13 +73,9 @@ impl ThreadFrames {
 
     /// Returns whether the caller may read the thread now.
     async fn may_read(&self) -> DbResult<bool> {
-        let resource = ResourceRef::Thread(self.thread);
-        let checked = Box::pin(self.api.access.check(&self.api.caller, Action::ThreadsRead, resource));
-        match checked.await {
-            Ok(()) => Ok(true),
-            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
-            Err(AccessError::Fault(error)) => Err(error),
-        }
+        let thread = ResourceRef::Thread(self.thread);
+        let allows = self.api.access.allows(&self.api.caller, Action::ThreadsRead, thread);
+        Box::pin(allows).await
     }
 }
 

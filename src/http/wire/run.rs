@@ -134,7 +134,7 @@ fn check_priority(priority: Option<u8>, caller: &Identity) -> Result<(), ApiErro
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
 
 impl RunCreate {
-    /// Validates the request. A thread that the run creates belongs to `ownership`.
+    /// Validates the request of a caller, to whom a thread that the run creates belongs.
     ///
     /// # Errors
     /// Names the invalid field.

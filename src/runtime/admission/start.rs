@@ -1,5 +1,6 @@
 //! The transaction that admits a run: it checks the request against the thread and stores the run.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{AdmissionContext, Admitted, withdraw};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
-use crate::db::runs::InFlight;
+use crate::db::runs::{InFlight, RunBefore};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
@@ -113,7 +114,7 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(StartError::NoCheckpoint(checkpoint));
     }
-    let before = run_before(tx, new_run, thread.id).await?;
+    let before = find_before(tx, new_run, thread.id).await?;
     let account = account_of(new_run, before.as_ref(), &thread);
     let quotas = &context.core.quotas;
     if !is_continuation(new_run)
@@ -130,15 +131,14 @@ pub(in crate::runtime) async fn start_as(
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     run.queue = RunQueue::new(account, new_run.request.priority);
     if let Some(before) = before {
-        run.queue.priority = run.queue.priority.max(before.queue.priority);
-        if !is_on_behalf_of_caller(new_run, &thread) && run.request.caller.is_none() {
-            // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
-            run.request.caller = before.request.caller;
-        }
+        take_over(&mut run, before, new_run, &thread);
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
-    settled.inspect_err(|refusal| record_assigned(&context.core, &new_run.caller, thread.id, refusal))?;
+    if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
+        interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
+    }
+    settled?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
     // Queued runs are withdrawn at once; runs at work take some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
@@ -162,18 +162,27 @@ pub(in crate::runtime) async fn start_as(
     })
 }
 
-/// Returns the newest run on the thread, if the new run continues its work.
-async fn run_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<Run>> {
+/// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run.
+async fn find_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbResult<Option<RunBefore>> {
     let is_of_server = new_run.caller.credential == Credential::Server && new_run.request.caller.is_none();
     if is_of_server || new_run.resume.is_some() {
-        return db::runs::newest(tx, thread).await;
+        return db::runs::find_before(tx, thread).await;
     }
     Ok(None)
 }
 
+/// Gives a run the priority and the user of the run whose work it continues.
+fn take_over(run: &mut Run, before: RunBefore, new_run: &NewRun, thread: &Thread) {
+    run.queue.priority = run.queue.priority.max(before.queue.priority);
+    // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
+    if !is_on_behalf_of_caller(new_run, thread) && run.request.caller.is_none() {
+        run.request.caller = before.caller;
+    }
+}
+
 /// Returns the account on whose behalf a run works: that of the run which it continues, else that of the caller, or of
 /// the owner of the thread if the server itself starts the run.
-fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Account {
+fn account_of(new_run: &NewRun, before: Option<&RunBefore>, thread: &Thread) -> Account {
     match before {
         Some(before) => before.queue.account.clone(),
         None if new_run.caller.credential == Credential::Server => Account::of_owner(&thread.ownership),
@@ -181,8 +190,8 @@ fn account_of(new_run: &NewRun, before: Option<&Run>, thread: &Thread) -> Accoun
     }
 }
 
-/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model calls
-/// are checked like all others.
+/// Returns whether the server itself continues work that was admitted before. Quotas do not hold that up; its model
+/// calls are checked like all others.
 fn is_continuation(new_run: &NewRun) -> bool {
     new_run.caller.credential == Credential::Server && new_run.request.input.is_none()
 }
@@ -193,21 +202,39 @@ pub(in crate::runtime) fn check_assistant(
     caller: &Identity,
     core: &Arc<Core>,
 ) -> Result<(), StartError> {
+    if caller.is_unrestricted() {
+        return Ok(());
+    }
     let facts = ResourceFacts {
         ownership: assistant.ownership.clone(),
         metadata: assistant.settings.metadata.clone(),
         is_assigned: false,
     };
-    if access::decide(caller, Action::AssistantsRead, &facts, &core.sharing) {
-        return Ok(());
-    }
-    audit::record_refusal(
+    if is_allowed(
         core,
         caller,
         Action::AssistantsRead,
-        format!("assistant:{}", assistant.id),
-    );
+        &facts,
+        format_args!("assistant:{}", assistant.id),
+    ) {
+        return Ok(());
+    }
     Err(StartError::NoAssistant(assistant.id.to_string()))
+}
+
+/// Decides about a resource that a request names, and records a refusal.
+fn is_allowed(
+    core: &Arc<Core>,
+    caller: &Identity,
+    action: Action,
+    facts: &ResourceFacts,
+    resource: fmt::Arguments<'_>,
+) -> bool {
+    let is_allowed = access::decide(caller, action, facts, &core.sharing);
+    if !is_allowed {
+        audit::record_refusal(core, caller, action, resource.to_string());
+    }
+    is_allowed
 }
 
 /// Returns whether a run works on behalf of its caller. An approver of somebody else's thread decides, and the agent
@@ -222,20 +249,20 @@ fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
 
 /// Checks whether the caller may start a run on a thread, or answer its interrupts.
 async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: &Arc<Core>) -> Result<(), StartError> {
+    let caller = &new_run.caller;
+    if caller.is_unrestricted() {
+        return Ok(());
+    }
     let action = match new_run.resume {
         Some(_) => Action::InterruptsResolve,
         None => Action::ThreadsCreateRun,
     };
     let is_assigned = match &new_run.resume {
         Some(Resolution::AnsweredAlone(id, _)) => {
-            let caller = &new_run.caller;
             let found = db::interrupts::find(tx, thread.id, id).await?;
             found.is_some_and(|record| {
-                record
-                    .interrupt
-                    .question
-                    .approvers
-                    .contains(&caller.user, &caller.roles)
+                let approvers = &record.interrupt.question.approvers;
+                approvers.contains(&caller.user, &caller.roles)
             })
         }
         Some(_) | None => false,
@@ -245,10 +272,9 @@ async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: 
         metadata: thread.metadata.clone(),
         is_assigned,
     };
-    if access::decide(&new_run.caller, action, &facts, &core.sharing) {
+    if is_allowed(core, caller, action, &facts, format_args!("thread:{}", thread.id)) {
         return Ok(());
     }
-    audit::record_refusal(core, &new_run.caller, action, format!("thread:{}", thread.id));
     Err(StartError::NoThread(thread.id))
 }
 
@@ -422,14 +448,6 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
         run.lineage.visibility = above.visibility;
     }
     Ok(())
-}
-
-/// Records that somebody tried to answer, or to get around, an interrupt that is assigned to others.
-fn record_assigned(core: &Arc<Core>, caller: &Identity, thread: ThreadId, refusal: &StartError) {
-    if let StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned) = refusal {
-        let resource = format!("thread:{thread}/interrupt:{}", assigned.interrupt);
-        audit::record_refusal(core, caller, Action::InterruptsResolve, resource);
-    }
 }
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered.

@@ -5,19 +5,18 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::approvers::check_answers;
+use super::approvers::{check_answers, record_attempt};
 use super::{Interrupts, Resolution, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
-use crate::domain::access::Action;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run, RunRequest};
-use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target, audit};
+use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
 
 /// Assigns the answer of a client to the open interrupts of a thread, and checks it.
 ///
@@ -158,8 +157,7 @@ impl Interrupts {
         });
         let (record, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
         if let Err(assigned) = check_answers(caller, [&record]) {
-            let resource = format!("thread:{thread}/interrupt:{interrupt}");
-            audit::record_refusal(&self.core, caller, Action::InterruptsResolve, resource);
+            record_attempt(&self.core, caller, thread, &assigned);
             return Err(assigned.into());
         }
         match (record.status, record.resumed_by) {

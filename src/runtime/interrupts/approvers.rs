@@ -4,16 +4,19 @@
 //! write into its state, a jump, or a run from a checkpoint) passes [`check_way`]. New input and cancellations withdraw
 //! the question instead: what waited for the approval is not done then, and it is asked again before it ever is.
 
+use std::sync::Arc;
+
 use super::pending;
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{DbResult, Tx};
-use crate::domain::access::is_entitled;
+use crate::domain::access::{Action, is_entitled};
 use crate::domain::goto::Goto;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::machine::END;
 use crate::domain::run::{Command, RunCaller, RunRequest};
-use crate::runtime::AssignedToOthers;
+use crate::runtime::shared::Core;
+use crate::runtime::{AssignedToOthers, audit};
 
 /// Checks that the caller may answer these interrupts.
 ///
@@ -31,9 +34,20 @@ pub(super) fn check_answers<'a>(
     }
 }
 
-/// Checks that no open interrupt of a thread is assigned to others than the user for whom a request continues the thread.
-/// Interrupts that run `own` has raised itself are not in its way. Without authentication there is no user, and nothing
-/// is in the way.
+/// Records that somebody tried to answer, or to get around, an interrupt that is assigned to others.
+pub(in crate::runtime) fn record_attempt(
+    core: &Arc<Core>,
+    caller: &Identity,
+    thread: ThreadId,
+    assigned: &AssignedToOthers,
+) {
+    let resource = format!("thread:{thread}/interrupt:{}", assigned.interrupt);
+    audit::record_refusal(core, caller, Action::InterruptsResolve, resource);
+}
+
+/// Checks that no open interrupt of a thread is assigned to others than the user for whom a request continues the
+/// thread. Interrupts that run `own` has raised itself are not in its way. Without authentication there is no user, and
+/// nothing is in the way.
 pub(in crate::runtime) async fn check_way(
     tx: &mut Tx<'_>,
     thread: ThreadId,

@@ -122,6 +122,12 @@ async fn fire(
 
 /// Returns whether the refused run can be met when others have begun.
 fn is_full(refusal: &StartError) -> bool {
-    let is_beyond = |reached: &QuotaReached| reached.kind == QuotaKind::RunsWaiting;
-    matches!(refusal, StartError::ThreadFull(_)) || matches!(refusal, StartError::Quota(reached) if is_beyond(reached))
+    matches!(
+        refusal,
+        StartError::ThreadFull(_)
+            | StartError::Quota(QuotaReached {
+                kind: QuotaKind::RunsWaiting,
+                ..
+            })
+    )
 }

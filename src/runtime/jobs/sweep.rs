@@ -1,4 +1,5 @@
-//! Deletes expired data: threads, histories, idempotency keys, and unfinished copies of threads.
+//! Deletes expired data: threads, histories, idempotency keys, entries of the audit, sums of old days, and unfinished
+//! copies of threads.
 //!
 //! A thread is checked again in the transaction that deletes it. So two processes may find the same thread, and a
 //! client may begin to use it in between. A thread at work is left alone.
@@ -19,7 +20,7 @@ use crate::runtime::quotas;
 use crate::runtime::shared::Core;
 use crate::runtime::sweeper::sweep_copies;
 
-/// The most threads that one query returns.
+/// The most threads that one query returns, and the most other rows that one transaction deletes.
 const AT_ONCE: i64 = 100;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
@@ -61,14 +62,13 @@ async fn sweep(core: &Core) -> DbResult<u64> {
             break;
         }
     }
-    while core
-        .db
-        .write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE)))
-        .await?
-        > 0
-    {}
-    sweep_audit(core, now).await?;
-    quotas::sweep(&core.db, now, AT_ONCE).await?;
+    delete_all(core, move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))).await?;
+    if let Some(keep) = core.audit.keep {
+        let until = now.minus(keep);
+        delete_all(core, move |tx| Box::pin(db::audit::sweep(tx, until, AT_ONCE))).await?;
+    }
+    let day = quotas::first_kept_day(now);
+    delete_all(core, move |tx| Box::pin(db::quotas::sweep(tx, day, AT_ONCE))).await?;
     sweep_copies(core, false).await?;
     let Some(ttl) = core.retention.checkpoints else {
         return Ok(swept);
@@ -89,16 +89,12 @@ async fn sweep(core: &Core) -> DbResult<u64> {
     }
 }
 
-/// Deletes the entries of the audit that are older than the configuration says.
-async fn sweep_audit(core: &Core, now: Timestamp) -> DbResult<()> {
-    let Some(keep) = core.audit.keep else { return Ok(()) };
-    let until = now.minus(keep);
-    while core
-        .db
-        .write(move |tx| Box::pin(db::audit::sweep(tx, until, AT_ONCE)))
-        .await?
-        > 0
-    {}
+/// Deletes rows in several transactions, since others wait for each of them, until `delete` finds no more.
+async fn delete_all<J>(core: &Core, delete: J) -> DbResult<()>
+where
+    J: for<'t> Fn(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<u64>> + Copy + Send + 'static,
+{
+    while core.db.write(delete).await? > 0 {}
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::support::client::Client;
 use crate::support::process::{Log, Process, server_in};
 use crate::support::sse::Sse;
-use crate::support::{Engine, TestServer, eventually, on_both_engines, on_postgres};
+use crate::support::{Engine, Keys, TestServer, eventually, on_both_engines, on_postgres};
 
 on_both_engines! {
     a_key_works_until_it_is_revoked,
@@ -53,6 +53,20 @@ fn text_of(issued: &Value) -> String {
 
 fn path_of(issued: &Value) -> String {
     format!("/auth/keys/{}", issued["key_id"].as_str().expect("an id"))
+}
+
+/// Returns the path that gives a key a new secret.
+fn rotation_of(issued: &Value) -> String {
+    format!("{}/rotate", path_of(issued))
+}
+
+/// Gives a key a new secret. Returns a client with the old one, which worked before, and a client with the new one.
+async fn rotate(keys: &Keys, issued: &Value, grace_s: u32) -> [Client; 2] {
+    let old = keys.with(&text_of(issued));
+    assert_eq!(old.get("/auth/me").await.status, 200);
+    let admin = keys.client("root");
+    let rotated = admin.post(&rotation_of(issued), json!({"grace_s": grace_s})).await.ok();
+    [old, keys.with(&text_of(&rotated))]
 }
 
 async fn clock(server: &TestServer) -> ManualClock {
@@ -142,13 +156,8 @@ async fn streams_end_when_their_key_expires(server: TestServer) {
 async fn a_rotated_key_has_both_secrets_for_a_while(server: TestServer) {
     let clock = clock(&server).await;
     let keys = server.is_protected().await;
-    let admin = keys.client("root");
-    let issued = create(&admin, json!({"name": "ci"})).await;
-    let old = keys.with(&text_of(&issued));
-    assert_eq!(old.get("/auth/me").await.status, 200);
-    let rotate = format!("{}/rotate", path_of(&issued));
-    let rotated = admin.post(&rotate, json!({"grace_s": 3600})).await.ok();
-    let new = keys.with(&text_of(&rotated));
+    let issued = create(&keys.client("root"), json!({"name": "ci"})).await;
+    let [old, new] = rotate(&keys, &issued, 3600).await;
     assert_eq!(old.get("/auth/me").await.ok(), new.get("/auth/me").await.ok());
     clock.advance(Duration::from_secs(3601));
     assert_eq!(old.get("/auth/me").await.status, 401);
@@ -159,14 +168,11 @@ async fn a_key_rotated_without_grace_loses_its_secret_at_once(server: TestServer
     let keys = server.is_protected().await;
     let admin = keys.client("root");
     let issued = create(&admin, json!({"name": "ci"})).await;
-    let old = keys.with(&text_of(&issued));
-    assert_eq!(old.get("/auth/me").await.status, 200);
-    let rotate = format!("{}/rotate", path_of(&issued));
-    let rotated = admin.post(&rotate, json!({"grace_s": 0})).await.ok();
+    let [old, new] = rotate(&keys, &issued, 0).await;
     assert_eq!(old.get("/auth/me").await.status, 401);
-    assert_eq!(keys.with(&text_of(&rotated)).get("/auth/me").await.status, 200);
+    assert_eq!(new.get("/auth/me").await.status, 200);
     admin.delete(&path_of(&issued)).await.ok();
-    let refused = admin.post(&rotate, json!({})).await;
+    let refused = admin.post(&rotation_of(&issued), json!({})).await;
     assert_eq!(refused.status, 409);
     assert_eq!(refused.body["code"], "key_revoked");
 }
@@ -206,10 +212,9 @@ async fn nobody_creates_a_key_beyond_their_own_rights(server: TestServer) {
     assert_eq!(limited.post("/auth/keys", same).await.status, 200);
     // A new secret of a key with more rights would be a way around.
     let other = create(&root, json!({"name": "powerful", "roles": ["admin"]})).await;
-    let rotate = format!("{}/rotate", path_of(&other));
     assert!(
         limited
-            .post(&rotate, json!({}))
+            .post(&rotation_of(&other), json!({}))
             .await
             .refused(422)
             .starts_with("scopes")
@@ -229,8 +234,11 @@ async fn only_admins_manage_keys(server: TestServer) {
         assert_eq!(client.get("/auth/keys").await.status, 403, "{name}");
         assert_eq!(client.get(&path_of(&issued)).await.status, 403, "{name}");
         assert_eq!(client.delete(&path_of(&issued)).await.status, 403, "{name}");
-        let rotate = format!("{}/rotate", path_of(&issued));
-        assert_eq!(client.post(&rotate, json!({})).await.status, 403, "{name}");
+        assert_eq!(
+            client.post(&rotation_of(&issued), json!({})).await.status,
+            403,
+            "{name}"
+        );
     }
 }
 
@@ -241,8 +249,7 @@ async fn keys_of_other_tenants_do_not_exist(server: TestServer) {
     assert_eq!(other.get("/auth/keys").await.ok(), json!([]));
     assert_eq!(other.get(&path_of(&issued)).await.status, 404);
     assert_eq!(other.delete(&path_of(&issued)).await.status, 404);
-    let rotate = format!("{}/rotate", path_of(&issued));
-    assert_eq!(other.post(&rotate, json!({})).await.status, 404);
+    assert_eq!(other.post(&rotation_of(&issued), json!({})).await.status, 404);
     assert_eq!(keys.with(&text_of(&issued)).get("/auth/me").await.status, 200);
 }
 
@@ -317,8 +324,7 @@ async fn secrets_are_neither_stored_nor_logged(server: TestServer) {
     server.client().moved_to(&process.base().await);
     let admin = keys.client("root");
     let issued = create(&admin, json!({"name": "secretive"})).await;
-    let rotate = format!("{}/rotate", path_of(&issued));
-    let rotated = admin.post(&rotate, json!({})).await.ok();
+    let rotated = admin.post(&rotation_of(&issued), json!({})).await.ok();
     let robot = keys.with(&text_of(&rotated));
     let ticket = robot.post("/auth/tickets", json!({})).await.ok();
     let ticket = ticket["ticket"].as_str().expect("a ticket");

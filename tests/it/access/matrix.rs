@@ -1,5 +1,5 @@
-//! Every endpoint of the API document for every kind of caller. An endpoint that this file does not know fails the test,
-//! so that none is added without a decision about who may use it.
+//! Every endpoint of the API document for every kind of caller. An endpoint that this file does not know fails the
+//! test, so that none is added without a decision about who may use it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::{Human, TestServer, mail, on_both_engines, script};
+use crate::support::{Human, Keys, TestServer, mail, on_both_engines, script};
 
 on_both_engines! {
     every_endpoint_refuses_callers_without_a_valid_credential,
@@ -302,49 +302,52 @@ async fn patterns(client: &Client) -> Vec<[String; 2]> {
     found
 }
 
-async fn every_endpoint_refuses_callers_without_a_valid_credential(server: TestServer) {
-    let keys = server.is_protected().await;
+/// Sends the request of every endpoint for the resources of ann, as each of these other callers. The replies have the
+/// status that `expected` returns, if there is one. None shows anything of the resources, which stay as they are.
+async fn check_others(keys: &Keys, callers: &[(&str, Client)], expected: impl Fn(&Fixture, &Endpoint) -> Option<u16>) {
     let ann = keys.client("ann");
     let fixture = Fixture::create(&ann).await;
     let before = fixture.snapshot(&ann).await;
     for [method, pattern] in patterns(&ann).await {
         let endpoint = fixture.endpoint(&method, &pattern);
-        for caller in [keys.nobody(), keys.with("adj_unknown_key"), keys.client("expired")] {
-            let reply = endpoint.send(&caller).await;
-            let expected = match endpoint.audience {
-                Audience::Everybody => 200,
-                Audience::Users | Audience::Admins | Audience::ServerOperators => 401,
-            };
-            assert_eq!(reply.status, expected, "{method} {pattern}: {reply:?}");
-            assert!(!format!("{reply:?}").contains(MARK), "{method} {pattern}: {reply:?}");
+        for (name, caller) in callers {
+            let reply = endpoint.send(caller).await;
+            let text = format!("{name}: {method} {pattern}: {reply:?}");
+            match expected(&fixture, &endpoint) {
+                Some(status) => assert_eq!(reply.status, status, "{text}"),
+                None => assert!(reply.status < 500, "{text}"),
+            }
+            assert!(!format!("{reply:?}").contains(MARK), "{text}");
         }
     }
     assert_eq!(fixture.snapshot(&ann).await, before);
 }
 
+async fn every_endpoint_refuses_callers_without_a_valid_credential(server: TestServer) {
+    let keys = server.is_protected().await;
+    let callers = [
+        ("nobody", keys.nobody()),
+        ("unknown", keys.with("adj_unknown_key")),
+        ("expired", keys.client("expired")),
+    ];
+    let expected = |_: &Fixture, endpoint: &Endpoint| match endpoint.audience {
+        Audience::Everybody => Some(200),
+        Audience::Users | Audience::Admins | Audience::ServerOperators => Some(401),
+    };
+    check_others(&keys, &callers, expected).await;
+}
+
 async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
     let keys = server.is_protected().await;
-    let ann = keys.client("ann");
-    let fixture = Fixture::create(&ann).await;
-    let before = fixture.snapshot(&ann).await;
-    for [method, pattern] in patterns(&ann).await {
-        let endpoint = fixture.endpoint(&method, &pattern);
-        for other in ["bob", "root-of-other"] {
-            let reply = endpoint.send(&keys.client(other)).await;
-            let names_resource = fixture.path(&pattern) != pattern && !pattern.starts_with("/agents/");
-            // These answer without the thread: the stream waits for one, and a command has an error of its own.
-            let needs_thread = !pattern.ends_with("/commands") && !pattern.ends_with("/stream/events");
-            if names_resource && needs_thread {
-                assert_eq!(reply.status, 404, "{other}: {method} {pattern}: {reply:?}");
-            }
-            assert!(
-                !format!("{reply:?}").contains(MARK),
-                "{other}: {method} {pattern}: {reply:?}"
-            );
-            assert!(reply.status < 500, "{other}: {method} {pattern}: {reply:?}");
-        }
-    }
-    assert_eq!(fixture.snapshot(&ann).await, before);
+    let callers = ["bob", "root-of-other"].map(|name| (name, keys.client(name)));
+    let expected = |fixture: &Fixture, endpoint: &Endpoint| {
+        let pattern = endpoint.pattern.as_str();
+        let names_resource = fixture.path(pattern) != pattern && !pattern.starts_with("/agents/");
+        // These answer without the thread: the stream waits for one, and a command has an error of its own.
+        let needs_thread = !pattern.ends_with("/commands") && !pattern.ends_with("/stream/events");
+        (names_resource && needs_thread).then_some(404)
+    };
+    check_others(&keys, &callers, expected).await;
 }
 
 async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
