@@ -9,10 +9,10 @@ use secrecy::ExposeSecret;
 
 use super::builder::Prepared;
 use super::credentials::StoredCredentials;
-use crate::auth::{ApiKeys, IssuedKey, KeyRef, KeySearch};
+use crate::auth::{ApiKeys, IssuedKey, KeySearch};
 use crate::config::KeysCommand;
 use crate::db::{Db, DbError};
-use crate::domain::api_key::{ApiKey, ApiKeyId, NewApiKey};
+use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::time::{Clock, SystemClock};
 use crate::shutdown::Shutdown;

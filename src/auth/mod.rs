@@ -39,7 +39,7 @@ pub use configured_keys::ConfiguredKey;
 pub use hook::HookSettings;
 pub use jwt::{ClaimRules, IssuerSettings};
 pub use keys::{ApiKeys, IssuedKey};
-pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeyRef, KeyRotation, KeySearch, StoredTicket};
+pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeySearch};
 pub use tickets::IssuedTicket;
 
 use configured_keys::ConfiguredKeys;

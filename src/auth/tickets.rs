@@ -10,9 +10,9 @@ use ring::rand::SystemRandom;
 use secrecy::SecretString;
 
 use super::keys::{ApiKeys, random_bytes};
-use super::store::{CredentialStore, StoredTicket};
+use super::store::CredentialStore;
 use super::{AuthError, KeyError};
-use crate::domain::api_key::{ApiKeyId, SecretDigest, hexadecimal};
+use crate::domain::api_key::{ApiKeyId, SecretDigest, StoredTicket, hexadecimal};
 use crate::domain::identity::{Credential, Identity};
 use crate::domain::time::{Clock, Timestamp};
 

@@ -12,9 +12,9 @@ use super::extract::{ApiJson, ApiPath, KeyPath, Params};
 use super::wire::key::{ApiKeyView, CallerView, IssuedKeyView, KeyCreate, KeyRotate, TicketView};
 use super::{Api, JsonResult};
 use crate::auth::keys::{DEFAULT_GRACE, MAX_GRACE};
-use crate::auth::{IssuedKey, KeyError, KeyRef, KeySearch};
+use crate::auth::{IssuedKey, KeyError, KeySearch};
 use crate::domain::Invalid;
-use crate::domain::api_key::{ApiKeyId, NewApiKey};
+use crate::domain::api_key::{ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{UserId, UserRole};
 use crate::domain::time::Timestamp;
 
