@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 
+use super::access::push_owner;
 use super::engine::{Matches, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
@@ -164,10 +165,8 @@ pub async fn search(
     while let Some(next) = filling.next() {
         let offset = i64::from(wanted.offset) + filling.count();
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
-            sql.push_bind(space.tenant.as_str())
-                .push(" and owner = ")
-                .push_bind(space.owner.as_str());
+            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where "));
+            push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
             sql.push(" and namespace >= ")
                 .push_bind(from.clone())
                 .push(" and namespace < ")
@@ -196,11 +195,9 @@ pub async fn refresh(tx: &mut Tx<'_>, space: &Ownership, addresses: &[ItemAddres
         let mut sql = QueryBuilder::new("update items set expires_at = ttl + ");
         sql.push_bind(now.0)
             .push(" where ttl is not null and expires_at > ")
-            .push_bind(now.0);
-        sql.push(" and tenant = ")
-            .push_bind(space.tenant.as_str())
-            .push(" and owner = ")
-            .push_bind(space.owner.as_str());
+            .push_bind(now.0)
+            .push(" and ");
+        push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
         push_addresses(
             &mut sql,
             addresses

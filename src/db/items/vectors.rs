@@ -10,6 +10,7 @@ use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
 
 use super::{ItemRow, SELECT, namespace_of, push_addresses, range, text_of};
+use crate::db::access::push_owner;
 use crate::db::engine::{Engine, Matches, Vector, on_engine};
 use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
@@ -152,10 +153,8 @@ async fn search_in_postgres(
              from item_vectors, (select ",
         );
         sql.push_bind(Vector(near.vector.clone()))
-            .push("::real[] as question) asked where tenant = ");
-        sql.push_bind(space.tenant.as_str())
-            .push(" and owner = ")
-            .push_bind(space.owner.as_str());
+            .push("::real[] as question) asked where ");
+        push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
         sql.push(" and namespace >= ")
             .push_bind(from)
             .push(" and namespace < ")
@@ -167,10 +166,8 @@ async fn search_in_postgres(
             "select i.namespace, i.key, cast(i.value as text) as value, i.expires_at, i.created_at, i.updated_at, ",
         );
         sql.push("near.score from near join items i on i.namespace = near.namespace and i.key = near.key ");
-        sql.push("where i.tenant = ")
-            .push_bind(space.tenant.as_str())
-            .push(" and i.owner = ")
-            .push_bind(space.owner.as_str());
+        sql.push("where ");
+        push_owner(&mut sql, "i.", &space.tenant, Some(&space.owner));
         sql.push(" and (i.expires_at is null or i.expires_at > ")
             .push_bind(now.0)
             .push(")");
@@ -276,11 +273,9 @@ async fn vectors_after(
         let mut sql = QueryBuilder::new(
             "select v.namespace, v.key, v.path, v.vector from item_vectors v \
              join items i on i.tenant = v.tenant and i.owner = v.owner and i.namespace = v.namespace and i.key = v.key \
-             where v.tenant = ",
+             where ",
         );
-        sql.push_bind(space.tenant.as_str())
-            .push(" and v.owner = ")
-            .push_bind(space.owner.as_str());
+        push_owner(&mut sql, "v.", &space.tenant, Some(&space.owner));
         sql.push(" and (v.namespace, v.key, v.path) > (")
             .push_bind(namespace)
             .push(", ")
@@ -304,10 +299,8 @@ async fn read_items(tx: &mut Tx<'_>, space: &Ownership, page: Vec<Scored>) -> Db
         return Ok(vec![]);
     }
     let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
-        sql.push_bind(space.tenant.as_str())
-            .push(" and owner = ")
-            .push_bind(space.owner.as_str());
+        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where "));
+        push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
         let addresses = page.iter().map(|scored| (scored.namespace.clone(), scored.key.clone()));
         push_addresses(&mut sql, addresses);
         sql.build_query_as().fetch_all(conn).await
