@@ -79,13 +79,23 @@ fn namespace_of(text: &str) -> Namespace {
     Namespace::stored(text.split_terminator('.').map(str::to_owned).collect())
 }
 
-/// Returns the range of the texts of a namespace and all below it: the first one (included) and the end (excluded).
-fn range(prefix: &Namespace) -> (String, String) {
-    let from = text_of(prefix);
-    let to = from
-        .strip_suffix('.')
-        .map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
-    (from, to)
+/// A range of the texts of namespaces.
+struct NamespaceRange {
+    /// The first text.
+    from: String,
+    /// The end, which is not part of the range.
+    to: String,
+}
+
+impl NamespaceRange {
+    /// Returns the range of a namespace and all below it.
+    fn below(prefix: &Namespace) -> Self {
+        let from = text_of(prefix);
+        let to = from
+            .strip_suffix('.')
+            .map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
+        Self { from, to }
+    }
 }
 
 /// Applies a change in the space of an owner.
@@ -160,7 +170,7 @@ pub async fn search(
     bytes: usize,
     now: Timestamp,
 ) -> DbResult<ListPart<Item>> {
-    let (from, to) = range(&wanted.prefix);
+    let range = NamespaceRange::below(&wanted.prefix);
     let mut filling = ListBuilder::new(i64::from(wanted.limit), bytes);
     while let Some(next) = filling.next() {
         let offset = i64::from(wanted.offset) + filling.count();
@@ -168,9 +178,9 @@ pub async fn search(
             let mut sql = QueryBuilder::new(concatcp!(SELECT, " where "));
             push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
             sql.push(" and namespace >= ")
-                .push_bind(from.clone())
+                .push_bind(range.from.clone())
                 .push(" and namespace < ")
-                .push_bind(to.clone());
+                .push_bind(range.to.clone());
             sql.push(" and (expires_at is null or expires_at > ")
                 .push_bind(now.0)
                 .push(")");

@@ -26,7 +26,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::{Db, DbError, DbResult};
+use super::{Db, DbError, DbResult, PageQuery};
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
@@ -55,6 +55,15 @@ macro_rules! on_both {
     };
 }
 use on_both;
+
+/// Returns a page of a list, whatever its size in memory.
+fn page(limit: i64, offset: i64) -> PageQuery {
+    PageQuery {
+        limit,
+        offset,
+        bytes: usize::MAX,
+    }
+}
 
 async fn open(url: &str) -> Db {
     let tasks = TaskTracker::new();

@@ -42,7 +42,9 @@ impl AgentDefinition {
             .as_object_mut()
             .and_then(|fields| fields.shift_remove("enclosed"));
         let mut reading = read::<Self>(stored);
-        if let (Some(definition), Some(enclosed)) = (&mut reading.value, enclosed) {
+        if let Some(definition) = &mut reading.value
+            && let Some(enclosed) = enclosed
+        {
             let files = read::<BundledFiles>(enclosed);
             reading.findings.extend(
                 files

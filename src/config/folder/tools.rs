@@ -92,7 +92,7 @@ impl ToolServers {
                 .and_then(Value::as_str)
                 .filter(|text| !text.trim().is_empty())
         };
-        let (Some(name), Some(url)) = (word("name"), word("mcp_server_url")) else {
+        let Some((name, url)) = word("name").zip(word("mcp_server_url")) else {
             search.report_error(
                 file,
                 &format!("tools[{at}]"),

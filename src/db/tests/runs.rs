@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
+use crate::db::runs::LeaseHolder;
 use crate::db::{DbError, runs, workers};
 use crate::domain::account::RunQueue;
 use crate::domain::id::{RunId, TaskId, WorkerId};
@@ -274,6 +275,10 @@ async fn due_and_running_runs_are_counted(db: Db) {
     );
 }
 
+fn holder(run: RunId, worker: WorkerId, fence: i64) -> LeaseHolder {
+    LeaseHolder { run, worker, fence }
+}
+
 async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
     let id = run.id;
@@ -284,7 +289,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let fence = claim.fence;
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        (id, old, fence),
+        holder(id, old, fence),
         runs::RunRowUpdate::at(Timestamp(3))
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
@@ -292,25 +297,26 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(newer > fence);
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        (id, old, fence),
+        holder(id, old, fence),
         runs::RunRowUpdate::at(Timestamp(5))
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        (id, old, newer),
+        holder(id, old, newer),
         runs::RunRowUpdate::at(Timestamp(5))
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        (id, new, newer),
+        holder(id, new, newer),
         runs::RunRowUpdate::at(Timestamp(5))
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
     assert!(!write!(db, |tx| runs::end_fenced(
         tx,
-        (id, old, fence),
-        (status, error.as_ref()),
+        holder(id, old, fence),
+        status,
+        error.as_ref(),
         runs::RunRowUpdate::at(Timestamp(6))
     )));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
@@ -318,8 +324,9 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let (status, error) = failed.clone();
     assert!(write!(db, |tx| runs::end_fenced(
         tx,
-        (id, new, newer),
-        (status, error.as_ref()),
+        holder(id, new, newer),
+        status,
+        error.as_ref(),
         runs::RunRowUpdate::at(Timestamp(7))
     )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
@@ -398,7 +405,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
     let trace = runs::RunRowUpdate::at(Timestamp(3));
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 5), trace)));
+    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 5), trace)));
     worker = WorkerId::mint();
     assert_eq!(
         adopted(worker).await,
@@ -406,7 +413,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         "a write without progress does not reset the count"
     );
     let trace = runs::RunRowUpdate { gets_on: true, ..trace };
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 6), trace)));
+    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 6), trace)));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 

@@ -108,7 +108,9 @@ impl Machine {
         }
         // A call that was started must not start again, for example when a client's command is repeated after a
         // crash.
-        if let (Phase::Tools { calls: known }, Phase::Tools { calls }) = (before, &mut self.position.phase) {
+        if let Phase::Tools { calls: known } = before
+            && let Phase::Tools { calls } = &mut self.position.phase
+        {
             for call in calls {
                 if let Some(begun) = known.iter().find(|other| other.id == call.id) {
                     call.clone_from(begun);
