@@ -177,14 +177,8 @@ pub async fn search(
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(concatcp!(SELECT, " where "));
             push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
-            sql.push(" and namespace >= ")
-                .push_bind(range.from.clone())
-                .push(" and namespace < ")
-                .push_bind(range.to.clone());
-            sql.push(" and (expires_at is null or expires_at > ")
-                .push_bind(now.0)
-                .push(")");
-            sql.push_matches("items.value", &wanted.filter);
+            push_range(&mut sql, &range);
+            push_matching(&mut sql, "items.", wanted, now);
             sql.push(" order by namespace, key limit ")
                 .push_bind(next)
                 .push(" offset ")
@@ -194,6 +188,36 @@ pub async fn search(
         filling.take(next, rows, |row| parsed_bytes(&row.value), Item::try_from)?;
     }
     Ok(filling.finish())
+}
+
+/// Appends the condition that a namespace is in a range, after `and`.
+fn push_range<DB>(sql: &mut QueryBuilder<DB>, range: &NamespaceRange)
+where
+    DB: sqlx::Database,
+    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(" and namespace >= ")
+        .push_bind(range.from.as_str())
+        .push(" and namespace < ")
+        .push_bind(range.to.as_str());
+}
+
+/// Appends the condition that an item has not expired and matches the filter of a search, after `and`. `alias` is that of
+/// the table of items with a period.
+fn push_matching<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, wanted: &ItemSearch, now: Timestamp)
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Matches,
+    for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(" and (")
+        .push(alias)
+        .push("expires_at is null or ")
+        .push(alias)
+        .push("expires_at > ")
+        .push_bind(now.0)
+        .push(")");
+    sql.push_matches(&format!("{alias}value"), &wanted.filter);
 }
 
 /// Restarts the TTL of these items. Items without a TTL and expired items do not change.

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
 
-use super::{ItemRow, NamespaceRange, SELECT, namespace_of, push_addresses, text_of};
+use super::{ItemRow, NamespaceRange, SELECT, namespace_of, push_addresses, push_matching, push_range, text_of};
 use crate::db::access::push_owner;
-use crate::db::engine::{Engine, Matches, Vector, on_engine};
+use crate::db::engine::{Engine, Vector, on_engine};
 use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::access::Ownership;
@@ -155,10 +155,7 @@ async fn search_in_postgres(
         sql.push_bind(Vector(near.vector.clone()))
             .push("::real[] as question) asked where ");
         push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
-        sql.push(" and namespace >= ")
-            .push_bind(range.from)
-            .push(" and namespace < ")
-            .push_bind(range.to);
+        push_range(&mut sql, &range);
         sql.push(" and cardinality(vector) = ")
             .push_bind(length)
             .push(" group by namespace, key) ");
@@ -168,10 +165,7 @@ async fn search_in_postgres(
         sql.push("near.score from near join items i on i.namespace = near.namespace and i.key = near.key ");
         sql.push("where ");
         push_owner(&mut sql, "i.", &space.tenant, Some(&space.owner));
-        sql.push(" and (i.expires_at is null or i.expires_at > ")
-            .push_bind(now.0)
-            .push(")");
-        sql.push_matches("i.value", &wanted.filter);
+        push_matching(&mut sql, "i.", wanted, now);
         sql.push(" order by near.score desc, i.namespace, i.key limit ")
             .push_bind(i64::from(wanted.limit));
         sql.push(" offset ").push_bind(i64::from(wanted.offset));
@@ -294,10 +288,7 @@ async fn vectors_after(
             .push(", ")
             .push_bind(&after.path);
         sql.push(") and v.namespace < ").push_bind(to);
-        sql.push(" and (i.expires_at is null or i.expires_at > ")
-            .push_bind(now.0)
-            .push(")");
-        sql.push_matches("i.value", &wanted.filter);
+        push_matching(&mut sql, "i.", wanted, now);
         sql.push(" order by v.namespace, v.key, v.path limit ").push_bind(BATCH);
         sql.build_query_as().fetch_all(conn).await
     })?;
