@@ -50,8 +50,8 @@ use tickets::Tickets;
 /// The header with an API key, as the SDKs send it.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The time after which the credential of an open stream is checked again. A change of a key in this process is noticed at
-/// once.
+/// The time after which the credential of an open stream is checked again. A change of a key in this process is noticed
+/// at once.
 pub const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// What a request says about who sends it.
@@ -211,8 +211,8 @@ impl Authenticator {
         outcome
     }
 
-    /// Waits until the credential of a caller has become invalid: its API key is revoked, or its time is over. Waits for
-    /// ever if that cannot happen.
+    /// Waits until the credential of a caller has become invalid: its API key is revoked, or its time is over. Waits
+    /// for ever if that cannot happen.
     pub async fn credential_ended(&self, identity: &Identity) {
         match &self.0 {
             // What the hook says is the time for which its answer is cached, which is not the end of a session.

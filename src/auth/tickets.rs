@@ -1,7 +1,8 @@
-//! Stream tickets: with a ticket in the query, a browser opens a stream or a WebSocket, for which it can send no headers.
+//! Stream tickets: with a ticket in the query, a browser opens a stream or a WebSocket, for which it can send no
+//! headers.
 //!
-//! A ticket is valid for [`TICKET_LIFETIME`] and once. It is stored, so that this holds on all servers of a database, and
-//! it is stored as a digest, so that nobody can use what the database contains.
+//! A ticket is valid for [`TICKET_LIFETIME`] and once. It is stored, so that this holds on all servers of a database,
+//! and it is stored as a digest, so that nobody can use what the database contains.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -108,9 +108,11 @@ pub async fn change(tx: &mut Tx<'_>, space: &Ownership, change: &ItemChange, now
 
 /// Stores an item with its vectors. An existing item keeps its creation time, unless it has expired.
 pub async fn put(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at, tenant, owner) \
+    const SQL: &str = "insert into items \
+        (namespace, key, value, ttl, expires_at, created_at, updated_at, tenant, owner) \
         values ($1, $2, $3, $4, $5, $6, $6, $7, $8) \
-        on conflict (tenant, owner, namespace, key) do update set value = excluded.value, ttl = excluded.ttl, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
+        on conflict (tenant, owner, namespace, key) do update set value = excluded.value, ttl = excluded.ttl, \
+        expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         created_at = case when items.expires_at <= $6 then excluded.created_at else items.created_at end";
     let ttl = draft.ttl.map(|ttl| i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
     on_engine!(tx, |conn| query(SQL)
@@ -202,8 +204,8 @@ where
         .push_bind(range.to.as_str());
 }
 
-/// Appends the condition that an item has not expired and matches the filter of a search, after `and`. `alias` is that of
-/// the table of items with a period.
+/// Appends the condition that an item has not expired and matches the filter of a search, after `and`. `alias` is that
+/// of the table of items with a period.
 fn push_matching<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, wanted: &ItemSearch, now: Timestamp)
 where
     DB: sqlx::Database,
@@ -257,8 +259,8 @@ where
     sql.push(") wanted)");
 }
 
-/// Deletes up to `limit` expired items of all owners, the first expired first. Returns their number. Several servers can sweep at
-/// once without waiting for each other.
+/// Deletes up to `limit` expired items of all owners, the first expired first. Returns their number. Several servers
+/// can sweep at once without waiting for each other.
 pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64> {
     const SQLITE: &str = "delete from items where (tenant, owner, namespace, key) in \
         (select tenant, owner, namespace, key from items where expires_at <= $1 order by expires_at limit $2)";

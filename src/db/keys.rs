@@ -217,8 +217,8 @@ pub async fn record_use(tx: &mut Tx<'_>, id: &ApiKeyId, at: Timestamp) -> DbResu
     Ok(())
 }
 
-/// Stores a ticket, unless its user has [`MAX_TICKETS_OF_USER`]. Deletes some expired ones. Returns whether the ticket was
-/// stored.
+/// Stores a ticket, unless its user has [`MAX_TICKETS_OF_USER`]. Deletes some expired ones. Returns whether the ticket
+/// was stored.
 pub async fn insert_ticket(tx: &mut Tx<'_>, ticket: &StoredTicket, now: Timestamp) -> DbResult<bool> {
     const SWEEP: &str = "delete from auth_tickets where digest in \
         (select digest from auth_tickets where expires_at <= $1 order by expires_at limit $2)";

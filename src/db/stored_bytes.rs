@@ -1,5 +1,5 @@
-//! The sizes of what owners store. They are measured from time to time and not with each write; what was measured before
-//! is not read again.
+//! The sizes of what owners store. They are measured from time to time and not with each write; what was measured
+//! before is not read again.
 
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;

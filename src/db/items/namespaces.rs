@@ -59,8 +59,8 @@ impl NamespaceSearch {
     }
 }
 
-/// Returns the namespaces in which an owner has items. Each costs one index lookup, however many items it has. Of namespaces that
-/// `max_depth` makes one, at most one batch is read.
+/// Returns the namespaces in which an owner has items. Each costs one index lookup, however many items it has. Of
+/// namespaces that `max_depth` makes one, at most one batch is read.
 pub async fn list_namespaces(
     tx: &mut Tx<'_>,
     space: &Ownership,
@@ -112,8 +112,8 @@ async fn read_batch(
     const SQL: &str = "with recursive found (name, number) as ( \
         select (select namespace from items where tenant = $5 and owner = $6 and namespace >= $1 and namespace < $2 \
             and (expires_at is null or expires_at > $3) order by namespace limit 1), 1 \
-        union all select (select namespace from items where tenant = $5 and owner = $6 and namespace > found.name and namespace < $2 \
-            and (expires_at is null or expires_at > $3) order by namespace limit 1), number + 1 \
+        union all select (select namespace from items where tenant = $5 and owner = $6 and namespace > found.name \
+            and namespace < $2 and (expires_at is null or expires_at > $3) order by namespace limit 1), number + 1 \
         from found where name is not null and number < $4) \
         select name from found where name is not null order by number";
     let names = on_engine!(tx, |conn| query_scalar(SQL)

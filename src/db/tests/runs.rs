@@ -5,10 +5,10 @@ use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::runs::LeaseHolder;
 use crate::db::{DbError, runs, workers};
 use crate::domain::account::RunQueue;
-use crate::domain::id::{RunId, TaskId, WorkerId};
+use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
-use crate::domain::run::{Command, Lineage, Run, RunStatus};
+use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
 
@@ -44,10 +44,7 @@ fn child_of(parent: &Run, now: i64) -> Run {
 async fn a_run_is_read_as_it_was_stored(db: Db) {
     let thread = stored_thread(&db).await;
     let mut run = run_at(thread, 5);
-    let resume = BTreeMap::from([(
-        crate::domain::id::InterruptId("q".to_owned()),
-        serde_json::json!({"x": 1}),
-    )]);
+    let resume = BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({"x": 1}))]);
     run.request.command = Some(Command {
         resume: Some(resume),
         ..Command::default()
@@ -61,14 +58,11 @@ async fn a_run_is_read_as_it_was_stored(db: Db) {
     let id = run.id;
     let below = child.id;
     assert_eq!(read!(db, |tx| runs::find(tx, thread, id)), Some(run.clone()));
-    assert_eq!(
-        read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)),
-        None
-    );
+    assert_eq!(read!(db, |tx| runs::find(tx, ThreadId::mint(), id)), None);
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), Some(child.clone()));
     assert_eq!(read!(db, |tx| runs::children(tx, id)), vec![child.clone()]);
     assert_eq!(read!(db, |tx| runs::descendants(tx, id)), vec![child, grandchild]);
-    let request = crate::domain::run::RunRequest::default();
+    let request = RunRequest::default();
     let changed = request.clone();
     assert!(write!(db, |tx| runs::set_request(tx, id, &changed, Timestamp(8))));
     assert_eq!(
@@ -138,7 +132,7 @@ async fn runs_are_listed_newest_first(db: Db) {
     assert_eq!(counted.waiting, 3);
     assert_eq!(counted.at_work, 0);
     assert!(!counted.is_none());
-    assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
+    assert!(read!(db, |tx| runs::count_in_flight(tx, ThreadId::mint())).is_none());
     assert_eq!(
         read!(db, |tx| runs::count_pending(tx, 2)),
         2,

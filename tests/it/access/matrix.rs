@@ -1,5 +1,5 @@
-//! Every endpoint of the API document for every kind of caller. An endpoint that this file does not know fails the test,
-//! so that none is added without a decision about who may use it.
+//! Every endpoint of the API document for every kind of caller. An endpoint that this file does not know fails the
+//! test, so that none is added without a decision about who may use it.
 
 use std::collections::BTreeSet;
 

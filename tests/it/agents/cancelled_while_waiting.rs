@@ -1,4 +1,5 @@
-//! A subagent that waits for a human can be cancelled alone: its question is gone, and everybody else goes on or keeps waiting.
+//! A subagent that waits for a human can be cancelled alone: its question is gone, and everybody else goes on or keeps
+//! waiting.
 
 use serde_json::{Value, json};
 
