@@ -7,7 +7,7 @@ use super::{
 use crate::domain::call::CallStatus;
 use crate::domain::goto::Destination;
 use crate::domain::id::RunId;
-use crate::domain::interrupt::Action;
+use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
 
 impl Machine {
@@ -122,7 +122,7 @@ impl Machine {
 
 /// Creates a call from a client's command. The call itself is stored, since no answer of the model contains it.
 fn sent_call(call: &ToolCall) -> Call {
-    let action = Action {
+    let action = ReviewAction {
         name: call.name.clone(),
         args: call.args.clone(),
     };

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
 use crate::domain::call::CallStatus;
-use crate::domain::interrupt::Action;
+use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
 
 impl Machine {
@@ -40,7 +40,7 @@ impl Machine {
     }
 
     /// Replaces the call at `at` by `action`.
-    pub fn edit_call(&mut self, at: usize, action: Action) {
+    pub fn edit_call(&mut self, at: usize, action: ReviewAction) {
         if let Phase::Tools { calls } = &mut self.position.phase
             && let Some(call) = calls.get_mut(at)
         {
