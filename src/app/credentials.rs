@@ -16,7 +16,7 @@ use crate::auth::{
 use crate::config::{AuthKeySection, AuthSection, HookSection, JwtSection};
 use crate::db::{Db, DbError, keys};
 use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, KeyRotation, SecretDigest, StoredApiKey, StoredTicket};
-use crate::domain::identity::{Credential, Identity};
+use crate::domain::identity::{Credential, Identity, UserRole};
 use crate::domain::time::{Clock, Timestamp};
 
 /// The time for which revoked keys are kept.
@@ -58,7 +58,7 @@ fn configured_key(section: &AuthKeySection) -> anyhow::Result<ConfiguredKey> {
     let identity = Identity {
         tenant: section.tenant()?,
         user: section.user()?,
-        roles: section.roles.clone(),
+        roles: UserRole::distinct(section.roles.clone()),
         scopes: section.scopes.clone(),
         credential: Credential::ApiKey(format!("configuration:{name}")),
         expires_at: section.expires_at(),

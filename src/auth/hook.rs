@@ -160,11 +160,10 @@ impl Hook {
     fn identity(&self, answer: HookAnswer) -> Result<Identity, AuthError> {
         let invalid = |error: crate::domain::Invalid| unavailable(&format!("its answer is not valid: {error}"));
         let tenant = answer.tenant.map(|tenant| Tenant::new("tenant", &tenant)).transpose();
-        let roles = answer.roles.unwrap_or_else(|| vec![UserRole::User.word().to_owned()]);
-        let roles: Result<Vec<UserRole>, _> = roles.iter().map(|role| role.parse()).collect();
-        let mut roles = roles.map_err(invalid)?;
-        roles.sort_unstable();
-        roles.dedup();
+        let roles = match &answer.roles {
+            Some(words) => UserRole::read_all("roles", words).map_err(invalid)?,
+            None => vec![UserRole::User],
+        };
         Ok(Identity {
             tenant: tenant.map_err(invalid)?.unwrap_or_else(|| self.settings.tenant.clone()),
             user: UserId::new("identity", &answer.identity).map_err(invalid)?,

@@ -53,9 +53,7 @@ impl ClaimRules {
         if roles.is_empty() {
             roles.clone_from(&self.default_roles);
         }
-        roles.sort_unstable();
-        roles.dedup();
-        roles
+        UserRole::distinct(roles)
     }
 
     /// Returns the name for people.
