@@ -106,7 +106,7 @@ impl Hook {
             "headers": forwarded.headers,
         });
         let sent = self.client.post(self.settings.url.clone()).json(&question).send().await;
-        let response = sent.map_err(|error| unavailable(&bounded_json::reason(error)))?;
+        let response = sent.map_err(|error| unavailable(&net::describe_error(&error)))?;
         if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Err(AuthError::refused("the hook refuses the credentials"));
         }
