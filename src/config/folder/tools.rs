@@ -15,6 +15,7 @@ use super::servers;
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::check::address_problem;
+use crate::domain::api_key::hexadecimal;
 
 /// The maximum length of a generated server name.
 const MAX_NAME_CHARS: usize = 32;
@@ -134,11 +135,7 @@ impl ToolServers {
         if !name.is_empty() && self.names.values().all(|taken| taken != name) {
             return name.to_owned();
         }
-        let mark: String = Sha256::digest(url)
-            .iter()
-            .take(4)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let mark = hexadecimal(&Sha256::digest(url)[..4]);
         let kept: String = name.chars().take(MAX_NAME_CHARS - mark.len() - 1).collect();
         format!("{kept}-{mark}").trim_start_matches('-').to_owned()
     }
