@@ -88,15 +88,23 @@ impl Hook {
         })
     }
 
-    /// Asks who sends a request with these headers.
+    /// Returns the headers that the hook gets.
+    pub(super) fn headers(&self) -> &[HeaderName] {
+        &self.settings.headers
+    }
+
+    /// Asks who sends a request with these headers, unless an answer is cached.
     ///
     /// # Errors
-    /// If the hook refuses, and if it does not answer as it should.
+    /// If the hook refuses, if it must not be asked, and if it does not answer as it should.
     pub(super) async fn ask(&self, credentials: Credentials<'_>) -> Result<Arc<Identity>, AuthError> {
         let forwarded = self.forwarded(credentials)?;
         let now = self.clock.now();
         if let Some(identity) = self.cached.get(&forwarded.digest, now) {
             return Ok(identity);
+        }
+        if !credentials.may_ask_hook {
+            return Err(AuthError::HookNotAsked);
         }
         let permit = self.questions.try_acquire();
         let _permit = permit.map_err(|_| unavailable("too many questions to it wait for an answer"))?;
