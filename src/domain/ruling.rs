@@ -1,5 +1,5 @@
-//! Rulings of access policies: which resources a policy permits or forbids to a caller. Pure; the policies themselves
-//! are behind [`AccessPolicies`].
+//! Rulings of access policies: which resources a policy permits or forbids to a caller. Pure; the policies themselves are
+//! behind [`AccessPolicies`].
 //!
 //! A ruling is a condition on the rows of resources, so that the same condition decides about one resource and filters
 //! searches in SQL.
@@ -127,8 +127,8 @@ impl Ruling {
 
 /// The access policies of a server. They do no I/O.
 pub trait AccessPolicies: Send + Sync {
-    /// Returns what the policies say about an action of this caller. A policy that cannot be evaluated forbids
-    /// everything if it forbids, and permits nothing if it permits.
+    /// Returns what the policies say about an action of this caller. A policy that cannot be evaluated forbids everything
+    /// if it forbids, and permits nothing if it permits.
     fn ruling(&self, identity: &Identity, action: Action) -> Ruling;
 }
 

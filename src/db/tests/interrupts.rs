@@ -8,7 +8,6 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
-use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -166,7 +165,7 @@ async fn pending_interrupts_are_dropped(db: Db) {
 
 /// Stores an interrupt that is assigned to these users and roles, on a thread of this tenant.
 async fn assigned(db: &Db, tenant: &str, seq: i64, users: &[&str], roles: &[UserRole]) -> InterruptRecord {
-    let thread = Thread {
+    let thread = crate::domain::thread::Thread {
         ownership: Ownership {
             tenant: Tenant::stored(tenant.to_owned()),
             owner: UserId::stored("ann".to_owned()),

@@ -210,7 +210,7 @@ pub(in crate::runtime) fn check_assistant(
     Err(StartError::NoAssistant(assistant.id.to_string()))
 }
 
-/// Returns whether a run works on behalf of its caller. An approver of another user's thread decides, and the agent
+/// Returns whether a run works on behalf of its caller. An approver of somebody else's thread decides, and the agent
 /// goes on working for whom it worked before.
 fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
     let caller = &new_run.caller;
@@ -424,7 +424,7 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
     Ok(())
 }
 
-/// Records an attempt to answer, or to get around, an interrupt that is assigned to others.
+/// Records that somebody tried to answer, or to get around, an interrupt that is assigned to others.
 fn record_assigned(core: &Arc<Core>, caller: &Identity, thread: ThreadId, refusal: &StartError) {
     if let StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned) = refusal {
         let resource = format!("thread:{thread}/interrupt:{}", assigned.interrupt);
