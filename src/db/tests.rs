@@ -26,7 +26,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::{Db, DbError, DbResult, PageQuery};
+use super::{Db, DbError, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
@@ -55,15 +55,6 @@ macro_rules! on_both {
     };
 }
 use on_both;
-
-/// Returns a page of a list, whatever its size in memory.
-fn page(limit: i64, offset: i64) -> PageQuery {
-    PageQuery {
-        limit,
-        offset,
-        bytes: usize::MAX,
-    }
-}
 
 async fn open(url: &str) -> Db {
     let tasks = TaskTracker::new();
@@ -120,6 +111,15 @@ use read;
 
 fn object(value: Value) -> Map<String, Value> {
     value.as_object().cloned().expect("an object")
+}
+
+/// Returns a page of a list, whatever its size in memory.
+fn page(limit: i64, offset: i64) -> super::PageQuery {
+    super::PageQuery {
+        limit,
+        offset,
+        bytes: usize::MAX,
+    }
 }
 
 fn thread_at(now: i64) -> Thread {
