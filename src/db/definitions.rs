@@ -173,7 +173,12 @@ pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResul
 
 /// Returns the newest version of an agent.
 pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
-    Ok(versions(tx, graph_id, (1, 0), usize::MAX).await?.into_items().pop())
+    let newest = PageQuery {
+        limit: 1,
+        offset: 0,
+        bytes: usize::MAX,
+    };
+    Ok(versions(tx, graph_id, newest).await?.into_items().pop())
 }
 
 /// Returns a version of an agent.
