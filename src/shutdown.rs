@@ -93,15 +93,14 @@ impl Shutdown {
     pub fn new(deadline: Duration) -> Self {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
-        let (cause, forced_by, dropped) = Default::default();
         Self {
             hard,
             soft,
             tasks: TaskTracker::new(),
             deadline,
-            cause,
-            forced_by,
-            dropped,
+            cause: Default::default(),
+            forced_by: Default::default(),
+            dropped: Default::default(),
         }
     }
 

@@ -11,19 +11,16 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::auth::configured_keys::MIN_KEY_BYTES;
 use crate::auth::{
     AuthSettings, Authenticator, ClaimRules, ConfiguredKey, CredentialStore, CredentialStoreError, HookSettings,
-    IssuerSettings, KeyPage, KeyRef, KeyRotation, KeySearch, StoredTicket,
+    IssuerSettings, KeyPage, KeySearch,
 };
 use crate::config::{AuthKeySection, AuthSection, HookSection, JwtSection};
-use crate::db::keys::{self, NewSecret, TicketRecord};
-use crate::db::{Db, DbError};
-use crate::domain::api_key::{ApiKey, ApiKeyId, SecretDigest, StoredApiKey};
-use crate::domain::identity::{Credential, Identity};
+use crate::db::{Db, DbError, keys};
+use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, KeyRotation, SecretDigest, StoredApiKey, StoredTicket};
+use crate::domain::identity::{Credential, Identity, UserRole};
 use crate::domain::time::{Clock, Timestamp};
 
 /// The time for which revoked keys are kept.
 const REVOKED_FOR: Duration = Duration::from_hours(90 * 24);
-/// The shortest time between two recorded uses of a key.
-const USE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Creates the authenticator; without a section `[auth]`, one for which every caller may do everything.
 pub(super) fn authenticator(
@@ -61,7 +58,7 @@ fn configured_key(section: &AuthKeySection) -> anyhow::Result<ConfiguredKey> {
     let identity = Identity {
         tenant: section.tenant()?,
         user: section.user()?,
-        roles: section.roles.clone(),
+        roles: UserRole::distinct(section.roles.clone()),
         scopes: section.scopes.clone(),
         credential: Credential::ApiKey(format!("configuration:{name}")),
         expires_at: section.expires_at(),
@@ -163,58 +160,30 @@ impl CredentialStore for StoredCredentials {
     }
 
     async fn rotate_key(&self, rotation: KeyRotation) -> Result<Option<ApiKey>, CredentialStoreError> {
-        let KeyRotation {
-            key,
-            digest,
-            previous_until,
-            now,
-        } = rotation;
-        let secret = NewSecret { digest, previous_until };
-        let write = self.0.write(move |tx| {
-            Box::pin(async move {
-                if find_of(tx, &key).await?.is_none() || !keys::rotate(tx, &key.id, &secret, now).await? {
-                    return Ok::<_, DbError>(None);
-                }
-                find_of(tx, &key).await
-            })
-        });
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { keys::rotate(tx, &rotation).await }));
         Ok(write.await?)
     }
 
     async fn revoke_key(&self, key: KeyRef, now: Timestamp) -> Result<Option<ApiKey>, CredentialStoreError> {
-        let write = self.0.write(move |tx| {
-            Box::pin(async move {
-                if find_of(tx, &key).await?.is_some() {
-                    keys::revoke(tx, &key.id, now).await?;
-                }
-                find_of(tx, &key).await
-            })
-        });
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { keys::revoke(tx, &key, now).await }));
         Ok(write.await?)
     }
 
     async fn record_use(&self, id: ApiKeyId, at: Timestamp) -> Result<(), CredentialStoreError> {
-        let before = at.minus(USE_INTERVAL);
         let write = self
             .0
-            .write(move |tx| Box::pin(async move { keys::record_use(tx, &id, at, before).await }));
+            .write(move |tx| Box::pin(async move { keys::record_use(tx, &id, at).await }));
         Ok(write.await?)
     }
 
     async fn insert_ticket(&self, ticket: StoredTicket, now: Timestamp) -> Result<bool, CredentialStoreError> {
-        let StoredTicket {
-            digest,
-            identity,
-            expires_at,
-        } = ticket;
-        let record = TicketRecord {
-            digest,
-            identity,
-            expires_at,
-        };
         let write = self
             .0
-            .write(move |tx| Box::pin(async move { keys::insert_ticket(tx, &record, now).await }));
+            .write(move |tx| Box::pin(async move { keys::insert_ticket(tx, &ticket, now).await }));
         Ok(write.await?)
     }
 
@@ -229,17 +198,6 @@ impl CredentialStore for StoredCredentials {
         let write = self
             .0
             .write(move |tx| Box::pin(async move { keys::take_ticket(tx, &digest).await }));
-        let taken: Option<TicketRecord> = write.await?;
-        Ok(taken.map(|record| StoredTicket {
-            digest: record.digest,
-            identity: record.identity,
-            expires_at: record.expires_at,
-        }))
+        Ok(write.await?)
     }
-}
-
-/// Returns a key, if it belongs to the tenant.
-async fn find_of(tx: &mut crate::db::Tx<'_>, key: &KeyRef) -> Result<Option<ApiKey>, DbError> {
-    let found = keys::find(tx, &key.id).await?.map(|stored| stored.key);
-    Ok(found.filter(|found| key.tenant.as_ref().is_none_or(|tenant| found.tenant == *tenant)))
 }

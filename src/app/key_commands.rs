@@ -9,10 +9,10 @@ use secrecy::ExposeSecret;
 
 use super::builder::Prepared;
 use super::credentials::StoredCredentials;
-use crate::auth::{ApiKeys, IssuedKey, KeyRef, KeySearch};
+use crate::auth::{ApiKeys, IssuedKey, KeySearch};
 use crate::config::KeysCommand;
 use crate::db::{Db, DbError};
-use crate::domain::api_key::{ApiKey, ApiKeyId, NewApiKey};
+use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::time::{Clock, SystemClock};
 use crate::shutdown::Shutdown;
@@ -64,13 +64,12 @@ async fn run_on(db: &Db, command: &KeysCommand) -> anyhow::Result<String> {
             scopes,
             expires_in_days,
         } => {
-            let roles = roles.iter().map(|role| role.parse());
             let lifetime = expires_in_days.map(|days| Duration::from_hours(u64::from(days) * 24));
             let new = NewApiKey {
                 name: name.clone(),
                 tenant: Tenant::new("--tenant", tenant)?,
                 user: UserId::new("--user", user.as_ref().unwrap_or(name))?,
-                roles: roles.collect::<Result<Vec<UserRole>, _>>()?,
+                roles: UserRole::read_all("--role", roles)?,
                 scopes: Some(scopes.clone()).filter(|scopes| !scopes.is_empty()),
                 expires_at: lifetime.map(|lifetime| clock.now().plus(lifetime)),
             };

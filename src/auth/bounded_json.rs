@@ -3,6 +3,8 @@
 use reqwest::{Response, StatusCode};
 use serde::de::DeserializeOwned;
 
+use crate::net;
+
 /// Reads the body of a successful response as JSON.
 ///
 /// # Errors
@@ -25,23 +27,11 @@ pub(super) async fn read<T: DeserializeOwned>(response: Response, max_bytes: usi
 
 async fn read_bytes(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(reason)? {
+    while let Some(chunk) = response.chunk().await.map_err(|error| net::describe_error(&error))? {
         if bytes.len() + chunk.len() > max_bytes {
             return Err(format!("the response is larger than {max_bytes} bytes"));
         }
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes)
-}
-
-/// Describes a failed request without its URL, which may contain secrets.
-pub(super) fn reason(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }

@@ -88,15 +88,23 @@ impl Hook {
         })
     }
 
-    /// Asks who sends a request with these headers.
+    /// Returns the headers that the hook gets.
+    pub(super) fn headers(&self) -> &[HeaderName] {
+        &self.settings.headers
+    }
+
+    /// Asks who sends a request with these headers, unless an answer is cached.
     ///
     /// # Errors
-    /// If the hook refuses, and if it does not answer as it should.
+    /// If the hook refuses, if it must not be asked, and if it does not answer as it should.
     pub(super) async fn ask(&self, credentials: Credentials<'_>) -> Result<Arc<Identity>, AuthError> {
         let forwarded = self.forwarded(credentials)?;
         let now = self.clock.now();
         if let Some(identity) = self.cached.get(&forwarded.digest, now) {
             return Ok(identity);
+        }
+        if !credentials.may_ask_hook {
+            return Err(AuthError::HookNotAsked);
         }
         let permit = self.questions.try_acquire();
         let _permit = permit.map_err(|_| unavailable("too many questions to it wait for an answer"))?;
@@ -106,7 +114,7 @@ impl Hook {
             "headers": forwarded.headers,
         });
         let sent = self.client.post(self.settings.url.clone()).json(&question).send().await;
-        let response = sent.map_err(|error| unavailable(&bounded_json::reason(error)))?;
+        let response = sent.map_err(|error| unavailable(&net::describe_error(&error)))?;
         if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Err(AuthError::refused("the hook refuses the credentials"));
         }
@@ -160,11 +168,10 @@ impl Hook {
     fn identity(&self, answer: HookAnswer) -> Result<Identity, AuthError> {
         let invalid = |error: crate::domain::Invalid| unavailable(&format!("its answer is not valid: {error}"));
         let tenant = answer.tenant.map(|tenant| Tenant::new("tenant", &tenant)).transpose();
-        let roles = answer.roles.unwrap_or_else(|| vec![UserRole::User.word().to_owned()]);
-        let roles: Result<Vec<UserRole>, _> = roles.iter().map(|role| role.parse()).collect();
-        let mut roles = roles.map_err(invalid)?;
-        roles.sort_unstable();
-        roles.dedup();
+        let roles = match &answer.roles {
+            Some(words) => UserRole::read_all("roles", words).map_err(invalid)?,
+            None => vec![UserRole::User],
+        };
         Ok(Identity {
             tenant: tenant.map_err(invalid)?.unwrap_or_else(|| self.settings.tenant.clone()),
             user: UserId::new("identity", &answer.identity).map_err(invalid)?,

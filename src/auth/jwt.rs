@@ -1,11 +1,12 @@
 //! JSON Web Tokens (RFC 7519) of OpenID Connect issuers.
 //!
-//! A token is read once, strictly: three parts, an algorithm that is configured, no `crit` header. The key decides how a
-//! signature is checked, never the token: an RSA key of an issuer checks RSA signatures only, so a token that is "signed"
-//! by HMAC with the public key is refused, and `none` is no algorithm at all. The claims are looked at after that.
+//! A token is read once, strictly: three parts, an algorithm that is configured, no `crit` header. The key decides how
+//! a signature is checked, never the token: an RSA key of an issuer checks RSA signatures only, so a token that is
+//! "signed" by HMAC with the public key is refused, and `none` is no algorithm at all. The claims are looked at after
+//! that.
 //!
-//! Times are those of the server's [`Clock`], and the signatures are checked by `ring`, which the TLS of the server uses
-//! already. That is why this is not a library for tokens: these use the time of the machine, and bring a second
+//! Times are those of the server's [`Clock`], and the signatures are checked by `ring`, which the TLS of the server
+//! uses already. That is why this is not a library for tokens: these use the time of the machine, and bring a second
 //! implementation of cryptography along.
 
 use std::sync::Arc;

@@ -13,10 +13,13 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::cache::{CachedValue, ExpiringCache};
-use super::store::{CredentialStore, CredentialStoreError, KeyPage, KeyRef, KeyRotation, KeySearch};
+use super::store::{CredentialStore, CredentialStoreError, KeyPage, KeySearch};
 use super::{AuthError, KeyError};
-use crate::domain::api_key::{ApiKey, ApiKeyId, NewApiKey, PresentedKey, SecretDigest, StoredApiKey, check_grant};
-use crate::domain::identity::{Identity, Tenant};
+use crate::domain::api_key::{
+    ApiKey, ApiKeyId, KeyRef, KeyRotation, NewApiKey, PresentedKey, SecretDigest, StoredApiKey, USE_INTERVAL,
+    check_grant,
+};
+use crate::domain::identity::Identity;
 use crate::domain::time::{Clock, Timestamp};
 
 /// The time for which a key is cached.
@@ -29,8 +32,6 @@ pub const MAX_GRACE: Duration = Duration::from_hours(30 * 24);
 const CACHED_KEYS: usize = 10_000;
 /// The number of cached ids under which there is no key.
 const CACHED_GAPS: usize = 10_000;
-/// The shortest time between two records of the use of a key.
-const USE_INTERVAL: Duration = Duration::from_mins(1);
 /// The most uses that wait to be recorded.
 const MAX_WAITING_USES: usize = 10_000;
 
@@ -252,13 +253,7 @@ impl ApiKeys {
     /// If there is no such key, or the database fails.
     pub async fn get(&self, wanted: &KeyRef) -> Result<ApiKey, KeyError> {
         let found = self.0.store.find_key(wanted.id.clone()).await?;
-        let is_of_tenant = |key: &ApiKey| {
-            wanted
-                .tenant
-                .as_ref()
-                .is_none_or(|tenant: &Tenant| key.tenant == *tenant)
-        };
-        let key = found.map(|stored| stored.key).filter(is_of_tenant);
+        let key = found.map(|stored| stored.key).filter(|key| wanted.names(key));
         key.ok_or(KeyError::NoKey)
     }
 

@@ -39,7 +39,7 @@ pub use configured_keys::ConfiguredKey;
 pub use hook::HookSettings;
 pub use jwt::{ClaimRules, IssuerSettings};
 pub use keys::{ApiKeys, IssuedKey};
-pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeyRef, KeyRotation, KeySearch, StoredTicket};
+pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeySearch};
 pub use tickets::IssuedTicket;
 
 use configured_keys::ConfiguredKeys;
@@ -50,8 +50,8 @@ use tickets::Tickets;
 /// The header with an API key, as the SDKs send it.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The time after which the credential of an open stream is checked again. A change of a key in this process is noticed at
-/// once.
+/// The time after which the credential of an open stream is checked again. A change of a key in this process is noticed
+/// at once.
 pub const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// What a request says about who sends it.
@@ -65,6 +65,9 @@ pub struct Credentials<'r> {
     pub headers: &'r HeaderMap,
     /// The stream ticket, if the request is for a stream and has one.
     pub ticket: Option<&'r str>,
+    /// False if the hook must not be asked, since too many authentications of the client have failed. What it answered
+    /// before counts as long as it is cached.
+    pub may_ask_hook: bool,
 }
 
 /// A request that is not authenticated.
@@ -72,6 +75,8 @@ pub struct Credentials<'r> {
 pub enum AuthError {
     /// There are no credentials, or they are not valid. The reason is for the log.
     Refused(&'static str),
+    /// Only the hook could know the credentials, and it must not be asked.
+    HookNotAsked,
     /// The credentials cannot be checked now. The reason is for the log.
     Unavailable(String),
 }
@@ -87,6 +92,7 @@ impl fmt::Display for AuthError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(reason) => f.write_str(reason),
+            Self::HookNotAsked => f.write_str("the hook is not asked after too many failed authentications"),
             Self::Unavailable(reason) => f.write_str(reason),
         }
     }
@@ -187,6 +193,14 @@ impl Authenticator {
         self.0.is_some()
     }
 
+    /// Returns whether a request has credentials, valid or not.
+    pub fn has_credentials(&self, credentials: Credentials<'_>) -> bool {
+        let Some(ways) = &self.0 else { return false };
+        let is_given = |name: &HeaderName| credentials.headers.contains_key(name);
+        let mut of_hook = ways.hook.iter().flat_map(Hook::headers);
+        credentials.ticket.is_some() || is_given(&AUTHORIZATION) || is_given(&API_KEY) || of_hook.any(is_given)
+    }
+
     /// Returns who sends a request.
     ///
     /// # Errors
@@ -203,16 +217,16 @@ impl Authenticator {
         };
         match &outcome {
             Ok(_) => {}
-            Err(AuthError::Refused(reason)) => {
-                tracing::debug!(reason, method = %credentials.method, path = credentials.path, "request refused");
-            }
             Err(AuthError::Unavailable(reason)) => tracing::warn!(reason, "credentials cannot be checked"),
+            Err(reason @ (AuthError::Refused(_) | AuthError::HookNotAsked)) => {
+                tracing::debug!(%reason, method = %credentials.method, path = credentials.path, "request refused");
+            }
         }
         outcome
     }
 
-    /// Waits until the credential of a caller has become invalid: its API key is revoked, or its time is over. Waits for
-    /// ever if that cannot happen.
+    /// Waits until the credential of a caller has become invalid: its API key is revoked, or its time is over. Waits
+    /// for ever if that cannot happen.
     pub async fn credential_ended(&self, identity: &Identity) {
         match &self.0 {
             // What the hook says is the time for which its answer is cached, which is not the end of a session.

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 
-use crate::domain::api_key::{ApiKey, ApiKeyId, SecretDigest, StoredApiKey};
-use crate::domain::identity::{Identity, Tenant};
+use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, KeyRotation, SecretDigest, StoredApiKey, StoredTicket};
+use crate::domain::identity::Tenant;
 use crate::domain::time::Timestamp;
 
 /// The database of API keys and stream tickets. It is a trait, since this room knows no SQL.
@@ -24,7 +24,8 @@ pub trait CredentialStore: Send + Sync {
     /// Revokes a key. Returns the key; it stays as it was if it was revoked before.
     async fn revoke_key(&self, key: KeyRef, now: Timestamp) -> Result<Option<ApiKey>, CredentialStoreError>;
 
-    /// Stores the time of a key's last use, unless a use within the minute before is stored.
+    /// Stores the time of a key's last use, unless one within [`USE_INTERVAL`](crate::domain::api_key::USE_INTERVAL)
+    /// before is stored.
     async fn record_use(&self, id: ApiKeyId, at: Timestamp) -> Result<(), CredentialStoreError>;
 
     /// Stores a ticket, unless its user has as many as allowed. Returns whether it was stored.
@@ -38,15 +39,6 @@ pub trait CredentialStore: Send + Sync {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct CredentialStoreError(pub String);
-
-/// A key, and the tenant to which it must belong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyRef {
-    /// The id of the key.
-    pub id: ApiKeyId,
-    /// The tenant; `None` for any, which only operators on the command line may ask for.
-    pub tenant: Option<Tenant>,
-}
 
 /// A query for keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,28 +58,4 @@ pub struct KeyPage {
     pub keys: Vec<ApiKey>,
     /// The number of keys on all pages.
     pub total: i64,
-}
-
-/// A new secret for a key.
-#[derive(Clone)]
-pub struct KeyRotation {
-    /// The key.
-    pub key: KeyRef,
-    /// The digest of the new secret.
-    pub digest: SecretDigest,
-    /// The time until which the old secret is accepted.
-    pub previous_until: Timestamp,
-    /// The time of the change.
-    pub now: Timestamp,
-}
-
-/// A stream ticket, of which only the digest is stored.
-#[derive(Clone)]
-pub struct StoredTicket {
-    /// The digest of the ticket's text.
-    pub digest: SecretDigest,
-    /// The identity for which the ticket stands.
-    pub identity: Identity,
-    /// The time from which the ticket is refused.
-    pub expires_at: Timestamp,
 }

@@ -1,7 +1,8 @@
-//! Stream tickets: with a ticket in the query, a browser opens a stream or a WebSocket, for which it can send no headers.
+//! Stream tickets: with a ticket in the query, a browser opens a stream or a WebSocket, for which it can send no
+//! headers.
 //!
-//! A ticket is valid for [`TICKET_LIFETIME`] and once. It is stored, so that this holds on all servers of a database, and
-//! it is stored as a digest, so that nobody can use what the database contains.
+//! A ticket is valid for [`TICKET_LIFETIME`] and once. It is stored, so that this holds on all servers of a database,
+//! and it is stored as a digest, so that nobody can use what the database contains.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +11,9 @@ use ring::rand::SystemRandom;
 use secrecy::SecretString;
 
 use super::keys::{ApiKeys, random_bytes};
-use super::store::{CredentialStore, StoredTicket};
+use super::store::CredentialStore;
 use super::{AuthError, KeyError};
-use crate::domain::api_key::{ApiKeyId, SecretDigest, hexadecimal};
+use crate::domain::api_key::{ApiKeyId, SecretDigest, StoredTicket, hexadecimal};
 use crate::domain::identity::{Credential, Identity};
 use crate::domain::time::{Clock, Timestamp};
 

@@ -17,10 +17,10 @@
 //!     └── .deepagents/agents/…   subagents as coding agents keep them, see [`project`]
 //! ```
 //!
-//! A folder with a `deepagents.toml` ([`deploy`]) or an `agent.json` ([`managed`]) has the layout of that file; a folder
-//! with several of the three layouts is an error. The settings are the fields of a definition. Other entries of a folder
-//! are reported, except for names that begin with a dot. Nothing outside the folder of all agents is read, wherever links
-//! lead.
+//! A folder with a `deepagents.toml` ([`deploy`]) or an `agent.json` ([`managed`]) has the layout of that file; a
+//! folder with several of the three layouts is an error. The settings are the fields of a definition. Other entries of
+//! a folder are reported, except for names that begin with a dot. Nothing outside the folder of all agents is read,
+//! wherever links lead.
 
 use std::path::Path;
 

@@ -8,7 +8,8 @@ use super::{Config, variable};
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{Diagnostic, FieldPath};
 
-/// The environment variables of the server that every program sees which it starts. The others are none of its business.
+/// The environment variables of the server that every program sees which it starts. The others are none of its
+/// business.
 const INHERITED: [&str; 12] = [
     "PATH",
     "HOME",
@@ -34,8 +35,8 @@ pub fn inherited() -> BTreeMap<String, String> {
 
 /// Puts the values of variables where the definitions of servers name them. What is not set is told.
 ///
-/// A server of an agent that has nothing but an address is the configured one at that address, if there is one: with its
-/// headers, for example.
+/// A server of an agent that has nothing but an address is the configured one at that address, if there is one: with
+/// its headers, for example.
 pub(super) fn fill_in(config: &mut Config) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, server) in &mut config.mcp_servers {
@@ -98,8 +99,8 @@ pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder
     None
 }
 
-/// The programs of servers that cannot be found. That is no mistake of the configuration, and the server says so again when
-/// it starts one, but who only checks would not hear of it.
+/// The programs of servers that cannot be found. That is no mistake of the configuration, and the server says so again
+/// when it starts one, but who only checks would not hear of it.
 pub(super) fn missing_programs(config: &mut Config) -> Vec<Diagnostic> {
     let all = config
         .mcp_servers

@@ -24,8 +24,8 @@ const MAX_MODEL_BYTES: usize = 256;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct QuotasSection {
-    /// The maximum number of failed authentications of one client address in a minute, with wrong keys, tokens or
-    /// tickets; beyond it, requests of this address with credentials are refused for some seconds. 0 for no limit.
+    /// The maximum number of failed authentications of one client address in a minute; beyond it, the hook of `[auth]`
+    /// is not asked about this address for some seconds. 0 for no limit.
     pub failed_authentications_per_minute: u32,
     /// The quotas of each API key.
     #[cfg_attr(test, schemars(skip))]

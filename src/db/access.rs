@@ -105,6 +105,19 @@ pub async fn run_thread(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<ThreadId
     Ok(found.map(ThreadId))
 }
 
+/// Appends the condition that a row of the tenant belongs to this owner, or to any. `alias` is that of its table with a
+/// period, or nothing.
+pub(super) fn push_owner<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, tenant: &Tenant, owner: Option<&UserId>)
+where
+    DB: sqlx::Database,
+    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(alias).push("tenant = ").push_bind(tenant.as_str());
+    if let Some(owner) = owner {
+        sql.push(" and ").push(alias).push("owner = ").push_bind(owner.as_str());
+    }
+}
+
 /// The rows to which a scope is applied.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScopedRows {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
-use super::part::{ListBuilder, ListPart};
+use super::part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};
@@ -255,21 +255,19 @@ pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<
     row.map(AssistantVersion::try_from).transpose()
 }
 
-/// Returns the versions of an assistant whose metadata contains `metadata`, newest first, up to about `bytes` of
-/// memory.
+/// Returns a page of the versions of an assistant whose metadata contains `metadata`, newest first.
 pub async fn versions(
     tx: &mut Tx<'_>,
     id: AssistantId,
     metadata: &MetadataFilter,
-    (limit, offset): (i64, i64),
-    bytes: usize,
+    page: PageQuery,
 ) -> DbResult<ListPart<AssistantVersion>> {
     const SQL: &str = concatcp!(SELECT_VERSION, " where assistant_id = ");
     let weigh =
         |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
-    let mut filling = ListBuilder::new(limit, bytes);
+    let mut filling = ListBuilder::new(page.limit, page.bytes);
     while let Some(next) = filling.next() {
-        let offset = offset + filling.count();
+        let offset = page.offset + filling.count();
         let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(SQL);
             sql.push_bind(id.0);

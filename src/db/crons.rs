@@ -146,8 +146,8 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<
     row.map(Cron::try_from).transpose()
 }
 
-/// Updates a cron: everything except its id, its ownership, its thread and its creation time. Returns whether it exists. A worker that
-/// has claimed its job loses the claim.
+/// Updates a cron: everything except its id, its ownership, its thread and its creation time. Returns whether it
+/// exists. A worker that has claimed its job loses the claim.
 pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
         keep_threads = $7, due_at = $8, request = $9, payload = $10, metadata = $11, updated_at = $12 where cron_id = $1";

@@ -6,7 +6,7 @@ use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable, unless_corrupt};
-use super::part::{ListBuilder, ListPart};
+use super::part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Tx};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::json_limits::parsed_bytes;
@@ -173,7 +173,12 @@ pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResul
 
 /// Returns the newest version of an agent.
 pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
-    Ok(versions(tx, graph_id, (1, 0), usize::MAX).await?.into_items().pop())
+    let newest = PageQuery {
+        limit: 1,
+        offset: 0,
+        bytes: usize::MAX,
+    };
+    Ok(versions(tx, graph_id, newest).await?.into_items().pop())
 }
 
 /// Returns a version of an agent.
@@ -187,20 +192,15 @@ pub async fn version(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<O
     row.map(DefinitionVersion::try_from).transpose()
 }
 
-/// Returns the versions of an agent, newest first, up to about `bytes` of memory.
-pub async fn versions(
-    tx: &mut Tx<'_>,
-    graph_id: &str,
-    (limit, offset): (i64, i64),
-    bytes: usize,
-) -> DbResult<ListPart<DefinitionVersion>> {
+/// Returns a page of the versions of an agent, newest first.
+pub async fn versions(tx: &mut Tx<'_>, graph_id: &str, page: PageQuery) -> DbResult<ListPart<DefinitionVersion>> {
     const SQL: &str = concatcp!(
         SELECT_VERSION,
         " where v.graph_id = $1 order by v.version desc limit $2 offset $3"
     );
-    let mut filling = ListBuilder::new(limit, bytes);
+    let mut filling = ListBuilder::new(page.limit, page.bytes);
     while let Some(next) = filling.next() {
-        let offset = offset + filling.count();
+        let offset = page.offset + filling.count();
         let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
             .bind(graph_id)
             .bind(next)

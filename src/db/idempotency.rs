@@ -26,7 +26,9 @@ struct KeyRow {
 
 impl KeyRow {
     fn response(self) -> Option<StoredResponse> {
-        if let (Some(thread), Some(run)) = (self.thread_id, self.run_id) {
+        if let Some(thread) = self.thread_id
+            && let Some(run) = self.run_id
+        {
             return Some(StoredResponse::Run {
                 thread: ThreadId(thread),
                 run: RunId(run),

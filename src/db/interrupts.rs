@@ -186,26 +186,26 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
 /// Stores to whom an interrupt is assigned, in place of those before.
 async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: &Approvers) -> DbResult<()> {
     const CLEAR: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
-    const ADD: &str = "insert into interrupt_approvers (thread_id, interrupt_id, kind, name) values ($1, $2, $3, $4) \
-        on conflict do nothing";
     on_engine!(tx, |conn| query(CLEAR)
         .bind(thread.0)
         .bind(id.0.as_str())
         .execute(conn)
         .await
         .map(drop))?;
-    let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
-    let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
-    for [kind, name] in users.chain(roles) {
-        on_engine!(tx, |conn| query(ADD)
-            .bind(thread.0)
-            .bind(id.0.as_str())
-            .bind(kind)
-            .bind(name)
-            .execute(conn)
-            .await
-            .map(drop))?;
+    if approvers.is_empty() {
+        return Ok(());
     }
+    on_engine!(tx, |conn| {
+        let users = approvers.users.iter().map(|user| ["user", user.as_str()]);
+        let roles = approvers.roles.iter().map(|role| ["role", role.word()]);
+        let mut sql = QueryBuilder::new("insert into interrupt_approvers (thread_id, interrupt_id, kind, name) ");
+        sql.push_values(users.chain(roles), |mut row, [kind, name]| {
+            row.push_bind(thread.0).push_bind(id.0.as_str());
+            row.push_bind(kind).push_bind(name);
+        });
+        sql.push(" on conflict do nothing");
+        sql.build().execute(conn).await.map(drop)
+    })?;
     Ok(())
 }
 

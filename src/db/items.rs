@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 
+use super::access::push_owner;
 use super::engine::{Matches, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
@@ -78,13 +79,23 @@ fn namespace_of(text: &str) -> Namespace {
     Namespace::stored(text.split_terminator('.').map(str::to_owned).collect())
 }
 
-/// Returns the range of the texts of a namespace and all below it: the first one (included) and the end (excluded).
-fn range(prefix: &Namespace) -> (String, String) {
-    let from = text_of(prefix);
-    let to = from
-        .strip_suffix('.')
-        .map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
-    (from, to)
+/// A range of the texts of namespaces.
+struct NamespaceRange {
+    /// The first text.
+    from: String,
+    /// The end, which is not part of the range.
+    to: String,
+}
+
+impl NamespaceRange {
+    /// Returns the range of a namespace and all below it.
+    fn below(prefix: &Namespace) -> Self {
+        let from = text_of(prefix);
+        let to = from
+            .strip_suffix('.')
+            .map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
+        Self { from, to }
+    }
 }
 
 /// Applies a change in the space of an owner.
@@ -97,9 +108,11 @@ pub async fn change(tx: &mut Tx<'_>, space: &Ownership, change: &ItemChange, now
 
 /// Stores an item with its vectors. An existing item keeps its creation time, unless it has expired.
 pub async fn put(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at, tenant, owner) \
+    const SQL: &str = "insert into items \
+        (namespace, key, value, ttl, expires_at, created_at, updated_at, tenant, owner) \
         values ($1, $2, $3, $4, $5, $6, $6, $7, $8) \
-        on conflict (tenant, owner, namespace, key) do update set value = excluded.value, ttl = excluded.ttl, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
+        on conflict (tenant, owner, namespace, key) do update set value = excluded.value, ttl = excluded.ttl, \
+        expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         created_at = case when items.expires_at <= $6 then excluded.created_at else items.created_at end";
     let ttl = draft.ttl.map(|ttl| i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
     on_engine!(tx, |conn| query(SQL)
@@ -159,23 +172,15 @@ pub async fn search(
     bytes: usize,
     now: Timestamp,
 ) -> DbResult<ListPart<Item>> {
-    let (from, to) = range(&wanted.prefix);
+    let range = NamespaceRange::below(&wanted.prefix);
     let mut filling = ListBuilder::new(i64::from(wanted.limit), bytes);
     while let Some(next) = filling.next() {
         let offset = i64::from(wanted.offset) + filling.count();
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
-            sql.push_bind(space.tenant.as_str())
-                .push(" and owner = ")
-                .push_bind(space.owner.as_str());
-            sql.push(" and namespace >= ")
-                .push_bind(from.clone())
-                .push(" and namespace < ")
-                .push_bind(to.clone());
-            sql.push(" and (expires_at is null or expires_at > ")
-                .push_bind(now.0)
-                .push(")");
-            sql.push_matches("items.value", &wanted.filter);
+            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where "));
+            push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
+            push_range(&mut sql, &range);
+            push_matching(&mut sql, "items.", wanted, now);
             sql.push(" order by namespace, key limit ")
                 .push_bind(next)
                 .push(" offset ")
@@ -187,6 +192,36 @@ pub async fn search(
     Ok(filling.finish())
 }
 
+/// Appends the condition that a namespace is in a range, after `and`.
+fn push_range<DB>(sql: &mut QueryBuilder<DB>, range: &NamespaceRange)
+where
+    DB: sqlx::Database,
+    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(" and namespace >= ")
+        .push_bind(range.from.as_str())
+        .push(" and namespace < ")
+        .push_bind(range.to.as_str());
+}
+
+/// Appends the condition that an item has not expired and matches the filter of a search, after `and`. `alias` is that
+/// of the table of items with a period.
+fn push_matching<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, wanted: &ItemSearch, now: Timestamp)
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Matches,
+    for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(" and (")
+        .push(alias)
+        .push("expires_at is null or ")
+        .push(alias)
+        .push("expires_at > ")
+        .push_bind(now.0)
+        .push(")");
+    sql.push_matches(&format!("{alias}value"), &wanted.filter);
+}
+
 /// Restarts the TTL of these items. Items without a TTL and expired items do not change.
 pub async fn refresh(tx: &mut Tx<'_>, space: &Ownership, addresses: &[ItemAddress], now: Timestamp) -> DbResult<()> {
     if addresses.is_empty() {
@@ -196,11 +231,9 @@ pub async fn refresh(tx: &mut Tx<'_>, space: &Ownership, addresses: &[ItemAddres
         let mut sql = QueryBuilder::new("update items set expires_at = ttl + ");
         sql.push_bind(now.0)
             .push(" where ttl is not null and expires_at > ")
-            .push_bind(now.0);
-        sql.push(" and tenant = ")
-            .push_bind(space.tenant.as_str())
-            .push(" and owner = ")
-            .push_bind(space.owner.as_str());
+            .push_bind(now.0)
+            .push(" and ");
+        push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
         push_addresses(
             &mut sql,
             addresses
@@ -226,8 +259,8 @@ where
     sql.push(") wanted)");
 }
 
-/// Deletes up to `limit` expired items of all owners, the first expired first. Returns their number. Several servers can sweep at
-/// once without waiting for each other.
+/// Deletes up to `limit` expired items of all owners, the first expired first. Returns their number. Several servers
+/// can sweep at once without waiting for each other.
 pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64> {
     const SQLITE: &str = "delete from items where (tenant, owner, namespace, key) in \
         (select tenant, owner, namespace, key from items where expires_at <= $1 order by expires_at limit $2)";

@@ -5,8 +5,10 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};
-use crate::domain::api_key::{ApiKey, ApiKeyId, PreviousSecret, SecretDigest, StoredApiKey};
-use crate::domain::identity::{Identity, Tenant, UserId};
+use crate::domain::api_key::{
+    ApiKey, ApiKeyId, KeyRef, KeyRotation, PreviousSecret, SecretDigest, StoredApiKey, StoredTicket, USE_INTERVAL,
+};
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "api_keys";
@@ -157,69 +159,67 @@ pub async fn count(tx: &mut Tx<'_>, tenant: Option<&Tenant>) -> DbResult<i64> {
     Ok(count)
 }
 
-/// A new secret for a key.
-pub struct NewSecret {
-    /// The digest of the new secret.
-    pub digest: SecretDigest,
-    /// The time until which the secret before is valid.
-    pub previous_until: Timestamp,
+/// Returns the key of a tenant.
+async fn find_of(tx: &mut Tx<'_>, key: &KeyRef) -> DbResult<Option<ApiKey>> {
+    let found = find(tx, &key.id).await?.map(|stored| stored.key);
+    Ok(found.filter(|found| key.names(found)))
 }
 
-/// Gives a key that is not revoked a new secret. Returns whether there is such a key.
-pub async fn rotate(tx: &mut Tx<'_>, id: &ApiKeyId, secret: &NewSecret, now: Timestamp) -> DbResult<bool> {
+/// Gives a key that is not revoked a new secret. Returns the changed key, if there is such a key.
+pub async fn rotate(tx: &mut Tx<'_>, rotation: &KeyRotation) -> DbResult<Option<ApiKey>> {
     const SQL: &str = "update api_keys set previous_digest = digest, previous_until = $2, digest = $3, rotated_at = $4 \
         where key_id = $1 and revoked_at is null";
+    let wanted = &rotation.key;
+    if find_of(tx, wanted).await?.is_none() {
+        return Ok(None);
+    }
     let changed = on_engine!(tx, |conn| query(SQL)
-        .bind(id.as_str())
-        .bind(secret.previous_until.0)
-        .bind(secret.digest.bytes().as_slice())
-        .bind(now.0)
+        .bind(wanted.id.as_str())
+        .bind(rotation.previous_until.0)
+        .bind(rotation.digest.bytes().as_slice())
+        .bind(rotation.now.0)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
-    Ok(changed == 1)
+    match changed {
+        0 => Ok(None),
+        _ => find_of(tx, wanted).await,
+    }
 }
 
-/// Revokes a key. A key that was revoked before stays as it is.
-pub async fn revoke(tx: &mut Tx<'_>, id: &ApiKeyId, now: Timestamp) -> DbResult<()> {
+/// Revokes a key and returns it, if there is such a key. A key that was revoked before stays as it is.
+pub async fn revoke(tx: &mut Tx<'_>, wanted: &KeyRef, now: Timestamp) -> DbResult<Option<ApiKey>> {
     const SQL: &str = "update api_keys set revoked_at = $2, previous_digest = null, previous_until = null \
         where key_id = $1 and revoked_at is null";
+    if find_of(tx, wanted).await?.is_none() {
+        return Ok(None);
+    }
     on_engine!(tx, |conn| query(SQL)
-        .bind(id.as_str())
+        .bind(wanted.id.as_str())
         .bind(now.0)
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
+    find_of(tx, wanted).await
 }
 
-/// Stores the time of a key's last use, unless one after `before` is stored.
-pub async fn record_use(tx: &mut Tx<'_>, id: &ApiKeyId, at: Timestamp, before: Timestamp) -> DbResult<()> {
+/// Stores the time of a key's last use, unless one within [`USE_INTERVAL`] before is stored.
+pub async fn record_use(tx: &mut Tx<'_>, id: &ApiKeyId, at: Timestamp) -> DbResult<()> {
     const SQL: &str = "update api_keys set last_used_at = $2 where key_id = $1 \
         and (last_used_at is null or last_used_at <= $3)";
     on_engine!(tx, |conn| query(SQL)
         .bind(id.as_str())
         .bind(at.0)
-        .bind(before.0)
+        .bind(at.minus(USE_INTERVAL).0)
         .execute(conn)
         .await
         .map(drop))?;
     Ok(())
 }
 
-/// A ticket as it is stored.
-pub struct TicketRecord {
-    /// The digest of its text.
-    pub digest: SecretDigest,
-    /// The identity for which it stands.
-    pub identity: Identity,
-    /// The time from which it is refused.
-    pub expires_at: Timestamp,
-}
-
-/// Stores a ticket, unless its user has [`MAX_TICKETS_OF_USER`]. Deletes some expired ones. Returns whether the ticket was
-/// stored.
-pub async fn insert_ticket(tx: &mut Tx<'_>, ticket: &TicketRecord, now: Timestamp) -> DbResult<bool> {
+/// Stores a ticket, unless its user has [`MAX_TICKETS_OF_USER`]. Deletes some expired ones. Returns whether the ticket
+/// was stored.
+pub async fn insert_ticket(tx: &mut Tx<'_>, ticket: &StoredTicket, now: Timestamp) -> DbResult<bool> {
     const SWEEP: &str = "delete from auth_tickets where digest in \
         (select digest from auth_tickets where expires_at <= $1 order by expires_at limit $2)";
     const COUNT: &str = "select count(*) from auth_tickets where tenant = $1 and user_id = $2";
@@ -265,7 +265,7 @@ pub async fn has_ticket(tx: &mut Tx<'_>, digest: &SecretDigest) -> DbResult<bool
 }
 
 /// Deletes a ticket and returns it. Of several that do so at once, one gets the ticket.
-pub async fn take_ticket(tx: &mut Tx<'_>, digest: &SecretDigest) -> DbResult<Option<TicketRecord>> {
+pub async fn take_ticket(tx: &mut Tx<'_>, digest: &SecretDigest) -> DbResult<Option<StoredTicket>> {
     const SQL: &str = "delete from auth_tickets where digest = $1 returning identity, expires_at";
     let row: Option<(String, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(digest.bytes().as_slice())
@@ -281,7 +281,7 @@ pub async fn take_ticket(tx: &mut Tx<'_>, digest: &SecretDigest) -> DbResult<Opt
     };
     // A ticket that cannot be read, perhaps of another release, is refused.
     let identity = unless_corrupt(column.decode(&identity))?;
-    Ok(identity.map(|identity| TicketRecord {
+    Ok(identity.map(|identity| StoredTicket {
         digest: *digest,
         identity,
         expires_at: Timestamp(expires_at),

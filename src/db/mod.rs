@@ -57,7 +57,7 @@ pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
 pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
-pub use part::ListPart;
+pub use part::{ListPart, PageQuery};
 pub use states::StateCache;
 
 use engine::Readers;

@@ -6,6 +6,17 @@ use super::json::unless_corrupt;
 /// The size of the first batch. The average size of its rows determines the next batch.
 const FIRST_BATCH: i64 = 16;
 
+/// The page of a list that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageQuery {
+    /// The maximum number of rows.
+    pub limit: i64,
+    /// The number of rows to skip.
+    pub offset: i64,
+    /// The approximate memory the page may take, in bytes.
+    pub bytes: usize,
+}
+
 /// A page of a list, or the beginning of a page that would take too much memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ListPart<T> {

@@ -1,40 +1,37 @@
-//! The sizes of what owners store. They are measured from time to time and not with each write; what was measured before
-//! is not read again.
+//! The sizes of what owners store. They are measured from time to time and not with each write. The checkpoints and
+//! events of a thread that were measured before are not read again.
 
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
+use super::access::push_owner;
 use super::engine::on_engine;
 use super::{DbResult, Tx};
 use crate::domain::id::ThreadId;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 /// Whose data is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredBy {
     /// The tenant.
-    pub tenant: String,
+    pub tenant: Tenant,
     /// The user; `None` for the whole tenant.
-    pub owner: Option<String>,
+    pub owner: Option<UserId>,
 }
 
 /// Returns up to `limit` threads that were changed since they were measured, those first that never were.
 pub async fn changed_threads(tx: &mut Tx<'_>, by: &StoredBy, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = "select t.thread_id from threads t left join thread_bytes m on m.thread_id = t.thread_id \
-        where t.tenant = $1 and ($2 is null or t.owner = $2) \
-        and (m.measured_at is null or t.updated_at >= m.measured_at or t.pruned_at >= m.measured_at) \
-        order by coalesce(m.measured_at, 0), t.thread_id limit $3";
-    const POSTGRES: &str = "select t.thread_id from threads t left join thread_bytes m on m.thread_id = t.thread_id \
-        where t.tenant = $1 and ($2::text is null or t.owner = $2) \
-        and (m.measured_at is null or t.updated_at >= m.measured_at or t.pruned_at >= m.measured_at) \
-        order by coalesce(m.measured_at, 0), t.thread_id limit $3";
-    let sql = tx.either(SQL, POSTGRES);
-    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
-        .bind(by.tenant.as_str())
-        .bind(by.owner.as_deref())
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
+    const THREADS: &str =
+        "select t.thread_id from threads t left join thread_bytes m on m.thread_id = t.thread_id where ";
+    const CHANGED: &str = " and (m.measured_at is null or t.updated_at >= m.measured_at or t.pruned_at >= m.measured_at) \
+        order by coalesce(m.measured_at, 0), t.thread_id limit ";
+    let ids: Vec<Uuid> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(THREADS);
+        push_owner(&mut sql, "t.", &by.tenant, by.owner.as_ref());
+        sql.push(CHANGED).push_bind(limit);
+        sql.build_query_scalar().fetch_all(conn).await
+    })?;
     Ok(ids.into_iter().map(ThreadId).collect())
 }
 
@@ -75,28 +72,17 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
     Ok(())
 }
 
-/// Returns the measured bytes of threads and the bytes of items.
+/// Returns the measured bytes of threads and the bytes of items. All items are read.
 pub async fn stored(tx: &mut Tx<'_>, by: &StoredBy) -> DbResult<u64> {
-    const THREADS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where tenant = $1";
-    const THREADS_OF_OWNER: &str =
-        "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where tenant = $1 and owner = $2";
-    const ITEMS: &str =
-        "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) from items where tenant = $1";
-    const ITEMS_OF_OWNER: &str = "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) \
-        from items where tenant = $1 and owner = $2";
+    const THREADS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where ";
+    const ITEMS: &str = "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) from items where ";
     let mut sum: i64 = 0;
-    for [of_tenant, of_owner] in [[THREADS, THREADS_OF_OWNER], [ITEMS, ITEMS_OF_OWNER]] {
-        let bytes: i64 = match &by.owner {
-            Some(owner) => on_engine!(tx, |conn| query_scalar(of_owner)
-                .bind(by.tenant.as_str())
-                .bind(owner.as_str())
-                .fetch_one(conn)
-                .await)?,
-            None => on_engine!(tx, |conn| query_scalar(of_tenant)
-                .bind(by.tenant.as_str())
-                .fetch_one(conn)
-                .await)?,
-        };
+    for select in [THREADS, ITEMS] {
+        let bytes: i64 = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(select);
+            push_owner(&mut sql, "", &by.tenant, by.owner.as_ref());
+            sql.build_query_scalar().fetch_one(conn).await
+        })?;
         sum = sum.saturating_add(bytes);
     }
     Ok(u64::try_from(sum).unwrap_or(0))

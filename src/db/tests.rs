@@ -119,6 +119,15 @@ fn object(value: Value) -> Map<String, Value> {
     value.as_object().cloned().expect("an object")
 }
 
+/// Returns a page of a list, whatever its size in memory.
+fn page(limit: i64, offset: i64) -> super::PageQuery {
+    super::PageQuery {
+        limit,
+        offset,
+        bytes: usize::MAX,
+    }
+}
+
 fn thread_at(now: i64) -> Thread {
     Thread {
         id: ThreadId::mint(),

@@ -86,7 +86,7 @@ impl From<TreeRow> for TreeUsed {
 const SUMS: &str = "model_calls, tool_calls, input_tokens, output_tokens, cost_micros, children, under_way";
 
 /// Creates the row of a tree and the row of a run's share in it, unless they exist.
-pub async fn enter(tx: &mut Tx<'_>, tree: RunId, (share, thread): (RunId, ThreadId), now: Timestamp) -> DbResult<()> {
+pub async fn enter(tx: &mut Tx<'_>, tree: RunId, share: RunId, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     const TREE: &str = concatcp!(
         "insert into trees (tree_id, thread_id, ",
         SUMS,

@@ -98,7 +98,9 @@ fn with_definitions(alternative: &Value, whole: &Value) -> Value {
         .and_then(|to| to.strip_prefix('#'));
     let mut alone = pointer.and_then(|to| whole.pointer(to)).unwrap_or(alternative).clone();
     for keyword in ["$defs", "definitions"] {
-        if let (Some(fields), Some(definitions)) = (alone.as_object_mut(), whole.get(keyword)) {
+        if let Some(fields) = alone.as_object_mut()
+            && let Some(definitions) = whole.get(keyword)
+        {
             fields.entry(keyword).or_insert_with(|| definitions.clone());
         }
     }

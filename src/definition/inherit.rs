@@ -107,7 +107,9 @@ impl SubagentDefinition {
         if is_blocked(STORE) && subagent.store.is_none() {
             subagent.store = Some(StoreRule::default());
         }
-        if let (true, Some(own)) = (inherit.tools, &mut subagent.tools) {
+        if inherit.tools
+            && let Some(own) = &mut subagent.tools
+        {
             let missing: Vec<String> = parent
                 .tools
                 .iter()
@@ -116,7 +118,10 @@ impl SubagentDefinition {
                 .collect();
             own.splice(0..0, missing);
         }
-        if let (true, false, Some(own)) = (inherit.interrupt_on, is_blocked(APPROVAL), &mut subagent.interrupt_on) {
+        if inherit.interrupt_on
+            && !is_blocked(APPROVAL)
+            && let Some(own) = &mut subagent.interrupt_on
+        {
             let rules = parent
                 .interrupt_on
                 .iter()

@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, check_headers};
+use crate::domain::api_key::hexadecimal;
 
 /// The longest name of a tool that every provider takes.
 const LONGEST_NAME: usize = 64;
@@ -401,7 +402,7 @@ pub fn model_name(server: &str, tool: &str) -> String {
         return name;
     }
     let digest = Sha256::digest(format!("{server}/{tool}"));
-    let mark: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let mark = hexadecimal(&digest[..4]);
     let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
     format!("{kept}_{mark}")
 }

@@ -209,7 +209,10 @@ impl AgentDefinition {
             .enumerate()
             .filter(|(_, policy)| policy.name == UNTIL)
         {
-            let message = format!("`{}` is for subagents, whose result goes to somebody", policy.name);
+            let message = format!(
+                "`{}` is for subagents, which return a result to the agent that delegated",
+                policy.name
+            );
             findings.push(Diagnostic::error(FieldPath::of(["middleware"]).then(at), message));
         }
         findings

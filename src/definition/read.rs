@@ -83,7 +83,9 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
             source.clone(),
             plain_words(&source, &error.inner().to_string()),
         ));
-        if let (Some(list), Some(Segment::Index(at))) = (source.parent(), source.0.last()) {
+        if let Some(list) = source.parent()
+            && let Some(Segment::Index(at)) = source.0.last()
+        {
             gaps.0.push((list, *at));
         }
         if findings.len() == MOST_FINDINGS {

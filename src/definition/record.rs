@@ -8,6 +8,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Parsed, Severity, read};
+use crate::domain::api_key::hexadecimal;
 use crate::domain::id::Digest;
 use crate::domain::time::Timestamp;
 
@@ -42,7 +43,9 @@ impl AgentDefinition {
             .as_object_mut()
             .and_then(|fields| fields.shift_remove("enclosed"));
         let mut reading = read::<Self>(stored);
-        if let (Some(definition), Some(enclosed)) = (&mut reading.value, enclosed) {
+        if let Some(definition) = &mut reading.value
+            && let Some(enclosed) = enclosed
+        {
             let files = read::<BundledFiles>(enclosed);
             reading.findings.extend(
                 files
@@ -57,12 +60,7 @@ impl AgentDefinition {
 
     /// Returns the name of the content: the SHA-256 of its text in hexadecimal digits.
     pub fn digest(&self) -> Digest {
-        Digest(
-            Sha256::digest(self.text())
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect(),
-        )
+        Digest(hexadecimal(&Sha256::digest(self.text())))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Access rules: what an identity may do to which resource. Pure; the facts come from the database.
 //!
 //! Every request is one [`Action`]. The roles of the identity say how far the action reaches ([`Reach`]): over nothing,
-//! over what the caller owns, over what is assigned to the caller, or over the whole tenant. [`may_access`] decides about
-//! one resource, and [`scope_of`] gives the filter of a search that finds the same resources.
+//! over what the caller owns, over what is assigned to the caller, or over the whole tenant. [`may_access`] decides
+//! about one resource, and [`scope_of`] gives the filter of a search that finds the same resources.
 
 use std::fmt;
 
@@ -344,8 +344,8 @@ pub fn interrupt_scope_of(identity: &Identity, action: Action, sharing: &Sharing
     }
 }
 
-/// Returns whether a user with these roles, who may answer the interrupts of a thread or some of them, may answer one that
-/// is assigned like this. Only its approvers and the admins of the tenant may.
+/// Returns whether a user with these roles, who may answer the interrupts of a thread or some of them, may answer one
+/// that is assigned like this. Only its approvers and the admins of the tenant may.
 pub fn is_entitled(user: &UserId, roles: &[UserRole], approvers: &Approvers) -> bool {
     approvers.is_empty() || roles.contains(&UserRole::Admin) || approvers.contains(user, roles)
 }

@@ -1,7 +1,9 @@
-//! API keys: secrets with which programs prove an identity, and the rule which keys an identity may create.
+//! API keys: secrets with which programs prove an identity, and the rule which keys an identity may create. Stream
+//! tickets are stored in the same way.
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -21,6 +23,8 @@ const SECRET_DIGITS: usize = 64;
 const MAX_NAME_CHARS: usize = 128;
 /// The most scopes of a key.
 const MAX_SCOPES: usize = 64;
+/// The shortest time between two recorded uses of a key.
+pub const USE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The id of an API key: 16 hexadecimal digits. It is the public part of the text of the key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -208,6 +212,46 @@ impl ApiKey {
             expires_at: self.expires_at,
         }
     }
+}
+
+/// A key, and the tenant to which it must belong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRef {
+    /// The id of the key.
+    pub id: ApiKeyId,
+    /// The tenant; `None` for any, which only operators on the command line may ask for.
+    pub tenant: Option<Tenant>,
+}
+
+impl KeyRef {
+    /// Returns whether this is the key, and of the tenant.
+    pub fn names(&self, key: &ApiKey) -> bool {
+        self.id == key.id && self.tenant.as_ref().is_none_or(|tenant| *tenant == key.tenant)
+    }
+}
+
+/// A new secret for a key.
+#[derive(Clone)]
+pub struct KeyRotation {
+    /// The key.
+    pub key: KeyRef,
+    /// The digest of the new secret.
+    pub digest: SecretDigest,
+    /// The time until which the old secret is accepted.
+    pub previous_until: Timestamp,
+    /// The time of the change.
+    pub now: Timestamp,
+}
+
+/// A stream ticket, of which only the digest is stored.
+#[derive(Clone)]
+pub struct StoredTicket {
+    /// The digest of the ticket's text.
+    pub digest: SecretDigest,
+    /// The identity for which the ticket stands.
+    pub identity: Identity,
+    /// The time from which the ticket is refused.
+    pub expires_at: Timestamp,
 }
 
 /// An API key that shall be created.

@@ -9,8 +9,8 @@ use super::identity::{UserId, UserRole};
 /// The maximum number of users and roles to which one interrupt is assigned.
 pub const MAX_APPROVERS: usize = 64;
 
-/// The users and roles to which an interrupt is assigned. With none it is assigned to nobody, and whoever may change its
-/// thread may answer it.
+/// The users and roles to which an interrupt is assigned. With none it is assigned to nobody, and whoever may change
+/// its thread may answer it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Approvers {

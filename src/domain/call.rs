@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::id::RunId;
-use super::interrupt::Action;
+use super::interrupt::ReviewAction;
 use super::item::ItemChange;
 use super::message::{Message, ToolCall, ToolStatus};
 use super::state::{State, Update};
@@ -17,7 +17,7 @@ pub struct Call {
     pub id: String,
     /// The call that runs instead, if a reviewer edited it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub edited: Option<Action>,
+    pub edited: Option<ReviewAction>,
     /// The status of the call.
     #[serde(rename = "fate")]
     pub status: CallStatus,
@@ -81,21 +81,23 @@ impl ToolOutput {
 /// The state field in which the approval policy stores edited calls.
 pub const EDITED_CALLS: &str = "hitl_edited_tool_calls";
 
+/// Returns the call that a reviewer has put in the place of the call with this id, if there is one.
+pub fn edited_call(state: &State, id: &str) -> Option<ReviewAction> {
+    let action = state.fields.get(EDITED_CALLS)?.get(id)?;
+    serde_json::from_value(action.clone()).ok()
+}
+
 /// Returns the calls of `answer` that have no result among the `later` messages. A call that could not be parsed gets
 /// an error result at once.
 pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &State) -> Vec<Call> {
     let is_open = |id: &str| !later.iter().any(|m| m.answers() == Some(id));
-    let edited = |id: &str| {
-        let action = state.fields.get(EDITED_CALLS)?.get(id)?;
-        serde_json::from_value::<Action>(action.clone()).ok()
-    };
     let readable = answer
         .tool_calls()
         .iter()
         .filter(|call| is_open(&call.id))
         .map(|call| Call {
             id: call.id.clone(),
-            edited: edited(&call.id),
+            edited: edited_call(state, &call.id),
             status: CallStatus::Ready,
         });
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {

@@ -146,7 +146,8 @@ impl Position {
                 .collect(),
             Phase::Ended => vec![],
         };
-        if let (Some(failure), Some(first)) = (&self.failure, tasks.first_mut())
+        if let Some(failure) = &self.failure
+            && let Some(first) = tasks.first_mut()
             && failure.class != "GraphRecursionError"
         {
             first.error = Some(format!("{}({:?})", failure.class, failure.message));

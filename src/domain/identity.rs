@@ -167,6 +167,25 @@ impl UserRole {
             Self::Approver => "approver",
         }
     }
+
+    /// Reads a list of roles. Returns each of them once, in their order.
+    ///
+    /// # Errors
+    /// Names the entry of `field` that is not a role.
+    pub fn read_all(field: &str, words: &[String]) -> Result<Vec<Self>, Invalid> {
+        let roles = words.iter().enumerate().map(|(at, word)| {
+            let read = word.parse::<Self>();
+            read.map_err(|invalid| Invalid::new(format!("{field}[{at}]"), invalid.reason))
+        });
+        Ok(Self::distinct(roles.collect::<Result<_, _>>()?))
+    }
+
+    /// Returns each of these roles once, in their order.
+    pub fn distinct(mut roles: Vec<Self>) -> Vec<Self> {
+        roles.sort_unstable();
+        roles.dedup();
+        roles
+    }
 }
 
 impl FromStr for UserRole {
@@ -315,5 +334,17 @@ mod tests {
     fn an_unknown_role_is_refused_with_the_list_of_roles() {
         let refusal = "root".parse::<UserRole>().expect_err("no such role");
         assert!(refusal.reason.contains("`admin`"), "{refusal}");
+    }
+
+    #[test]
+    fn a_list_of_roles_has_each_of_them_once() {
+        let words = ["user", "admin", "user"].map(str::to_owned);
+        assert_eq!(
+            UserRole::read_all("roles", &words),
+            Ok(vec![UserRole::Admin, UserRole::User])
+        );
+        let words = ["user", "root"].map(str::to_owned);
+        let refusal = UserRole::read_all("roles", &words).expect_err("no such role");
+        assert_eq!(refusal.field, "roles[1]");
     }
 }

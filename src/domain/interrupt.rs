@@ -116,7 +116,7 @@ pub enum Decision {
     /// Run this call instead.
     Edit {
         /// The edited call.
-        edited_action: Action,
+        edited_action: ReviewAction,
     },
     /// Do not run the call.
     Reject {
@@ -133,7 +133,7 @@ pub enum Decision {
 
 /// A call as a reviewer writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Action {
+pub struct ReviewAction {
     /// The name of the tool.
     pub name: String,
     /// The arguments.

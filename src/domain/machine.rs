@@ -325,7 +325,9 @@ impl Machine {
         if self.open_questions().any(|open| open.asker == asker) {
             return true;
         }
-        if let (InterruptSource::Call(asker), Phase::Tools { calls }) = (asker, &mut self.position.phase) {
+        if let InterruptSource::Call(asker) = asker
+            && let Phase::Tools { calls } = &mut self.position.phase
+        {
             calls
                 .iter_mut()
                 .filter(|call| call.id == asker)

@@ -296,8 +296,8 @@ impl RunRequest {
         Some(u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
-    /// Returns the context for tools: `context`, or `config.configurable` if the request has no context, with the user on
-    /// whose behalf the run works.
+    /// Returns the context for tools: `context`, or `config.configurable` if the request has no context, with the user
+    /// on whose behalf the run works.
     pub fn tool_context(&self) -> Map<String, Value> {
         let mut context = match self.config.get("configurable").and_then(Value::as_object) {
             Some(configurable) if self.context.is_empty() => configurable.clone(),

@@ -318,6 +318,33 @@ struct Part {
     depth: usize,
 }
 
+/// The levels above a part of a schema.
+#[derive(Clone, Copy, Default)]
+struct LevelsAbove {
+    /// Their number.
+    depth: usize,
+    /// The number of those directly above that apply to the same value.
+    in_row: usize,
+}
+
+impl LevelsAbove {
+    fn check(self) -> Result<(), SchemaError> {
+        if self.depth > MAX_EXPANDED_DEPTH {
+            let reason = format!(
+                "the schema is too large: it nests deeper than {MAX_EXPANDED_DEPTH} levels with all references followed"
+            );
+            return Err(SchemaError::whole(reason));
+        }
+        if self.in_row > MAX_DEPTH_PER_VALUE {
+            return Err(SchemaError::whole(format!(
+                "the schema is too large: more than {MAX_DEPTH_PER_VALUE} references and alternatives in it follow upon \
+                 each other for one value"
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// Measures a schema. Each part is visited once, however often it is referred to.
 struct Measure<'a> {
     texts: &'a Texts<'a>,
@@ -339,15 +366,13 @@ const EXCLUSIVE_CHILDREN: [&str; 3] = ["additionalProperties", "items", "additio
 
 impl<'a> Measure<'a> {
     fn take(mut self, schema: &'a Value) -> Result<Size, SchemaError> {
-        let whole = self.part(schema, schema, (0, 0))?;
+        let whole = self.part(schema, schema, LevelsAbove::default())?;
         self.size.per_value = whole.checks();
         Ok(self.size)
     }
 
-    /// Measures a part. `root` is the nested schema that contains it; `(depth, in_row)` is the number of levels above
-    /// it, and the number of those in a row that apply to the same value.
-    fn part(&mut self, schema: &'a Value, root: &'a Value, above: (usize, usize)) -> Result<Part, SchemaError> {
-        let (depth, in_row) = above;
+    /// Measures a part. `root` is the nested schema that contains it.
+    fn part(&mut self, schema: &'a Value, root: &'a Value, above: LevelsAbove) -> Result<Part, SchemaError> {
         let part = match self.known.get(&std::ptr::from_ref(schema)) {
             Some(Some(part)) => *part,
             Some(None) => {
@@ -361,14 +386,18 @@ impl<'a> Measure<'a> {
                 }
             }
             None => {
-                too_deep(depth, in_row)?;
+                above.check()?;
                 self.known.insert(std::ptr::from_ref(schema), None);
                 let part = self.look_into(schema, root, above)?;
                 self.known.insert(std::ptr::from_ref(schema), Some(part));
                 part
             }
         };
-        too_deep(depth + part.depth, in_row + part.per_value_depth)?;
+        let deepest = LevelsAbove {
+            depth: above.depth + part.depth,
+            in_row: above.in_row + part.per_value_depth,
+        };
+        deepest.check()?;
         if part.checks() > MAX_CHECKS_PER_VALUE {
             return Err(SchemaError::whole(format!(
                 "the schema is too large: with all references followed, a value is checked against more than \
@@ -383,7 +412,7 @@ impl<'a> Measure<'a> {
         Ok(part)
     }
 
-    fn look_into(&mut self, schema: &'a Value, root: &'a Value, above: (usize, usize)) -> Result<Part, SchemaError> {
+    fn look_into(&mut self, schema: &'a Value, root: &'a Value, above: LevelsAbove) -> Result<Part, SchemaError> {
         let mut part = Part {
             same: 1,
             inside: 0,
@@ -397,8 +426,14 @@ impl<'a> Measure<'a> {
             .and_then(Value::as_str)
             .is_some_and(|id| !id.starts_with('#'));
         let root = if is_resource { schema } else { root };
-        let depth = above.0 + 1;
-        let in_row = above.1 + 1;
+        let same_value = LevelsAbove {
+            depth: above.depth + 1,
+            in_row: above.in_row + 1,
+        };
+        let child_value = LevelsAbove {
+            in_row: 0,
+            ..same_value
+        };
         for keyword in ["$ref", "$dynamicRef", "$recursiveRef"] {
             let Some(to) = fields.get(keyword).and_then(Value::as_str) else {
                 continue;
@@ -408,7 +443,7 @@ impl<'a> Measure<'a> {
             }
             match self.follow(to, root) {
                 Target::Part(place, root) => {
-                    let found = self.part(place, root, (depth, in_row))?;
+                    let found = self.part(place, root, same_value)?;
                     part.add(found);
                 }
                 Target::Builtin => {
@@ -424,20 +459,20 @@ impl<'a> Measure<'a> {
         }
         for alternative in on_same(fields) {
             self.size.has_alternatives = true;
-            let found = self.part(alternative, root, (depth, in_row))?;
+            let found = self.part(alternative, root, same_value)?;
             part.add(found);
         }
         let mut shared = 0;
         let mut own = 0;
         for inner in on_shared(fields) {
             self.size.has_alternatives = true;
-            let found = self.part(inner, root, (depth, 0))?;
+            let found = self.part(inner, root, child_value)?;
             shared += found.checks();
             part.parts += found.parts;
             part.depth = part.depth.max(found.depth + 1);
         }
         for inner in on_own(fields) {
-            let found = self.part(inner, root, (depth, 0))?;
+            let found = self.part(inner, root, child_value)?;
             own = own.max(found.checks());
             part.parts += found.parts;
             part.depth = part.depth.max(found.depth + 1);
@@ -527,22 +562,6 @@ fn unescaped(text: &str) -> String {
     }
     bytes.extend_from_slice(rest.as_bytes());
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn too_deep(depth: usize, in_row: usize) -> Result<(), SchemaError> {
-    if depth > MAX_EXPANDED_DEPTH {
-        let reason = format!(
-            "the schema is too large: it nests deeper than {MAX_EXPANDED_DEPTH} levels with all references followed"
-        );
-        return Err(SchemaError::whole(reason));
-    }
-    if in_row > MAX_DEPTH_PER_VALUE {
-        return Err(SchemaError::whole(format!(
-            "the schema is too large: more than {MAX_DEPTH_PER_VALUE} references and alternatives in it follow upon each \
-             other for one value"
-        )));
-    }
-    Ok(())
 }
 
 fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {

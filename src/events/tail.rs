@@ -160,7 +160,7 @@ impl Tail {
     pub fn ready(&mut self) -> Option<Arc<Event>> {
         while let Some(event) = self.waiting.pop_front() {
             let is_last = event.origin.lane == Lane::Main || self.branch.as_ref().is_some_and(|b| b.is_own(&event));
-            if let (true, EventBody::Fact(Fact::Ended { .. })) = (is_last, &event.body) {
+            if is_last && matches!(event.body, EventBody::Fact(Fact::Ended { .. })) {
                 self.ended = true;
                 self.waiting.clear();
             }

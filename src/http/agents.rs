@@ -12,7 +12,7 @@ use super::wire::agent::{
 };
 use super::wire::{Object, json};
 use super::{Api, JsonResult};
-use crate::db::{ListPart, definitions};
+use crate::db::{ListPart, PageQuery, definitions};
 use crate::runtime::DefinitionError;
 
 /// Creates or changes an agent definition.
@@ -85,13 +85,16 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
     api.definitions
         .agent(&graph_id)
         .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
-    let part = (page.limit.into(), page.offset.into());
     let permit = api.answers.permit().await?;
-    let bytes = api.answers.bytes();
+    let wanted = PageQuery {
+        limit: page.limit.into(),
+        offset: page.offset.into(),
+        bytes: api.answers.bytes(),
+    };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             let total = definitions::count_versions(tx, &graph_id).await?;
-            Ok((definitions::versions(tx, &graph_id, part, bytes).await?, total))
+            Ok((definitions::versions(tx, &graph_id, wanted).await?, total))
         })
     });
     let (found, total) = read.await?;

@@ -14,7 +14,7 @@ use super::wire::assistant::{
 };
 use super::wire::json;
 use super::{Api, JsonResult};
-use crate::db::assistants;
+use crate::db::{PageQuery, assistants};
 use crate::domain::access::Action;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::MetadataFilter;
@@ -144,13 +144,16 @@ pub(super) async fn versions(
     let id = path.assistant_id;
     let page = Page::checked(body.limit, body.offset, 10)?;
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
-    let part = (page.limit.into(), page.offset.into());
     let permit = api.answers.permit().await?;
-    let bytes = api.answers.bytes();
+    let wanted = PageQuery {
+        limit: page.limit.into(),
+        offset: page.offset.into(),
+        bytes: api.answers.bytes(),
+    };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             match assistants::find(tx, id).await? {
-                Some(_) => assistants::versions(tx, id, &metadata, part, bytes).await.map(Some),
+                Some(_) => assistants::versions(tx, id, &metadata, wanted).await.map(Some),
                 None => Ok(None),
             }
         })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::body::HttpBody;
 use axum::extract::{MatchedPath, Request};
-use axum::http::{HeaderName, Method, header};
+use axum::http::{Method, header};
 use axum::response::Response;
 
 use super::body_guard::abort_when;
@@ -44,23 +44,25 @@ pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: 
     let ticket = ticket_of(request);
     // The identity is not known yet, so this is the address of the client.
     let address = ClientId::of(request.extensions());
-    let is_attempt = auth.is_on() && (ticket.is_some() || has_credentials(request));
-    if is_attempt {
-        rates.check_address(address)?;
-    }
+    let wait = rates.wait_after_failures(address);
     let credentials = Credentials {
         method: request.method(),
         path: request.uri().path(),
         headers: request.headers(),
         ticket: ticket.as_deref(),
+        may_ask_hook: wait.is_none(),
     };
     let identity = match auth.authenticate(credentials).await {
         Ok(identity) => identity,
         Err(AuthError::Refused(_)) => {
-            if is_attempt {
+            // A request without credentials is no attempt to guess any.
+            if auth.has_credentials(credentials) {
                 rates.count_failure(address)?;
             }
             return Err(ApiError::unauthenticated());
+        }
+        Err(AuthError::HookNotAsked) => {
+            return Err(ApiError::too_many_failed_authentications(wait.unwrap_or_default()));
         }
         Err(AuthError::Unavailable(_)) => return Err(ApiError::authentication_unavailable()),
     };
@@ -71,14 +73,8 @@ pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: 
     Ok(())
 }
 
-/// Returns whether a request has a header with credentials. A request without them is no attempt to guess any.
-fn has_credentials(request: &Request) -> bool {
-    let names = [header::AUTHORIZATION, HeaderName::from_static("x-api-key")];
-    names.iter().any(|name| request.headers().contains_key(name))
-}
-
-/// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens
-/// are short-lived and a run may take longer than a token lives, so the end of a token aborts nothing.
+/// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens are
+/// short-lived and a run may take longer than a token lives, so the end of a token aborts nothing.
 pub(super) fn end_with_key(auth: &Authenticator, caller: Option<Arc<Identity>>, response: Response) -> Response {
     let has_key = |caller: &Arc<Identity>| matches!(caller.credential, Credential::ApiKey(_));
     let Some(caller) = caller.filter(has_key) else {

@@ -12,9 +12,9 @@ use super::extract::{ApiJson, ApiPath, KeyPath, Params};
 use super::wire::key::{ApiKeyView, CallerView, IssuedKeyView, KeyCreate, KeyRotate, TicketView};
 use super::{Api, JsonResult};
 use crate::auth::keys::{DEFAULT_GRACE, MAX_GRACE};
-use crate::auth::{IssuedKey, KeyError, KeyRef, KeySearch};
+use crate::auth::{IssuedKey, KeyError, KeySearch};
 use crate::domain::Invalid;
-use crate::domain::api_key::{ApiKeyId, NewApiKey};
+use crate::domain::api_key::{ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{UserId, UserRole};
 use crate::domain::time::Timestamp;
 
@@ -52,17 +52,10 @@ pub(super) async fn create(api: Api, ApiJson(body): ApiJson<KeyCreate>) -> Resul
         Some(user) => UserId::new("user", user)?,
         None => api.caller.user.clone(),
     };
-    let roles = body.roles.iter().flatten().enumerate();
-    let roles = roles.map(|(at, role)| {
-        let parsed = role.parse::<UserRole>();
-        parsed.map_err(|invalid| Invalid::new(format!("roles[{at}]"), invalid.reason))
-    });
-    let mut roles = roles.collect::<Result<Vec<UserRole>, _>>()?;
-    if body.roles.is_none() {
-        roles = vec![UserRole::User];
-    }
-    roles.sort_unstable();
-    roles.dedup();
+    let roles = match &body.roles {
+        Some(words) => UserRole::read_all("roles", words)?,
+        None => vec![UserRole::User],
+    };
     let new = NewApiKey {
         name: body.name,
         tenant: api.caller.tenant.clone(),

@@ -96,7 +96,7 @@ pub(super) struct RateLimits {
     /// One limiter for each rate that a rule allows. The key is the text with which accounts begin.
     by_rate: BTreeMap<NonZeroU32, KeyedLimiter<String>>,
     failures: Option<KeyedLimiter<ClientId>>,
-    /// The addresses whose credentials are not checked before this time.
+    /// The addresses for which the hook is not asked before this time.
     blocked: Mutex<HashMap<ClientId, Timestamp>>,
 }
 
@@ -147,25 +147,18 @@ impl RateLimits {
         Ok(())
     }
 
-    /// Checks whether the credentials of a client may be checked.
-    ///
-    /// # Errors
-    /// 429 if too many authentications of the client's address have failed.
-    pub(super) fn check_address(&self, client: ClientId) -> Result<(), ApiError> {
-        if self.failures.is_none() {
-            return Ok(());
-        }
+    /// Returns the time for which the hook is not asked about a client, if too many of its authentications have failed.
+    pub(super) fn wait_after_failures(&self, client: ClientId) -> Option<Duration> {
+        self.failures.as_ref()?;
         let now = self.clock.now();
-        match self.blocked().get(&client).copied() {
-            Some(until) if now < until => Err(ApiError::too_many_failed_authentications(until.since(now))),
-            Some(_) | None => Ok(()),
-        }
+        let until = self.blocked().get(&client).copied()?;
+        (now < until).then(|| until.since(now))
     }
 
     /// Counts a failed authentication of a client.
     ///
     /// # Errors
-    /// 429 if there were too many. The credentials of the client are not checked for some time then.
+    /// 429 if there were too many. The hook is not asked about the client for some time then.
     pub(super) fn count_failure(&self, client: ClientId) -> Result<(), ApiError> {
         let Some(failures) = &self.failures else { return Ok(()) };
         let Err(wait) = failures.count(&client) else {

@@ -14,7 +14,7 @@ use crate::definition::builtins;
 use crate::definition::{ApprovalRule, FileRules};
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{EDITED_CALLS, ToolOutput};
-use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
+use crate::domain::interrupt::{Decision, DecisionKind, Decisions, Question, QuestionKind, ReviewAction};
 use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::schema::Schema;
@@ -238,7 +238,7 @@ fn writes_of(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Upd
         let result = match decision {
             Decision::Approve => None,
             Decision::Edit {
-                edited_action: Action { name, args },
+                edited_action: ReviewAction { name, args },
             } => {
                 edits.insert(call.id.clone(), json!({"name": name, "args": args}));
                 None
@@ -276,7 +276,7 @@ pub enum ApprovalCheck {
     /// The call runs, possibly edited.
     Run {
         /// The call that runs.
-        action: Action,
+        action: ReviewAction,
         /// True if the call is approved; otherwise it may need approval itself.
         approved: bool,
     },
@@ -291,7 +291,7 @@ impl ApprovalCheck {
         let approved = approved(call, &decision).is_some();
         Some(match decision {
             Decision::Approve => Self::Run {
-                action: Action {
+                action: ReviewAction {
                     name: call.name.clone(),
                     args: call.args.clone(),
                 },

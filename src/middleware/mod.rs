@@ -22,10 +22,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::definition::{Diagnostic, read};
-use crate::domain::call::EDITED_CALLS;
-use crate::domain::call::ToolOutput;
+use crate::domain::call::{ToolOutput, edited_call};
 use crate::domain::graph::Field;
-use crate::domain::interrupt::{Action, Question};
+use crate::domain::interrupt::Question;
 use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
@@ -205,8 +204,7 @@ pub fn open_calls(state: &State) -> Vec<ToolCall> {
 
 /// Returns the call that a reviewer put in the place of `call`, if there is one.
 fn edited(state: &State, call: &ToolCall) -> Option<ToolCall> {
-    let action = state.fields.get(EDITED_CALLS)?.get(&call.id)?;
-    let action: Action = serde_json::from_value(action.clone()).ok()?;
+    let action = edited_call(state, &call.id)?;
     Some(ToolCall::new(call.id.clone(), action.name, action.args))
 }
 
@@ -268,6 +266,7 @@ mod tests {
 
     use super::*;
     use crate::definition::{AgentDefinition, builtins};
+    use crate::domain::call::EDITED_CALLS;
     use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
     use crate::tool::files::StateFiles;

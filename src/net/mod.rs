@@ -1,8 +1,10 @@
-//! Network clients: HTTP clients with one TLS configuration, the parser of event streams, and the SSRF guard.
+//! Network clients: HTTP clients with one TLS configuration, the texts of their errors, the parser of event streams,
+//! and the SSRF guard.
 
 pub mod sse;
 pub mod ssrf;
 
+use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
 use reqwest::ClientBuilder;
@@ -45,4 +47,18 @@ fn tls() -> Result<ClientConfig, rustls::Error> {
         .with_no_client_auth();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(tls)
+}
+
+/// Returns the reason why a request failed, without its URL, which may contain a secret.
+pub fn describe_error(error: &reqwest::Error) -> String {
+    if error.is_timeout() {
+        return "it took too long".to_owned();
+    }
+    let mut cause = error.source();
+    let mut deepest = None;
+    while let Some(inner) = cause {
+        deepest = Some(inner.to_string());
+        cause = inner.source();
+    }
+    deepest.unwrap_or_else(|| "no reason is known".to_owned())
 }

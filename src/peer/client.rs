@@ -1,7 +1,6 @@
 //! The HTTP client for other servers: threads, runs and states.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
+use crate::net;
 use crate::net::ssrf::{AddressRules, SsrfGuard};
 
 /// The maximum duration of one request, unless the configured patience is shorter.
@@ -91,7 +91,7 @@ impl Peers {
         let rules = Arc::new(policy.rules);
         // A redirect could send secrets to another host.
         let client = || {
-            crate::net::client_builder()
+            net::client_builder()
                 .redirect(redirect::Policy::none())
                 .connect_timeout(CONNECT_TIMEOUT)
         };
@@ -434,23 +434,9 @@ impl From<PieceError> for PeerError {
     fn from(error: PieceError) -> Self {
         Self::Unreachable(match error {
             PieceError::Silent(limit) => limit.to_string(),
-            PieceError::Broken(error) => error_text(&error),
+            PieceError::Broken(error) => net::describe_error(&error),
         })
     }
-}
-
-/// Returns the text of a transport error without the URL, which may contain a secret.
-pub(super) fn error_text(error: &reqwest::Error) -> String {
-    if error.is_timeout() {
-        return "it took too long".to_owned();
-    }
-    let mut cause: Option<&dyn Error> = error.source();
-    let mut deepest = None;
-    while let Some(inner) = cause {
-        deepest = Some(inner.to_string());
-        cause = inner.source();
-    }
-    deepest.unwrap_or_else(|| "no reason is known".to_owned())
 }
 
 fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {

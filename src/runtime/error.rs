@@ -206,7 +206,7 @@ pub enum CronError {
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
     /// Another client has changed the cron meanwhile.
-    #[error("the cron was changed by somebody else")]
+    #[error("the cron was changed by another request")]
     Stale,
     /// A part of the request is invalid.
     #[error(transparent)]

@@ -267,7 +267,7 @@ pub(super) async fn enter(
     now: Timestamp,
 ) -> DbResult<()> {
     for tree in trees {
-        trees::enter(tx, tree.top, (share, thread), now).await?;
+        trees::enter(tx, tree.top, share, thread, now).await?;
     }
     Ok(())
 }

@@ -45,7 +45,11 @@ impl RunContext {
     }
 
     pub(super) fn holder(&self) -> db::runs::LeaseHolder {
-        (self.run.id, self.core.id, self.fence)
+        db::runs::LeaseHolder {
+            run: self.run.id,
+            worker: self.core.id,
+            fence: self.fence,
+        }
     }
 }
 

@@ -103,8 +103,8 @@ pub(super) fn check(core: &Arc<Core>, owner: &Ownership) -> Result<(), QuotaReac
         let (bytes, is_due) = core.stored.look(applied.subject, core.clock.now());
         if is_due {
             let by = StoredBy {
-                tenant: owner.tenant.as_str().to_owned(),
-                owner: (applied.level == QuotaLevel::User).then(|| owner.owner.as_str().to_owned()),
+                tenant: owner.tenant.clone(),
+                owner: (applied.level == QuotaLevel::User).then(|| owner.owner.clone()),
             };
             start_measuring(core, applied.subject.to_owned(), by);
         }

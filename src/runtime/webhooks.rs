@@ -24,6 +24,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::net;
 use crate::net::ssrf::{AddressRules, SsrfGuard};
 
 mod signature;
@@ -104,7 +105,7 @@ impl Webhooks {
             require_https: settings.require_https,
         });
         // A proxy or a redirect would bypass the rules about addresses.
-        let client = crate::net::client_builder()
+        let client = net::client_builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
             .dns_resolver(Arc::new(SsrfGuard(Arc::clone(&rules))))
@@ -234,21 +235,13 @@ impl Webhooks {
     }
 }
 
-/// Returns the reason why a report could not be sent, without the address, which may hold a secret.
+/// Returns the reason why a report could not be sent.
 fn describe_error(error: &reqwest::Error) -> String {
-    if error.is_timeout() {
-        return "it took too long".to_owned();
+    let reason = net::describe_error(error);
+    match error.is_timeout() {
+        true => reason,
+        false => format!("it could not be sent: {reason}"),
     }
-    let mut cause: Option<&dyn Error> = error.source();
-    let mut deepest = None;
-    while let Some(inner) = cause {
-        deepest = Some(inner.to_string());
-        cause = inner.source();
-    }
-    format!(
-        "it could not be sent: {}",
-        deepest.as_deref().unwrap_or("no reason is known")
-    )
 }
 
 /// Returns the headers that every report has.

@@ -117,7 +117,7 @@ fn lookup(query: &str) -> String {
         ),
         (
             "delegat",
-            "To delegate is to hand a piece of work to somebody else and to take back only the result.",
+            "To delegate is to hand a piece of work to another agent and to take back only the result.",
         ),
         (
             "otter",

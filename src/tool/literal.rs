@@ -56,7 +56,7 @@ fn write_python(text: &mut String, value: &Value) {
 
 /// Returns a number as Python prints it: an exponent has a sign and at least two digits.
 fn python_number(number: &Number) -> String {
-    let (false, false, Some(float)) = (number.is_i64(), number.is_u64(), number.as_f64()) else {
+    let Some(float) = number.as_f64().filter(|_| !number.is_i64() && !number.is_u64()) else {
         return number.to_string();
     };
     let text = format!("{float:?}");

@@ -59,7 +59,7 @@ fn limits() -> impl Strategy<Value = Limits> {
 
 /// Returns the plot as a script for the scripted model.
 fn scripted(actions: &ActionScript, place: &str) -> String {
-    let call = |(at, action): (usize, &Action), step: usize| {
+    let call = |step: usize, at: usize, action: &Action| {
         let id = format!("{place}.{step}-{at}");
         match action {
             Action::Count => json!({"id": id, "name": COUNT, "args": {}}),
@@ -70,7 +70,8 @@ fn scripted(actions: &ActionScript, place: &str) -> String {
         }
     };
     let steps = actions.iter().enumerate().map(|(step, calls)| {
-        let calls: Vec<Value> = calls.iter().enumerate().map(|action| call(action, step)).collect();
+        let calls = calls.iter().enumerate();
+        let calls: Vec<Value> = calls.map(|(at, action)| call(step, at, action)).collect();
         json!({"tool_calls": calls})
     });
     let steps: Vec<Value> = steps.chain([json!({"text": "done"})]).collect();

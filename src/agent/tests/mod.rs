@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{Agent, Breakpoints, ExitReason, Loop, LoopOutcome, PendingWrite, StateSize, identified};
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
@@ -25,10 +26,13 @@ use crate::domain::limits::Usage;
 use crate::domain::machine::{Machine, Plan};
 use crate::domain::message::Message;
 use crate::domain::run::Lineage;
+use crate::domain::size::SizeLimits;
 use crate::domain::state::{State, Update};
 use crate::domain::time::{ManualClock, Timestamp};
 use crate::tool::Scope;
+use crate::tool::background::NoTasks;
 use crate::tool::budget::{Budget, Meter};
+use crate::tool::items::InMemoryItems;
 
 use memory::{Crash, Memory, Store};
 
@@ -129,7 +133,7 @@ impl Stage {
             agent: self.agent.name.clone(),
             path: lineage.path.clone().into(),
             thread: self.thread,
-            ownership: crate::domain::access::Ownership::default(),
+            ownership: Ownership::default(),
             run: lineage.root,
             assistant: AssistantId::of_graph("agent"),
             depth: 0,
@@ -138,11 +142,11 @@ impl Stage {
             context: Arc::default(),
             context_scoping: crate::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
-            tasks: Arc::new(crate::tool::background::NoTasks),
-            store: Arc::new(crate::tool::items::InMemoryItems::default()),
+            tasks: Arc::new(NoTasks),
+            store: Arc::new(InMemoryItems::default()),
             task: None,
             step_limit: None,
-            sizes: crate::domain::size::SizeLimits::default(),
+            sizes: SizeLimits::default(),
             slots: crate::tool::CallSlots::default(),
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),

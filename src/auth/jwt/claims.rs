@@ -36,7 +36,8 @@ impl ClaimRules {
         find(claims, name).and_then(Value::as_str)
     }
 
-    /// Returns the roles that a token gives. Words that mean no role are left out: issuers have groups for other things.
+    /// Returns the roles that a token gives. Words that mean no role are left out: issuers have groups for other
+    /// things.
     pub(super) fn roles(&self, claims: &Map<String, Value>) -> Vec<UserRole> {
         let claim = self.roles_claim.as_deref().and_then(|name| find(claims, name));
         let words: Vec<&str> = match claim {
@@ -52,9 +53,7 @@ impl ClaimRules {
         if roles.is_empty() {
             roles.clone_from(&self.default_roles);
         }
-        roles.sort_unstable();
-        roles.dedup();
-        roles
+        UserRole::distinct(roles)
     }
 
     /// Returns the name for people.

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use reqwest::redirect::Policy;
-use reqwest::{Client, Url};
+use reqwest::{Client, IntoUrl, Url};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -167,8 +168,7 @@ impl IssuerKeys {
             Some(url) => url.clone(),
             None => self.discover().await?,
         };
-        let sent = self.client.get(url).send().await;
-        let set: KeySet = bounded_json::read(sent.map_err(bounded_json::reason)?, MAX_ANSWER_BYTES).await?;
+        let set: KeySet = self.get(url).await?;
         let written = set
             .keys
             .into_iter()
@@ -183,8 +183,7 @@ impl IssuerKeys {
     /// Returns the address of the key set from the description of the issuer.
     async fn discover(&self) -> Result<Url, String> {
         let address = format!("{}/.well-known/openid-configuration", self.issuer.trim_end_matches('/'));
-        let sent = self.client.get(address).send().await;
-        let found: Discovery = bounded_json::read(sent.map_err(bounded_json::reason)?, MAX_ANSWER_BYTES).await?;
+        let found: Discovery = self.get(address).await?;
         if found.issuer != self.issuer {
             return Err("the description is of another issuer".to_owned());
         }
@@ -194,6 +193,12 @@ impl IssuerKeys {
             return Err("the key set has no address with https".to_owned());
         }
         Ok(address)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, address: impl IntoUrl) -> Result<T, String> {
+        let sent = self.client.get(address).send().await;
+        let response = sent.map_err(|error| net::describe_error(&error))?;
+        bounded_json::read(response, MAX_ANSWER_BYTES).await
     }
 
     fn state(&self) -> MutexGuard<'_, KeySetState> {

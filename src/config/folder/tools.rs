@@ -15,6 +15,7 @@ use super::servers;
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::check::address_problem;
+use crate::domain::api_key::hexadecimal;
 
 /// The maximum length of a generated server name.
 const MAX_NAME_CHARS: usize = 32;
@@ -92,7 +93,7 @@ impl ToolServers {
                 .and_then(Value::as_str)
                 .filter(|text| !text.trim().is_empty())
         };
-        let (Some(name), Some(url)) = (word("name"), word("mcp_server_url")) else {
+        let Some((name, url)) = word("name").zip(word("mcp_server_url")) else {
             search.report_error(
                 file,
                 &format!("tools[{at}]"),
@@ -134,11 +135,7 @@ impl ToolServers {
         if !name.is_empty() && self.names.values().all(|taken| taken != name) {
             return name.to_owned();
         }
-        let mark: String = Sha256::digest(url)
-            .iter()
-            .take(4)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let mark = hexadecimal(&Sha256::digest(url)[..4]);
         let kept: String = name.chars().take(MAX_NAME_CHARS - mark.len() - 1).collect();
         format!("{kept}-{mark}").trim_start_matches('-').to_owned()
     }

@@ -326,7 +326,9 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
             self.0.push(checkpoint.clone());
         }
         fn state(&mut self, state: Option<&State>) {
-            if let (Some(last), Some(state)) = (self.0.last_mut(), state) {
+            if let Some(last) = self.0.last_mut()
+                && let Some(state) = state
+            {
                 last.state = state.clone();
             }
         }
@@ -339,7 +341,9 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
     };
     let found = sketches(tx, thread, lane, before, wanted.limit).await?;
     let mut all = Collected(vec![]);
-    if let (Some(newest), Some(oldest)) = (found.first(), found.last()) {
+    if let Some(newest) = found.first()
+        && let Some(oldest) = found.last()
+    {
         walk(
             tx,
             Span {

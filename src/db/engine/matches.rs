@@ -74,7 +74,7 @@ impl Matches for QueryBuilder<Sqlite> {
                 (Test::Eq | Test::Ne, _) => {
                     // A missing field is null, so a field equals null if no non-null value exists.
                     let not = (*test == Test::Ne) != operand.is_null();
-                    push_at(self, column, (path, not), |query, row| {
+                    push_at(self, column, path, not, |query, row| {
                         if operand.is_null() {
                             query.push(format!("{row}.type <> 'null'"));
                         } else {
@@ -82,7 +82,7 @@ impl Matches for QueryBuilder<Sqlite> {
                         }
                     });
                 }
-                (test, operand) => push_at(self, column, (path, false), |query, row| {
+                (test, operand) => push_at(self, column, path, false, |query, row| {
                     let kind = if operand.is_string() {
                         "'text'"
                     } else {
@@ -102,7 +102,8 @@ impl Matches for QueryBuilder<Sqlite> {
 fn push_at(
     query: &mut QueryBuilder<Sqlite>,
     column: &str,
-    (path, not): (&[String], bool),
+    path: &[String],
+    not: bool,
     test: impl Fn(&mut QueryBuilder<Sqlite>, &str),
 ) {
     let mut json = valid_json(column);

@@ -2,7 +2,7 @@
 
 use sqlx::query_scalar;
 
-use super::{namespace_of, range, text_of};
+use super::{NamespaceRange, namespace_of, text_of};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::Ownership;
@@ -59,19 +59,19 @@ impl NamespaceSearch {
     }
 }
 
-/// Returns the namespaces in which an owner has items. Each costs one index lookup, however many items it has. Of namespaces that
-/// `max_depth` makes one, at most one batch is read.
+/// Returns the namespaces in which an owner has items. Each costs one index lookup, however many items it has. Of
+/// namespaces that `max_depth` makes one, at most one batch is read.
 pub async fn list_namespaces(
     tx: &mut Tx<'_>,
     space: &Ownership,
     wanted: &NamespaceSearch,
     now: Timestamp,
 ) -> DbResult<Vec<Namespace>> {
-    let (mut from, to) = range(&wanted.fixed_prefix());
+    let mut left = NamespaceRange::below(&wanted.fixed_prefix());
     let mut found: Vec<Namespace> = vec![];
     let most = wanted.offset.saturating_add(wanted.limit);
     loop {
-        let batch = batch(tx, space, (&from, &to), now).await?;
+        let batch = read_batch(tx, space, &left, now).await?;
         for text in &batch {
             let namespace = namespace_of(text);
             let cut = wanted.cut(&namespace);
@@ -85,7 +85,7 @@ pub async fn list_namespaces(
         if found.len() > most {
             break;
         }
-        from = next_after(wanted, last, found.last());
+        left.from = next_after(wanted, last, found.last());
     }
     Ok(found.into_iter().skip(wanted.offset).take(wanted.limit).collect())
 }
@@ -96,24 +96,29 @@ fn next_after(wanted: &NamespaceSearch, last: &str, last_listed: Option<&Namespa
     let namespace = namespace_of(last);
     let cut = wanted.cut(&namespace);
     if cut != namespace && last_listed == Some(&cut) {
-        range(&cut).1
+        NamespaceRange::below(&cut).to
     } else {
         text_of(&namespace)
     }
 }
 
-/// Returns the next namespaces with items, from one text (included) to another (excluded).
-async fn batch(tx: &mut Tx<'_>, space: &Ownership, (from, to): (&str, &str), now: Timestamp) -> DbResult<Vec<String>> {
+/// Returns the first namespaces with items in a range.
+async fn read_batch(
+    tx: &mut Tx<'_>,
+    space: &Ownership,
+    range: &NamespaceRange,
+    now: Timestamp,
+) -> DbResult<Vec<String>> {
     const SQL: &str = "with recursive found (name, number) as ( \
         select (select namespace from items where tenant = $5 and owner = $6 and namespace >= $1 and namespace < $2 \
             and (expires_at is null or expires_at > $3) order by namespace limit 1), 1 \
-        union all select (select namespace from items where tenant = $5 and owner = $6 and namespace > found.name and namespace < $2 \
-            and (expires_at is null or expires_at > $3) order by namespace limit 1), number + 1 \
+        union all select (select namespace from items where tenant = $5 and owner = $6 and namespace > found.name \
+            and namespace < $2 and (expires_at is null or expires_at > $3) order by namespace limit 1), number + 1 \
         from found where name is not null and number < $4) \
         select name from found where name is not null order by number";
     let names = on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(from)
-        .bind(to)
+        .bind(&range.from)
+        .bind(&range.to)
         .bind(now.0)
         .bind(BATCH)
         .bind(space.tenant.as_str())

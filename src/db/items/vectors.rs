@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
 
-use super::{ItemRow, SELECT, namespace_of, push_addresses, range, text_of};
-use crate::db::engine::{Engine, Matches, Vector, on_engine};
+use super::{ItemRow, NamespaceRange, SELECT, namespace_of, push_addresses, push_matching, push_range, text_of};
+use crate::db::access::push_owner;
+use crate::db::engine::{Engine, Vector, on_engine};
 use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::access::Ownership;
@@ -144,7 +145,7 @@ async fn search_in_postgres(
     near: &VectorQuery,
     now: Timestamp,
 ) -> DbResult<Vec<FoundItem>> {
-    let (from, to) = range(&wanted.prefix);
+    let range = NamespaceRange::below(&wanted.prefix);
     let length = i32::try_from(near.vector.len()).unwrap_or(i32::MAX);
     let rows: Vec<ScoredRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(
@@ -152,14 +153,9 @@ async fn search_in_postgres(
              from item_vectors, (select ",
         );
         sql.push_bind(Vector(near.vector.clone()))
-            .push("::real[] as question) asked where tenant = ");
-        sql.push_bind(space.tenant.as_str())
-            .push(" and owner = ")
-            .push_bind(space.owner.as_str());
-        sql.push(" and namespace >= ")
-            .push_bind(from)
-            .push(" and namespace < ")
-            .push_bind(to);
+            .push("::real[] as question) asked where ");
+        push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
+        push_range(&mut sql, &range);
         sql.push(" and cardinality(vector) = ")
             .push_bind(length)
             .push(" group by namespace, key) ");
@@ -167,14 +163,9 @@ async fn search_in_postgres(
             "select i.namespace, i.key, cast(i.value as text) as value, i.expires_at, i.created_at, i.updated_at, ",
         );
         sql.push("near.score from near join items i on i.namespace = near.namespace and i.key = near.key ");
-        sql.push("where i.tenant = ")
-            .push_bind(space.tenant.as_str())
-            .push(" and i.owner = ")
-            .push_bind(space.owner.as_str());
-        sql.push(" and (i.expires_at is null or i.expires_at > ")
-            .push_bind(now.0)
-            .push(")");
-        sql.push_matches("i.value", &wanted.filter);
+        sql.push("where ");
+        push_owner(&mut sql, "i.", &space.tenant, Some(&space.owner));
+        push_matching(&mut sql, "i.", wanted, now);
         sql.push(" order by near.score desc, i.namespace, i.key limit ")
             .push_bind(i64::from(wanted.limit));
         sql.push(" offset ").push_bind(i64::from(wanted.offset));
@@ -183,11 +174,18 @@ async fn search_in_postgres(
     readable_with(rows, |row| Ok(found(row.item.try_into()?, narrow(row.score))))
 }
 
+/// The place of a vector in the order of the primary key.
 #[derive(sqlx::FromRow)]
-struct VectorRow {
+struct VectorPosition {
     namespace: String,
     key: String,
     path: String,
+}
+
+#[derive(sqlx::FromRow)]
+struct VectorRow {
+    #[sqlx(flatten)]
+    position: VectorPosition,
     vector: Vector,
 }
 
@@ -199,6 +197,11 @@ struct Scored {
 }
 
 impl Scored {
+    /// Returns whether the vector at this position is of this item.
+    fn has(&self, position: &VectorPosition) -> bool {
+        self.namespace == position.namespace && self.key == position.key
+    }
+
     /// Orders by score, highest first, then by address.
     fn order(&self, other: &Self) -> Ordering {
         let addresses = || (&self.namespace, &self.key).cmp(&(&other.namespace, &other.key));
@@ -213,36 +216,34 @@ async fn search_by_scan(
     near: &VectorQuery,
     now: Timestamp,
 ) -> DbResult<Option<Vec<FoundItem>>> {
-    let (from, to) = range(&wanted.prefix);
+    let range = NamespaceRange::below(&wanted.prefix);
     let most = wanted.offset as usize + wanted.limit as usize;
-    let mut position = (from, String::new(), String::new());
+    let mut last_read = VectorPosition {
+        namespace: range.from,
+        key: String::new(),
+        path: String::new(),
+    };
     let mut compared = 0;
     let mut best = Vec::<Scored>::new();
     loop {
-        let rows = vectors_after(tx, space, wanted, (&position, &to), now).await?;
+        let rows = vectors_after(tx, space, wanted, &last_read, &range.to, now).await?;
         compared += rows.len();
         if compared > MOST_COMPARED {
             return Ok(None);
         }
         let is_last = i64::try_from(rows.len()) != Ok(BATCH);
-        for VectorRow {
-            namespace,
-            key,
-            path,
-            vector,
-        } in rows
-        {
-            position = (namespace.clone(), key.clone(), path);
-            let Some(score) = cosine(&vector.0, &near.vector) else {
-                continue;
-            };
-            match best
-                .last_mut()
-                .filter(|last| last.namespace == namespace && last.key == key)
-            {
-                Some(same) => same.score = same.score.max(score),
-                None => best.push(Scored { namespace, key, score }),
+        for VectorRow { position, vector } in rows {
+            if let Some(score) = cosine(&vector.0, &near.vector) {
+                match best.last_mut().filter(|last| last.has(&position)) {
+                    Some(same) => same.score = same.score.max(score),
+                    None => best.push(Scored {
+                        namespace: position.namespace.clone(),
+                        key: position.key.clone(),
+                        score,
+                    }),
+                }
             }
+            last_read = position;
         }
         // The next batch may have more vectors of the last item, so it stays at the end.
         if is_last || best.len() > 4 * most + 1024 {
@@ -264,34 +265,30 @@ async fn search_by_scan(
     read_items(tx, space, page).await.map(Some)
 }
 
-/// Returns the next batch of vectors after a position.
+/// Returns the next batch of vectors after a position, of namespaces before `to`.
 async fn vectors_after(
     tx: &mut Tx<'_>,
     space: &Ownership,
     wanted: &ItemSearch,
-    ((namespace, key, path), to): (&(String, String, String), &str),
+    after: &VectorPosition,
+    to: &str,
     now: Timestamp,
 ) -> DbResult<Vec<VectorRow>> {
     let rows = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(
             "select v.namespace, v.key, v.path, v.vector from item_vectors v \
              join items i on i.tenant = v.tenant and i.owner = v.owner and i.namespace = v.namespace and i.key = v.key \
-             where v.tenant = ",
+             where ",
         );
-        sql.push_bind(space.tenant.as_str())
-            .push(" and v.owner = ")
-            .push_bind(space.owner.as_str());
+        push_owner(&mut sql, "v.", &space.tenant, Some(&space.owner));
         sql.push(" and (v.namespace, v.key, v.path) > (")
-            .push_bind(namespace)
+            .push_bind(&after.namespace)
             .push(", ")
-            .push_bind(key)
+            .push_bind(&after.key)
             .push(", ")
-            .push_bind(path);
+            .push_bind(&after.path);
         sql.push(") and v.namespace < ").push_bind(to);
-        sql.push(" and (i.expires_at is null or i.expires_at > ")
-            .push_bind(now.0)
-            .push(")");
-        sql.push_matches("i.value", &wanted.filter);
+        push_matching(&mut sql, "i.", wanted, now);
         sql.push(" order by v.namespace, v.key, v.path limit ").push_bind(BATCH);
         sql.build_query_as().fetch_all(conn).await
     })?;
@@ -304,10 +301,8 @@ async fn read_items(tx: &mut Tx<'_>, space: &Ownership, page: Vec<Scored>) -> Db
         return Ok(vec![]);
     }
     let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
-        sql.push_bind(space.tenant.as_str())
-            .push(" and owner = ")
-            .push_bind(space.owner.as_str());
+        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where "));
+        push_owner(&mut sql, "", &space.tenant, Some(&space.owner));
         let addresses = page.iter().map(|scored| (scored.namespace.clone(), scored.key.clone()));
         push_addresses(&mut sql, addresses);
         sql.build_query_as().fetch_all(conn).await

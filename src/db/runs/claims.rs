@@ -75,7 +75,7 @@ async fn claim_row(
             run,
             corrupt: Some(error),
         } => {
-            end_unreadable(tx, (&run, status_before), &error, now).await?;
+            end_unreadable(tx, &run, status_before, &error, now).await?;
             Ok(None)
         }
     }
@@ -84,7 +84,8 @@ async fn claim_row(
 /// Ends a run of the main agent that cannot be read, so that the thread is free for its next run.
 async fn end_unreadable(
     tx: &mut Tx<'_>,
-    (run, status_before): (&Run, RunStatus),
+    run: &Run,
+    status_before: RunStatus,
     error: &DbError,
     now: Timestamp,
 ) -> DbResult<()> {
@@ -186,8 +187,16 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
     Ok(claims)
 }
 
-/// A run, the worker that claimed it, and the fence of that claim.
-pub type LeaseHolder = (RunId, WorkerId, i64);
+/// A claim of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseHolder {
+    /// The run.
+    pub run: RunId,
+    /// The worker that claimed it.
+    pub worker: WorkerId,
+    /// The fence of the claim.
+    pub fence: i64,
+}
 
 /// The changes to a run's row that go with a write for the run.
 #[derive(Debug, Clone, Copy)]
@@ -216,18 +225,14 @@ impl RunRowUpdate<'_> {
 
 /// Returns whether the worker still holds the run. If so, no other worker can claim it before the end of the
 /// transaction.
-pub async fn check_fence(
-    tx: &mut Tx<'_>,
-    (run, worker, fence): LeaseHolder,
-    trace: RunRowUpdate<'_>,
-) -> DbResult<bool> {
+pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<bool> {
     const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
         crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
     let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
-        .bind(run.0)
-        .bind(worker.0)
-        .bind(fence)
+        .bind(holder.run.0)
+        .bind(holder.worker.0)
+        .bind(holder.fence)
         .bind(trace.at.0)
         .bind(trace.seq)
         .bind(usage)
@@ -241,8 +246,9 @@ pub async fn check_fence(
 /// Checks like [`check_fence`], and stores the final status of the run in the same statement.
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
-    (run, worker, fence): LeaseHolder,
-    (status, error): (RunStatus, Option<&Failure>),
+    holder: LeaseHolder,
+    status: RunStatus,
+    error: Option<&Failure>,
     trace: RunRowUpdate<'_>,
 ) -> DbResult<bool> {
     const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
@@ -250,9 +256,9 @@ pub async fn end_fenced(
     let error = error.map(encode).transpose()?;
     let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
-        .bind(run.0)
-        .bind(worker.0)
-        .bind(fence)
+        .bind(holder.run.0)
+        .bind(holder.worker.0)
+        .bind(holder.fence)
         .bind(trace.at.0)
         .bind(status.word())
         .bind(error)
@@ -403,7 +409,8 @@ pub async fn release_all(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
 pub async fn set_child_status(
     tx: &mut Tx<'_>,
     child: RunId,
-    (status, error): (RunStatus, Option<&Failure>),
+    status: RunStatus,
+    error: Option<&Failure>,
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {

@@ -1,7 +1,8 @@
 use serde_json::{Value, json};
 
 use super::tables::plan;
-use super::{Db, object, on_both, read, write};
+use super::{Db, object, on_both, page, read, write};
+use crate::db::PageQuery;
 use crate::db::assistants::{self, AssistantOrder, AssistantQuery};
 use crate::db::engine::Conn;
 use crate::domain::access::{AccessScope, Ownership};
@@ -82,17 +83,17 @@ async fn every_version_is_kept(db: Db) {
     assert_eq!(found.updated_at, Timestamp(9));
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 3);
 
-    let versions = async |metadata: Value, part: (i64, i64)| {
+    let versions = async |metadata: Value, wanted: PageQuery| {
         let metadata = filter(metadata);
-        let found = read!(db, |tx| assistants::versions(tx, id, &metadata, part, usize::MAX)).into_items();
+        let found = read!(db, |tx| assistants::versions(tx, id, &metadata, wanted)).into_items();
         found
             .into_iter()
             .map(|version| (version.number, version.created_at.0))
             .collect::<Vec<_>>()
     };
-    assert_eq!(versions(json!({}), (10, 0)).await, [(3, 3), (2, 2), (1, 1)]);
-    assert_eq!(versions(json!({}), (1, 1)).await, [(2, 2)]);
-    assert_eq!(versions(json!({"even": true}), (10, 0)).await, [(2, 2)]);
+    assert_eq!(versions(json!({}), page(10, 0)).await, [(3, 3), (2, 2), (1, 1)]);
+    assert_eq!(versions(json!({}), page(1, 1)).await, [(2, 2)]);
+    assert_eq!(versions(json!({"even": true}), page(10, 0)).await, [(2, 2)]);
 }
 
 async fn a_search_filters_sorts_and_pages(db: Db) {

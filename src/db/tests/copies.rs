@@ -6,7 +6,7 @@ use crate::db::{Engine, Tx, copies, threads};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
-use crate::domain::id::{RunId, TaskId, ThreadId};
+use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::ThreadStatus;
@@ -142,7 +142,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         key: None,
         approvers: Default::default(),
     };
-    let id = crate::domain::id::InterruptId::of_task(task, 0);
+    let id = InterruptId::of_task(task, 0);
     let asked = Interrupt {
         id,
         task,

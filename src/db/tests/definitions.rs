@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::{Db, on_both, read, run_at, stored_thread, write};
+use super::{Db, on_both, page, read, run_at, stored_thread, write};
 use crate::db::{definitions, runs, threads};
 use crate::definition::{AgentDefinition, Digest, Provenance};
 use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
@@ -49,7 +49,7 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
         write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number,
         4
     );
-    let all = read!(db, |tx| definitions::versions(tx, "a", (10, 0), usize::MAX)).into_items();
+    let all = read!(db, |tx| definitions::versions(tx, "a", page(10, 0))).into_items();
     let shown: Vec<_> = all
         .iter()
         .map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0))
@@ -60,7 +60,7 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
     assert_eq!(all[3].definition.text(), saying("one").text());
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 2)), Some(all[2].clone()));
     assert_eq!(
-        read!(db, |tx| definitions::versions(tx, "a", (1, 1), usize::MAX)).into_items()[0].number,
+        read!(db, |tx| definitions::versions(tx, "a", page(1, 1))).into_items()[0].number,
         3
     );
     assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 4);

@@ -50,13 +50,13 @@ async fn find(db: &Db, labels: &str, key: &str, now: i64) -> Option<Item> {
 }
 
 /// Returns the keys that a search finds, in order.
-async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<String> {
+async fn keys(db: &Db, prefix: &str, filter: Value, limit: u32, offset: u32) -> Vec<String> {
     let filter = ItemFilter::read("filter", &object(filter)).expect("a filter");
     let wanted = ItemSearch {
         prefix: namespace(prefix),
         filter,
-        limit: page.0,
-        offset: page.1,
+        limit,
+        offset,
     };
     let found = read!(db, |tx| items::search(
         tx,
@@ -115,23 +115,23 @@ async fn a_search_covers_a_namespace_and_those_below_it(db: Db) {
     ] {
         put(&db, draft(labels, key, json!({})), 1).await;
     }
-    assert_eq!(keys(&db, "a", json!({}), (10, 0)).await, ["1", "2", "3"]);
-    assert_eq!(keys(&db, "a.b", json!({}), (10, 0)).await, ["2", "3"]);
-    assert_eq!(keys(&db, "é", json!({}), (10, 0)).await, ["7"]);
+    assert_eq!(keys(&db, "a", json!({}), 10, 0).await, ["1", "2", "3"]);
+    assert_eq!(keys(&db, "a.b", json!({}), 10, 0).await, ["2", "3"]);
+    assert_eq!(keys(&db, "é", json!({}), 10, 0).await, ["7"]);
     assert_eq!(
-        keys(&db, "", json!({}), (10, 0)).await,
+        keys(&db, "", json!({}), 10, 0).await,
         ["4", "1", "2", "3", "5", "6", "7"]
     );
-    assert_eq!(keys(&db, "c", json!({}), (10, 0)).await, [""; 0]);
+    assert_eq!(keys(&db, "c", json!({}), 10, 0).await, [""; 0]);
 }
 
 async fn searches_are_paged(db: Db) {
     for key in ["b", "a", "C", "d"] {
         put(&db, draft("n", key, json!({})), 1).await;
     }
-    assert_eq!(keys(&db, "n", json!({}), (2, 0)).await, ["C", "a"]);
-    assert_eq!(keys(&db, "n", json!({}), (2, 2)).await, ["b", "d"]);
-    assert_eq!(keys(&db, "n", json!({}), (2, 4)).await, [""; 0]);
+    assert_eq!(keys(&db, "n", json!({}), 2, 0).await, ["C", "a"]);
+    assert_eq!(keys(&db, "n", json!({}), 2, 2).await, ["b", "d"]);
+    assert_eq!(keys(&db, "n", json!({}), 2, 4).await, [""; 0]);
 }
 
 async fn filters_find_items_by_value(db: Db) {
@@ -181,7 +181,7 @@ async fn filters_find_items_by_value(db: Db) {
         (json!({"v": {"0": 1}}), &[]),
     ];
     for (filter, expected) in cases {
-        assert_eq!(keys(&db, "n", filter.clone(), (100, 0)).await, expected, "{filter}");
+        assert_eq!(keys(&db, "n", filter.clone(), 100, 0).await, expected, "{filter}");
     }
 }
 
@@ -201,7 +201,7 @@ async fn expired_items_are_not_found(db: Db) {
         Some(Timestamp(100))
     );
     assert_eq!(find(&db, "n", "k", 100).await, None);
-    assert_eq!(keys(&db, "n", json!({}), (10, 0)).await, ["l"]);
+    assert_eq!(keys(&db, "n", json!({}), 10, 0).await, ["l"]);
     let deleted = address("n", "k");
     assert!(!write!(db, |tx| items::delete(
         tx,
@@ -256,14 +256,14 @@ async fn expired_items_are_swept_once(db: Db) {
 }
 
 /// Returns a page of the namespaces with this prefix and suffix, cut to a depth, as texts.
-async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, page: (usize, usize)) -> Vec<String> {
+async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, limit: usize, offset: usize) -> Vec<String> {
     let [prefix, suffix] = ends.map(namespace);
     let wanted = NamespaceSearch {
         prefix,
         suffix,
         max_depth,
-        limit: page.0,
-        offset: page.1,
+        limit,
+        offset,
     };
     let found = read!(db, |tx| items::list_namespaces(
         tx,
@@ -282,23 +282,20 @@ async fn namespaces_are_listed(db: Db) {
     }
     put(&db, short_lived("a.deleted", "1"), 90).await;
     let all = ["a", "a.b.c", "a.b.d", "a.x.c", "b.c", "c"];
-    assert_eq!(listed(&db, ["", ""], None, (100, 0)).await, all);
-    assert_eq!(listed(&db, ["", ""], None, (2, 3)).await, ["a.x.c", "b.c"]);
-    assert_eq!(listed(&db, ["a.b", ""], None, (100, 0)).await, ["a.b.c", "a.b.d"]);
+    assert_eq!(listed(&db, ["", ""], None, 100, 0).await, all);
+    assert_eq!(listed(&db, ["", ""], None, 2, 3).await, ["a.x.c", "b.c"]);
+    assert_eq!(listed(&db, ["a.b", ""], None, 100, 0).await, ["a.b.c", "a.b.d"]);
     assert_eq!(
-        listed(&db, ["", "c"], None, (100, 0)).await,
+        listed(&db, ["", "c"], None, 100, 0).await,
         ["a.b.c", "a.x.c", "b.c", "c"]
     );
-    assert_eq!(listed(&db, ["a", "c"], Some(2), (100, 0)).await, ["a.b", "a.x"]);
+    assert_eq!(listed(&db, ["a", "c"], Some(2), 100, 0).await, ["a.b", "a.x"]);
     assert_eq!(
-        listed(&db, ["", ""], Some(2), (100, 0)).await,
+        listed(&db, ["", ""], Some(2), 100, 0).await,
         ["a", "a.b", "a.x", "b.c", "c"]
     );
-    assert_eq!(listed(&db, ["a.*.c", ""], None, (100, 0)).await, ["a.b.c", "a.x.c"]);
-    assert_eq!(
-        listed(&db, ["", "b.*"], None, (100, 0)).await,
-        ["a.b.c", "a.b.d", "b.c"]
-    );
+    assert_eq!(listed(&db, ["a.*.c", ""], None, 100, 0).await, ["a.b.c", "a.x.c"]);
+    assert_eq!(listed(&db, ["", "b.*"], None, 100, 0).await, ["a.b.c", "a.b.d", "b.c"]);
 }
 
 async fn namespaces_are_listed_across_batches(db: Db) {
@@ -316,16 +313,16 @@ async fn namespaces_are_listed_across_batches(db: Db) {
     .await
     .expect("a write");
     assert_eq!(
-        listed(&db, ["users", ""], Some(2), (100, 0)).await,
+        listed(&db, ["users", ""], Some(2), 100, 0).await,
         ["users.0", "users.1", "users.2"]
     );
-    let all = listed(&db, ["users", ""], None, (1000, 0)).await;
+    let all = listed(&db, ["users", ""], None, 1000, 0).await;
     assert_eq!(all.len(), 600);
     assert_eq!(all[0].as_str(), "users.0.000");
     assert_eq!(all[599].as_str(), "users.2.199");
     assert_eq!(
-        listed(&db, ["users", "128"], None, (2, 1)).await,
+        listed(&db, ["users", "128"], None, 2, 1).await,
         ["users.1.128", "users.2.128"]
     );
-    assert_eq!(listed(&db, ["users", ""], None, (1, 128)).await, ["users.0.128"]);
+    assert_eq!(listed(&db, ["users", ""], None, 1, 128).await, ["users.0.128"]);
 }

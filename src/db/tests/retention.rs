@@ -8,6 +8,7 @@ use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::ThreadId;
 use crate::domain::machine::{Phase, Position};
+use crate::domain::run::RunStatus;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 
@@ -144,7 +145,7 @@ async fn pruning_keeps_the_newest_state(db: Db) {
     write!(db, |tx| runs::set_status(
         tx,
         run_id,
-        crate::domain::run::RunStatus::Success,
+        RunStatus::Success,
         None,
         Timestamp(2)
     ));

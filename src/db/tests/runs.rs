@@ -4,14 +4,15 @@ use std::time::Duration;
 use serde_json::Map;
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
+use crate::db::runs::LeaseHolder;
 use crate::db::{DbError, runs, threads, workers};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
-use crate::domain::id::{RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
-use crate::domain::run::{Command, Lineage, Run, RunStatus};
+use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus};
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
@@ -50,10 +51,7 @@ fn child_of(parent: &Run, now: i64) -> Run {
 async fn a_run_is_read_as_it_was_stored(db: Db) {
     let thread = stored_thread(&db).await;
     let mut run = run_at(thread, 5);
-    let resume = BTreeMap::from([(
-        crate::domain::id::InterruptId("q".to_owned()),
-        serde_json::json!({"x": 1}),
-    )]);
+    let resume = BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({"x": 1}))]);
     run.request.command = Some(Command {
         resume: Some(resume),
         ..Command::default()
@@ -71,7 +69,7 @@ async fn a_run_is_read_as_it_was_stored(db: Db) {
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), Some(child.clone()));
     assert_eq!(read!(db, |tx| runs::children(tx, id)), vec![child.clone()]);
     assert_eq!(read!(db, |tx| runs::descendants(tx, id)), vec![child, grandchild]);
-    let request = crate::domain::run::RunRequest::default();
+    let request = RunRequest::default();
     let changed = request.clone();
     assert!(write!(db, |tx| runs::set_request(tx, id, &changed, Timestamp(8))));
     assert_eq!(
@@ -319,6 +317,10 @@ async fn due_and_running_runs_are_counted(db: Db) {
     );
 }
 
+fn holder(run: RunId, worker: WorkerId, fence: i64) -> LeaseHolder {
+    LeaseHolder { run, worker, fence }
+}
+
 async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
     let id = run.id;
@@ -329,7 +331,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let fence = claim.fence;
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        (id, old, fence),
+        holder(id, old, fence),
         runs::RunRowUpdate::at(Timestamp(3))
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
@@ -337,25 +339,26 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(newer > fence);
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        (id, old, fence),
+        holder(id, old, fence),
         runs::RunRowUpdate::at(Timestamp(5))
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
-        (id, old, newer),
+        holder(id, old, newer),
         runs::RunRowUpdate::at(Timestamp(5))
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
-        (id, new, newer),
+        holder(id, new, newer),
         runs::RunRowUpdate::at(Timestamp(5))
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
     assert!(!write!(db, |tx| runs::end_fenced(
         tx,
-        (id, old, fence),
-        (status, error.as_ref()),
+        holder(id, old, fence),
+        status,
+        error.as_ref(),
         runs::RunRowUpdate::at(Timestamp(6))
     )));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
@@ -363,8 +366,9 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let (status, error) = failed.clone();
     assert!(write!(db, |tx| runs::end_fenced(
         tx,
-        (id, new, newer),
-        (status, error.as_ref()),
+        holder(id, new, newer),
+        status,
+        error.as_ref(),
         runs::RunRowUpdate::at(Timestamp(7))
     )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
@@ -443,7 +447,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
     let trace = runs::RunRowUpdate::at(Timestamp(3));
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 5), trace)));
+    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 5), trace)));
     worker = WorkerId::mint();
     assert_eq!(
         adopted(worker).await,
@@ -451,7 +455,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         "a write without progress does not reset the count"
     );
     let trace = runs::RunRowUpdate { gets_on: true, ..trace };
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 6), trace)));
+    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 6), trace)));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 

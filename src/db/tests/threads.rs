@@ -9,6 +9,7 @@ use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::filter::MetadataFilter;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::{Failure, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -36,10 +37,7 @@ async fn a_thread_is_stored_once(db: Db) {
     let id = same.id;
     assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(same.clone()));
     assert_eq!(write!(db, |tx| threads::lock(tx, id)), Some(same));
-    assert_eq!(
-        read!(db, |tx| threads::find(tx, crate::domain::id::ThreadId::mint())),
-        None
-    );
+    assert_eq!(read!(db, |tx| threads::find(tx, ThreadId::mint())), None);
 }
 
 async fn a_patch_merges_the_metadata(db: Db) {
@@ -94,7 +92,7 @@ async fn a_change_sets_only_its_fields(db: Db) {
         read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.error),
         None
     );
-    let nobody = crate::domain::id::ThreadId::mint();
+    let nobody = ThreadId::mint();
     assert!(!write!(db, |tx| threads::set(
         tx,
         nobody,
@@ -204,7 +202,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         .await,
         (vec![3, 1], 2)
     );
-    let some = Some(vec![ids[2], ids[0], crate::domain::id::ThreadId::mint()]);
+    let some = Some(vec![ids[2], ids[0], ThreadId::mint()]);
     assert_eq!(
         found(ThreadQuery {
             ids: some,
@@ -365,7 +363,7 @@ async fn every_change_has_a_new_version(db: Db) {
     );
     assert_ne!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
     assert_eq!(read!(db, |tx| events::reach(tx, id)), None);
-    let run = crate::domain::id::RunId::mint();
+    let run = RunId::mint();
     let lane = Lane::Main;
     let at = Timestamp(9);
     write!(db, |tx| {

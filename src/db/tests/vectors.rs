@@ -38,7 +38,7 @@ async fn put(db: &Db, labels: &str, key: &str, vectors: &[[f32; 2]], value: Valu
 
 /// Returns keys and scores of the items nearest to the vector (1, 0), and checks that all methods of this database
 /// agree.
-async fn nearest_keys(db: &Db, labels: &str, filter: Value, page: (u32, u32)) -> Vec<(String, f32)> {
+async fn nearest_keys(db: &Db, labels: &str, filter: Value, limit: u32, offset: u32) -> Vec<(String, f32)> {
     let by = db.vector_search().await.expect("the database answers");
     let is_needed = db.engine() == Engine::Postgres && std::env::var_os(REQUIRE_PGVECTOR).is_some();
     assert!(
@@ -51,8 +51,8 @@ async fn nearest_keys(db: &Db, labels: &str, filter: Value, page: (u32, u32)) ->
         let wanted = ItemSearch {
             prefix: namespace(labels),
             filter,
-            limit: page.0,
-            offset: page.1,
+            limit,
+            offset,
         };
         let near = VectorQuery {
             vector: vec![1.0, 0.0],
@@ -96,24 +96,21 @@ async fn the_closest_items_come_first(db: Db) {
         pair("nothing", 0.0),
         pair("far", -1.0),
     ];
-    assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, all);
-    assert_eq!(nearest_keys(&db, "n", json!({}), (2, 1)).await, all[1..3]);
+    assert_eq!(nearest_keys(&db, "n", json!({}), 10, 0).await, all);
+    assert_eq!(nearest_keys(&db, "n", json!({}), 2, 1).await, all[1..3]);
     assert_eq!(
-        nearest_keys(&db, "n", json!({"k": {"$lt": 2}}), (10, 0)).await,
+        nearest_keys(&db, "n", json!({"k": {"$lt": 2}}), 10, 0).await,
         [all[0].clone(), all[3].clone()]
     );
-    assert_eq!(nearest_keys(&db, "n.below", json!({}), (10, 0)).await, all[1..2]);
+    assert_eq!(nearest_keys(&db, "n.below", json!({}), 10, 0).await, all[1..2]);
 }
 
 async fn vectors_are_replaced_and_deleted_with_their_items(db: Db) {
     put(&db, "n", "a", &[[1.0, 0.0], [0.0, 1.0]], json!({})).await;
     put(&db, "n", "a", &[[0.6, 0.8]], json!({})).await;
-    assert_eq!(
-        nearest_keys(&db, "n", json!({}), (10, 0)).await,
-        [("a".to_owned(), 0.6)]
-    );
+    assert_eq!(nearest_keys(&db, "n", json!({}), 10, 0).await, [("a".to_owned(), 0.6)]);
     put(&db, "n", "a", &[], json!({})).await;
-    assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, []);
+    assert_eq!(nearest_keys(&db, "n", json!({}), 10, 0).await, []);
     put(&db, "n", "a", &[[1.0, 0.0]], json!({})).await;
     let deleted = ItemAddress::new(namespace("n"), "a").expect("an address");
     write!(db, |tx| items::delete(
@@ -123,7 +120,7 @@ async fn vectors_are_replaced_and_deleted_with_their_items(db: Db) {
         Timestamp(2)
     ));
     put(&db, "n", "a", &[], json!({})).await;
-    assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, []);
+    assert_eq!(nearest_keys(&db, "n", json!({}), 10, 0).await, []);
 }
 
 async fn pages_are_right_among_many_vectors(db: Db) {
@@ -157,13 +154,13 @@ async fn pages_are_right_among_many_vectors(db: Db) {
     .await
     .expect("a write");
     let expected = |from: u32, to: u32| (from..to).map(|n| format!("{:04}", (n * 7) % 1500)).collect::<Vec<_>>();
-    let keys = async |page| {
-        nearest_keys(&db, "n", json!({}), page)
+    let keys = async |limit: u32, offset: u32| {
+        nearest_keys(&db, "n", json!({}), limit, offset)
             .await
             .into_iter()
             .map(|(key, _)| key)
             .collect::<Vec<_>>()
     };
-    assert_eq!(keys((3, 0)).await, expected(0, 3));
-    assert_eq!(keys((5, 700)).await, expected(700, 705));
+    assert_eq!(keys(3, 0).await, expected(0, 3));
+    assert_eq!(keys(5, 700).await, expected(700, 705));
 }

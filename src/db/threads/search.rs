@@ -14,6 +14,7 @@ use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
 use super::{COLUMNS, ThreadRow};
+use crate::db::access::push_owner;
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
@@ -22,7 +23,7 @@ use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::id::ThreadId;
-use crate::domain::identity::{Tenant, UserId};
+use crate::domain::identity::Tenant;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
@@ -306,7 +307,8 @@ impl ThreadQuery {
     }
 }
 
-/// Appends the condition that a thread is in the scope, after `and`. The index of owners is not used for it.
+/// Appends the condition that a thread is in the scope, after `and`. The index of owners is not used for it, and shared
+/// threads are found by their terms, which the scopes of other tables do not have.
 fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &AccessScope) -> DbResult<()>
 where
     DB: sqlx::Database,
@@ -382,16 +384,16 @@ where
     };
     if terms.is_empty() && !needs_table {
         sql.push(" from threads found where ");
-        push_owner(sql, "found", tenant, owner);
+        push_owner(sql, "found.", tenant, owner);
         return;
     }
     sql.push(" from (select owned.thread_id from threads owned where ");
-    push_owner(sql, "owned", tenant, owner);
+    push_owner(sql, "owned.", tenant, owner);
     for (at, term) in terms.iter().enumerate() {
         sql.push(" union all select shared.thread_id from thread_terms shared where shared.term = ")
             .push_bind(term.0);
         sql.push(" and not exists (select 1 from threads owned where owned.thread_id = shared.thread_id and ");
-        push_owner(sql, "owned", tenant, owner);
+        push_owner(sql, "owned.", tenant, owner);
         sql.push(")");
         for earlier in terms.iter().take(at) {
             sql.push(" and not exists (select 1 from thread_terms also where also.thread_id = shared.thread_id");
@@ -399,21 +401,6 @@ where
         }
     }
     sql.push(") known cross join threads found where found.thread_id = known.thread_id");
-}
-
-/// Appends the condition that a thread belongs to this owner, or to any of the tenant.
-fn push_owner<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, tenant: &Tenant, owner: Option<&UserId>)
-where
-    DB: sqlx::Database,
-    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
-{
-    sql.push(alias).push(".tenant = ").push_bind(tenant.as_str());
-    if let Some(owner) = owner {
-        sql.push(" and ")
-            .push(alias)
-            .push(".owner = ")
-            .push_bind(owner.as_str());
-    }
 }
 
 /// Returns a page of the threads that match a search, and the total.
@@ -509,7 +496,7 @@ async fn count_scope(tx: &mut Tx<'_>, candidates: &Candidates<'_>) -> DbResult<O
     };
     let mut count: i64 = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from (select 1 as one from threads owned where ");
-        push_owner(&mut sql, "owned", tenant, owner);
+        push_owner(&mut sql, "owned.", tenant, owner);
         sql.push(" limit ").push_bind(MAX_SORTED_OF_SCOPE + 1).push(") few");
         sql.build_query_scalar().fetch_one(conn).await
     })?;

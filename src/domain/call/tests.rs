@@ -86,7 +86,7 @@ fn a_pending_call_contains_the_edited_call() {
     let pending = pending_calls(&answer(vec![call("a"), call("b")], vec![]), &[], &state);
     assert_eq!(
         pending[0].edited,
-        Some(Action {
+        Some(ReviewAction {
             name: "other".to_owned(),
             args: Map::new()
         })

@@ -88,7 +88,7 @@ fn decisions_are_read_as_clients_write_them() {
         {"type": "respond", "message": "m"},
     ]});
     let read: Decisions = serde_json::from_value(words).unwrap();
-    let action = Action {
+    let action = ReviewAction {
         name: "a".to_owned(),
         args: Map::from_iter([("x".to_owned(), json!(1))]),
     };

@@ -7,7 +7,7 @@ use super::{
 use crate::domain::call::CallStatus;
 use crate::domain::goto::Destination;
 use crate::domain::id::RunId;
-use crate::domain::interrupt::Action;
+use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
 
 impl Machine {
@@ -108,7 +108,9 @@ impl Machine {
         }
         // A call that was started must not start again, for example when a client's command is repeated after a
         // crash.
-        if let (Phase::Tools { calls: known }, Phase::Tools { calls }) = (before, &mut self.position.phase) {
+        if let Phase::Tools { calls: known } = before
+            && let Phase::Tools { calls } = &mut self.position.phase
+        {
             for call in calls {
                 if let Some(begun) = known.iter().find(|other| other.id == call.id) {
                     call.clone_from(begun);
@@ -120,7 +122,7 @@ impl Machine {
 
 /// Creates a call from a client's command. The call itself is stored, since no answer of the model contains it.
 fn sent_call(call: &ToolCall) -> Call {
-    let action = Action {
+    let action = ReviewAction {
         name: call.name.clone(),
         args: call.args.clone(),
     };

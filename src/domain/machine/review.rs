@@ -7,8 +7,9 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
+use crate::domain::api_key::hexadecimal;
 use crate::domain::call::CallStatus;
-use crate::domain::interrupt::Action;
+use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
 
 impl Machine {
@@ -40,7 +41,7 @@ impl Machine {
     }
 
     /// Replaces the call at `at` by `action`.
-    pub fn edit_call(&mut self, at: usize, action: Action) {
+    pub fn edit_call(&mut self, at: usize, action: ReviewAction) {
         if let Phase::Tools { calls } = &mut self.position.phase
             && let Some(call) = calls.get_mut(at)
         {
@@ -72,5 +73,5 @@ fn digest(call: &ToolCall) -> String {
     hash.update(&call.name);
     hash.update([0]);
     hash.update(Value::Object(call.args.clone()).to_string());
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&hash.finalize())
 }

@@ -73,7 +73,9 @@ impl PromptTexts {
         if !optional {
             required.push(self.subagent);
         }
-        if let (Some(prompt), Some(general)) = (self.prompt, &list.general) {
+        if let Some(prompt) = self.prompt
+            && let Some(general) = &list.general
+        {
             let about = format!("Instructions in place of the standard ones; for `{general}` only.");
             properties.insert(prompt.to_owned(), json!({"type": "string", "description": about}));
         }

@@ -268,9 +268,8 @@ impl EventBuilder {
 
     /// Emits the first chunk of a call as soon as its id is known.
     fn emit_first_chunk(&mut self, index: usize, id: Option<String>) {
-        let (Some(id), Some(call)) = (id, self.calls.get_mut(index)) else {
-            return;
-        };
+        let Some(id) = id else { return };
+        let Some(call) = self.calls.get_mut(index) else { return };
         let Some(name) = call.unannounced.take() else { return };
         let args = std::mem::take(&mut call.buffered_args);
         self.push(ModelEvent::CallChunk {

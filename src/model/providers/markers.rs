@@ -28,7 +28,7 @@ fn set_in_body(body: &mut Value, blocks: &[PromptBlock]) {
     for (at, (sent, block)) in system.iter_mut().zip(blocks).enumerate() {
         // With system messages inside the conversation, rig-core joins all instructions into one block.
         let is_same_text = sent.get("text").and_then(Value::as_str) == Some(&block.text);
-        if let (true, Some(marker)) = (is_same_text, block.cache_control) {
+        if is_same_text && let Some(marker) = block.cache_control {
             sent[MARKER] = json!(marker);
             marked.push(at);
         }

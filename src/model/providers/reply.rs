@@ -11,7 +11,9 @@ use crate::model::ModelError;
 /// Converts the whole answer into a message without an id. Reasoning is in `additional_kwargs.reasoning_content`.
 pub(super) fn message(response: &CompletionResponse, kind: Protocol, model: &str) -> Result<Message, ModelError> {
     let finish = response.finish_reason();
-    if let (Some(error), None) = (&response.error, &finish) {
+    if finish.is_none()
+        && let Some(error) = &response.error
+    {
         // Without a finish reason the answer may be incomplete.
         return Err(ModelError::Interrupted { message: error.clone() });
     }

@@ -118,7 +118,7 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
                 part
             }),
         ))
-        .unwrap()
+        .expect("a response")
 }
 
 /// Creates a model of this kind, without retries, whose provider returns these replies.
@@ -127,8 +127,8 @@ pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Mo
         replies: Arc::new(Mutex::new(replies.into())),
         ..Fake::default()
     };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
     let app = Router::new().fallback(serve).with_state(fake.clone());
     tokio::spawn(async move { axum::serve(listener, app).await });
     let base_url = Some(if kind == ProviderKind::OpenAi {
@@ -146,7 +146,7 @@ pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Mo
         ..RetryPolicy::default()
     };
     let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
-    (providers.model("lab:m-1").unwrap(), fake)
+    (providers.model("lab:m-1").expect("a model"), fake)
 }
 
 pub(super) fn request(messages: Vec<Message>) -> ModelRequest {

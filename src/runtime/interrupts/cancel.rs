@@ -51,7 +51,7 @@ pub(in crate::runtime) async fn cancel_waiting(
     }
     let (notice, by, started) = notify_caller(tx, child, context).await?;
     let cancelled = Failure::cancelled();
-    db::runs::set_child_status(tx, child.id, (RunStatus::Interrupted, Some(&cancelled)), by, now).await?;
+    db::runs::set_child_status(tx, child.id, RunStatus::Interrupted, Some(&cancelled), by, now).await?;
     db::runs::mark_unreported(tx, child.id).await?;
     db::interrupts::abandon(tx, thread, Some(&lanes), by, now).await?;
     if started.is_some() {

@@ -70,7 +70,7 @@ impl JobHandler for NotifyParentHandler {
                 .db
                 .write(move |tx| Box::pin(db::jobs::ensure(tx, kind, parent.0, owner, now)));
             if let Err(error) = write.await {
-                tracing::warn!(thread = %parent, %error, "could not schedule that an agent is told of its background tasks");
+                tracing::warn!(thread = %parent, %error, "could not schedule the run that gives an agent the outcomes of its background tasks");
             }
         }
         Ok(())
@@ -98,7 +98,7 @@ async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()>
         Box::pin(async move { start_notifying_run(tx, parent, &context).await })
     });
     if let Some(run) = woken.await? {
-        tracing::info!(thread = %parent, run = %run.id, "an agent is told what came of its background tasks");
+        tracing::info!(thread = %parent, run = %run.id, "a run gives an agent the outcomes of its background tasks");
     }
     Ok(())
 }

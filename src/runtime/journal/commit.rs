@@ -145,7 +145,7 @@ pub(super) async fn write_batch(
     };
     let held = match &batch.ended {
         Some(end) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, run_context.holder(), (end.status, end.error.as_ref()), trace).await?
+            db::runs::end_fenced(tx, run_context.holder(), end.status, end.error.as_ref(), trace).await?
         }
         Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };
@@ -196,7 +196,7 @@ pub(super) async fn write_batch(
             }
         }
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
-        db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
+        db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
     }
     quotas::charge(tx, run_context, growth, at).await?;
     Ok(CommitOutcome::Now)
@@ -248,7 +248,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
 async fn end_child(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     let thread = run_context.run.thread;
     let root = run_context.run.id;
-    db::runs::set_child_status(tx, run, (end.status, end.error.as_ref()), root, at).await?;
+    db::runs::set_child_status(tx, run, end.status, end.error.as_ref(), root, at).await?;
     if end.status == RunStatus::Interrupted && end.error.is_some() {
         db::runs::mark_reported(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;

@@ -231,15 +231,16 @@ impl BackgroundTool {
         let seen = scope.tasks.cancel(scope, &task).await?;
         let id = &task.task_id;
         let status = seen.status.word();
-        let text = if let (TaskStatus::Cancelled, Some(lost)) = (seen.status, &seen.lost) {
-            format!("The background task {id} is cancelled. Its server is told as soon as it can be reached ({lost}).")
-        } else if seen.status == TaskStatus::Cancelled {
-            format!("The background task {id} is cancelled.")
-        } else {
-            format!("The background task {id} was over before: {status}. Nothing was cancelled.")
+        let is_cancelled = seen.status == TaskStatus::Cancelled;
+        let text = match &seen.lost {
+            Some(lost) if is_cancelled => format!(
+                "The background task {id} is cancelled. Its server is told as soon as it can be reached ({lost})."
+            ),
+            None if is_cancelled => format!("The background task {id} is cancelled."),
+            Some(_) | None => format!("The background task {id} was over before: {status}. Nothing was cancelled."),
         };
         // The outcome of a task that was already over still has to be reported, with its result.
-        let task = if seen.status == TaskStatus::Cancelled {
+        let task = if is_cancelled {
             task.with_snapshot(&seen, scope.now())
         } else {
             task

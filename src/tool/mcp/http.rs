@@ -118,12 +118,14 @@ impl Transport<RoleClient> for HttpTransport {
         let server = Arc::clone(&self.server);
         async move {
             let text = message::write(&message)?;
-            let (Some(abandoned), ClientJsonRpcMessage::Request(request)) = (abandoned(&message), &message) else {
-                server.unanswered.post(&message, server.post(text)).await;
-                return Ok(());
-            };
-            let answered = server.exchange(&request.id, text);
-            abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()))
+            if let ClientJsonRpcMessage::Request(request) = &message
+                && let Some(abandoned) = abandoned(&message)
+            {
+                let answered = server.exchange(&request.id, text);
+                return abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()));
+            }
+            server.unanswered.post(&message, server.post(text)).await;
+            Ok(())
         }
     }
 
@@ -165,7 +167,9 @@ impl Server {
                 self.signals.closed.cancel();
             }
         })?;
-        if let (None, Some(session)) = (self.session(), response.head().headers().get(SESSION)) {
+        if self.session().is_none()
+            && let Some(session) = response.head().headers().get(SESSION)
+        {
             let mut session = session.clone();
             session.set_sensitive(true);
             *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);

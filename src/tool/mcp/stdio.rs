@@ -71,12 +71,10 @@ impl StdioTransport {
             }
             ConnectionError::Unreachable(format!("the program `{}` is not in PATH", program.command))
         })?;
-        let stdin = child.stdin.take();
-        let stdout = child.stdout.take();
-        let stderr = child.stderr.take();
-        let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
-            return Err(failed("cannot open the pipes of"));
-        };
+        let no_pipe = || failed("cannot open the pipes of");
+        let stdin = child.stdin.take().ok_or_else(no_pipe)?;
+        let stdout = child.stdout.take().ok_or_else(no_pipe)?;
+        let stderr = child.stderr.take().ok_or_else(no_pipe)?;
         let (unread, lines) = mpsc::channel(MAX_UNREAD);
         spawn(Box::pin(write_lines(stdin, lines, Arc::clone(signals))));
         let stderr = Lines::new(stderr, limits.max_message_bytes);

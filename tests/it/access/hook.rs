@@ -24,6 +24,7 @@ without_postgres! {
     a_hook_that_fails_lets_nobody_in,
     requests_without_credentials_do_not_reach_the_hook,
     api_keys_work_while_the_hook_is_down,
+    a_client_with_many_failures_does_not_reach_the_hook,
 }
 
 /// A service that answers who sends a request.
@@ -189,4 +190,35 @@ async fn api_keys_work_while_the_hook_is_down(server: TestServer) {
     let ann = scene.nobody.with_key("the-secret-key-of-ann-0123456789abcdef");
     assert_eq!(ann.get("/auth/me").await.status, 200);
     assert_eq!(scene.service.questions(), Vec::<Value>::new());
+}
+
+async fn a_client_with_many_failures_does_not_reach_the_hook(server: TestServer) {
+    server
+        .is_configured_with("[quotas]\nfailed_authentications_per_minute = 2")
+        .await;
+    let scene = Scene::begins(&server).await;
+    let with_session = async |session: &str| with_header(&scene.nobody, "/auth/me", "cookie", session).await;
+    scene
+        .service
+        .answers(200, json!({"identity": "ann", "expires_in_s": 600}));
+    assert_eq!(scene.asks().await.status, 200);
+    scene.service.answers(401, "");
+    assert_eq!(with_session("session=a").await.status, 401);
+    assert_eq!(with_session("session=b").await.status, 401);
+    assert_eq!(with_session("session=c").await.status, 429);
+    let questions = scene.service.questions();
+    scene.service.answers(200, json!({"identity": "bob"}));
+    let refused = with_session("session=of-bob").await;
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.body["limit"], "failed_authentications_per_minute");
+    assert_eq!(
+        scene.asks().await.status,
+        200,
+        "the answer about this session is cached"
+    );
+    let with_key = scene.nobody.with_key("the-secret-key-of-ann-0123456789abcdef");
+    assert_eq!(with_key.get("/auth/me").await.status, 200);
+    assert_eq!(scene.service.questions(), questions, "the hook was not asked");
+    scene.clock.advance(Duration::from_secs(30));
+    assert_eq!(with_session("session=of-bob").await.status, 200);
 }

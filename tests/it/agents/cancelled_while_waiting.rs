@@ -1,4 +1,5 @@
-//! A subagent that waits for a human can be cancelled alone: its question is gone, and everybody else goes on or keeps waiting.
+//! A subagent that waits for a human can be cancelled alone: its question is gone, and everybody else goes on or keeps
+//! waiting.
 
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ fn mailer(call: &str, id: &str, to: &str) -> Value {
     )
 }
 
-/// Somebody two of whose mailers wait.
+/// Starts a run of which two mailers wait for a human.
 async fn two_wait(server: &TestServer) -> (Human, Run) {
     let alice = server.human("agent").await;
     let run = alice
@@ -41,7 +42,7 @@ async fn child_of(human: &Human, run: &Run, call: &str) -> Run {
     )
 }
 
-/// Somebody of whose two subagents that of the call `t1` waits, while the other one is at work with a tool.
+/// Starts a run with two subagents: that of the call `t1` waits for a human, while the other one works with a tool.
 async fn one_waits_and_one_works(server: &TestServer, agent: &str, waits: Value) -> (Human, Run, Run) {
     let alice = server.human(agent).await;
     server.tools.hold("lookup");
@@ -69,7 +70,7 @@ on_both_engines! {
     all_that_wait_can_be_cancelled_at_the_same_time,
     one_that_waits_while_its_sibling_is_at_work_is_cancelled_at_once,
     one_deep_below_is_cancelled_alone_or_with_all_below_it,
-    one_deep_below_is_cancelled_while_somebody_above_is_at_work,
+    one_deep_below_is_cancelled_while_one_above_is_at_work,
     one_that_waits_stays_cancelled_when_the_process_dies,
     one_that_waits_beside_work_stays_cancelled_when_the_process_dies,
 }
@@ -217,7 +218,7 @@ async fn one_deep_below_is_cancelled_alone_or_with_all_below_it(server: TestServ
     assert_eq!(below, ["interrupted", "interrupted"]);
 }
 
-async fn one_deep_below_is_cancelled_while_somebody_above_is_at_work(server: TestServer) {
+async fn one_deep_below_is_cancelled_while_one_above_is_at_work(server: TestServer) {
     let asks = script().calls(mail("m1", "ann")).says("ann knows");
     let middle = script()
         .calls(task("t2", "researcher", asks))

@@ -206,7 +206,7 @@ async fn a_resumed_run_keeps_its_usage(server: TestServer) {
     assert_eq!(
         run.record().await["usage"]["model_calls"],
         2,
-        "what was used before is told of the run before"
+        "what was used before belongs to the run before"
     );
     let bob = server.human("frugal").await;
     let research = script().calls(lookup("c1", "x")).says("found");

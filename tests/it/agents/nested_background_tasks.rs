@@ -1,5 +1,5 @@
-//! Background tasks of subagents belong to the conversation: the subagent is notified while it runs, and the main agent after
-//! that.
+//! Background tasks of subagents belong to the conversation: the subagent is notified while it runs, and the main agent
+//! after that.
 
 use std::time::Duration;
 

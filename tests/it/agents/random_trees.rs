@@ -300,8 +300,8 @@ fn each_keeps(seen: &[Seen], tasks: &[Value], told: &str) {
     }
 }
 
-/// Checks that one tree, with the background tasks below it, has kept all limits. Returns the number of its agents, and of
-/// the results that name a reached limit.
+/// Checks that one tree, with the background tasks below it, has kept all limits. Returns the number of its agents, and
+/// of the results that name a reached limit.
 async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (usize, usize) {
     let mut seen = vec![];
     let mut tasks = vec![];
@@ -384,7 +384,8 @@ async fn all_is_over(server: &TestServer) {
     panic!("something is still at work: {busy:#}");
 }
 
-/// Configures random kinds of agents on an embedded server. Their remote agents are on the same server, behind the proxy.
+/// Configures random kinds of agents on an embedded server. Their remote agents are on the same server, behind the
+/// proxy.
 async fn kinds(
     server: &TestServer,
     dice: &mut Dice,

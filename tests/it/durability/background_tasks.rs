@@ -10,8 +10,8 @@ use crate::support::{Human, TestServer, eventually, lookup, on_both_engines, on_
 /// The instants at which a server dies, in microseconds after the first sign of what matters.
 pub(crate) const INSTANTS: [u64; 7] = [0, 3_000, 8_000, 15_000, 30_000, 70_000, 150_000];
 
-/// Waits for the end, and checks that there is one task, one thread and run of it on the server that executes it, and one
-/// message about its outcome.
+/// Waits for the end, and checks that there is one task, one thread and run of it on the server that executes it, and
+/// one message about its outcome.
 pub(crate) async fn completes_and_reports_once(works: &TestServer, alice: &Human) {
     let is_over = async || {
         let runs = alice.try_get("/runs?limit=100").await;

@@ -29,7 +29,8 @@ fn mails(server: &TestServer) -> Vec<Value> {
         .collect()
 }
 
-/// Checks that the only call to approve is a mail to `to`, and that nothing is sent before the approval, and one mail after it.
+/// Checks that the only call to approve is a mail to `to`, and that nothing is sent before the approval, and one mail
+/// after it.
 async fn is_asked_about_a_mail(server: &TestServer, who: &Human, to: &str, already: usize) {
     assert_eq!(mails(server).len(), already, "nobody has approved it");
     let question = who.question().await;

@@ -1,5 +1,5 @@
-//! The README and the pages in `docs/`: every example in them is played or checked, every link leads somewhere, and every page
-//! is in the table of contents.
+//! The README and the pages in `docs/`: every example in them is played or checked, every link leads somewhere, and
+//! every page is in the table of contents.
 //!
 //! A fenced block of one of the languages in [`LANGUAGES`] has a mark in the line before it, `<!-- test: … -->`:
 //!

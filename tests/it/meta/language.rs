@@ -39,9 +39,11 @@ const PLAIN_ROOMS: [&str; 3] = ["http", "events", "net"];
 /// does.
 const VAGUE_OPENINGS: [&str; 8] = ["What", "How", "Who", "Whether", "It", "Them", "Those", "Whose"];
 
-/// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`.
+/// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`. Those that a macro
+/// declares are indented.
 fn public_types(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter(|line| line.starts_with("pub")).filter_map(|line| {
+    let lines = text.lines().map(str::trim_start);
+    lines.filter(|line| line.starts_with("pub")).filter_map(|line| {
         let mut words = line.split_whitespace().skip(1).peekable();
         // `pub(in crate::…)` has a second word.
         words.next_if(|word| word.ends_with(')'));
@@ -50,7 +52,9 @@ fn public_types(text: &str) -> impl Iterator<Item = &str> {
         let end = name
             .find(|c: char| !c.is_alphanumeric() && c != '_')
             .unwrap_or(name.len());
-        matches!(kind, "struct" | "enum" | "trait" | "type" | "union").then(|| &name[..end])
+        // The name of a macro's parameter is empty.
+        let is_type = matches!(kind, "struct" | "enum" | "trait" | "type" | "union") && end > 0;
+        is_type.then(|| &name[..end])
     })
 }
 

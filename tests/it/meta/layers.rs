@@ -101,7 +101,8 @@ pub(super) fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each mention.
+/// Returns the rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each
+/// mention.
 fn mentions(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut group_depth: Option<usize> = None;

@@ -20,7 +20,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts a second server, and configures the agent `caller` on the first one, whose subagents are agents of the second.
+    /// Starts a second server, and configures the agent `caller` on the first one, whose subagents are agents of the
+    /// second.
     pub(crate) async fn of(server: &TestServer) -> Self {
         Self::waited_for(server, 60.0).await
     }
@@ -30,7 +31,8 @@ impl Peer {
         Self::named_by(server, |base| agents(base, seconds)).await
     }
 
-    /// Starts a second server, and adds the lines that `lines` returns for its address to the configuration of the first one.
+    /// Starts a second server, and adds the lines that `lines` returns for its address to the configuration of the
+    /// first one.
     pub(crate) async fn named_by(server: &TestServer, lines: impl Fn(&str) -> String) -> Self {
         let peer = TestServer::start(server.engine)
             .await

@@ -1,4 +1,5 @@
-//! Background tasks on another server: starting, checking, updating and cancelling them, and the notification of their end.
+//! Background tasks on another server: starting, checking, updating and cancelling them, and the notification of their
+//! end.
 
 use std::sync::{Arc, Mutex};
 

@@ -7,7 +7,8 @@ use crate::support::proxy::ProxyState;
 use crate::support::script::Script;
 use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
 
-/// Starts a second server, and configures the agent `onlooker` on the first one, whose subagent is an agent of the second.
+/// Starts a second server, and configures the agent `onlooker` on the first one, whose subagent is an agent of the
+/// second.
 async fn peer_of(server: &TestServer) -> Peer {
     let lines = |base: &str| {
         format!(

@@ -28,8 +28,8 @@ pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, Keys, TestServer};
 
-/// Runs a test on one engine, and checks that no run is left afterwards. `ADJUTANT_TEST_TIMES` names a file to which the
-/// durations of the start, the test and the end are added, in seconds.
+/// Runs a test on one engine, and checks that no run is left afterwards. `ADJUTANT_TEST_TIMES` names a file to which
+/// the durations of the start, the test and the end are added, in seconds.
 pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOnce(TestServer) -> F) {
     let began = Instant::now();
     let Some(server) = TestServer::start(engine).await else {

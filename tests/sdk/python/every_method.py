@@ -42,7 +42,7 @@ def last(values):
 
 
 def slow():
-    """Input of a run that does not end by itself while somebody looks."""
+    """Input of a run that does not end by itself within a test."""
     return human(script({"text": "never " * 100, "delay_ms": 500}))
 
 

@@ -6,9 +6,9 @@ use super::agent::TrackedAgent;
 use super::filter::Channel;
 use super::frame_writer::{FrameId, FrameWriter};
 use super::values::Writes;
-use crate::domain::call::EDITED_CALLS;
+use crate::domain::call::edited_call;
 use crate::domain::id::TaskId;
-use crate::domain::interrupt::{Action, Interrupt};
+use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::TOOLS;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
@@ -45,8 +45,7 @@ pub(super) fn delta(agent: &TrackedAgent, call: &str, text: &str, out: &mut Fram
 
 /// The call of this id as it is executed: the model's, or the version that a reviewer edited.
 fn call_of(state: &State, id: &str) -> Option<ToolCall> {
-    let edited = state.fields.get(EDITED_CALLS).and_then(|edited| edited.get(id));
-    if let Some(Ok(action)) = edited.map(|action| serde_json::from_value::<Action>(action.clone())) {
+    if let Some(action) = edited_call(state, id) {
         return Some(ToolCall::new(id, action.name, action.args));
     }
     state.last_ai()?.tool_calls().iter().find(|call| call.id == id).cloned()

@@ -1,6 +1,7 @@
 use super::super::history::HistoryEntries;
 use super::*;
 use crate::db::checkpoints::Visit;
+use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::checkpoint::{Checkpoint, Entry};
@@ -114,7 +115,7 @@ fn scene() -> HistoryContext {
 fn thread() -> Thread {
     Thread {
         id: ThreadId(Uuid::from_u128(1)),
-        ownership: crate::domain::access::Ownership::default(),
+        ownership: Ownership::default(),
         status: ThreadStatus::Idle,
         metadata: Object::from_iter([("graph_id".to_owned(), json!("agent"))]),
         config: Object::new(),

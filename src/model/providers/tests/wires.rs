@@ -94,7 +94,7 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
         assert_eq!(&usage["output_tokens"], &json!(4), "{kind}");
         assert_eq!(usage["input_token_details"]["cache_read"], 5, "{kind}");
         let metadata = json!({"finish_reason": "tool_calls", "model_name": "m-1", "model_provider": kind.as_str()});
-        for (name, value) in metadata.as_object().unwrap() {
+        for (name, value) in metadata.as_object().expect("an object") {
             assert_eq!(&answer.response_metadata[name], value, "{kind}");
         }
         assert!(

@@ -178,7 +178,8 @@ fn question(interrupt: &Value) -> Value {
     ])
 }
 
-/// Returns every difference between a disturbed run and the undisturbed one that the reviewer's decisions do not explain.
+/// Returns every difference between a disturbed run and the undisturbed one that the reviewer's decisions do not
+/// explain.
 pub(super) async fn differences(
     reviewer: &Reviewer,
     mark: &str,
