@@ -263,7 +263,8 @@ async fn a_kill_separates_no_change_from_its_entry(server: TestServer) {
         while !is_over.load(Ordering::SeqCst) {
             // A request that the kill interrupts may have created its thread or not.
             let tried = ann.tries(Method::POST, "/threads", Some(&json!({}))).await;
-            created.fetch_add(usize::from(tried.is_ok()), Ordering::SeqCst);
+            let is_created = tried.is_ok_and(|reply| reply.status == 200);
+            created.fetch_add(usize::from(is_created), Ordering::SeqCst);
         }
     };
     let kills = async {
