@@ -33,6 +33,8 @@ const CACHED_GAPS: usize = 10_000;
 const USE_INTERVAL: Duration = Duration::from_mins(1);
 /// The most uses that wait to be recorded.
 const MAX_WAITING_USES: usize = 10_000;
+/// The most uses that are recorded together.
+const MAX_USES_AT_ONCE: usize = 256;
 
 /// The API keys of the database. Cloning copies a pointer.
 #[derive(Clone)]
@@ -178,16 +180,25 @@ impl ApiKeys {
     /// Records when keys were used, until the shutdown. Requests do not wait for that.
     pub async fn record_uses(self, soft: CancellationToken) {
         while soft.run_until_cancelled(self.0.has_uses.notified()).await.is_some() {
-            let waiting = {
-                let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
-                std::mem::take(&mut uses.waiting)
-            };
-            for (id, at) in waiting {
-                if let Err(error) = self.0.store.record_use(id.clone(), at).await {
-                    tracing::warn!(key = %id, %error, "could not record the use of an API key");
+            loop {
+                let uses = self.take_uses();
+                if uses.is_empty() {
+                    break;
+                }
+                let count = uses.len();
+                if let Err(error) = self.0.store.record_uses(uses).await {
+                    tracing::warn!(keys = count, %error, "could not record the use of API keys");
                 }
             }
         }
+    }
+
+    /// Returns some of the uses that wait to be recorded.
+    fn take_uses(&self) -> BTreeMap<ApiKeyId, Timestamp> {
+        let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = uses.waiting.keys().nth(MAX_USES_AT_ONCE).cloned();
+        let rest = next.map(|next| uses.waiting.split_off(&next));
+        std::mem::replace(&mut uses.waiting, rest.unwrap_or_default())
     }
 
     /// Creates a key. `by` is who asks for it; `None` for an operator on the command line, who may create any.
@@ -374,8 +385,8 @@ mod tests {
             Ok(stored.as_ref().map(|stored| stored.key.clone()))
         }
 
-        async fn record_use(&self, _: ApiKeyId, _: Timestamp) -> Result<(), CredentialStoreError> {
-            self.uses.fetch_add(1, Ordering::SeqCst);
+        async fn record_uses(&self, uses: BTreeMap<ApiKeyId, Timestamp>) -> Result<(), CredentialStoreError> {
+            self.uses.fetch_add(uses.len(), Ordering::SeqCst);
             Ok(())
         }
 
