@@ -23,11 +23,13 @@ mod threads;
 mod vectors;
 mod writes;
 
+use std::time::Duration;
+
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::{Db, DbError, DbResult};
+use super::{Db, DbError, DbLimits, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
@@ -57,9 +59,13 @@ macro_rules! on_both {
 }
 use on_both;
 
+/// Opens the database with a timeout that large statements of tests keep on a slow machine, too.
 async fn open(url: &str) -> Db {
     let tasks = TaskTracker::new();
-    Db::open(url, &move |_, task| drop(tasks.spawn(task)))
+    let limits = DbLimits {
+        statement: Duration::from_secs(120),
+    };
+    Db::open_within(url, limits, &move |_, task| drop(tasks.spawn(task)))
         .await
         .expect("a database")
 }
