@@ -3,6 +3,7 @@
 //! `cargo bench` runs all benchmarks, `cargo bench -- steps commits` some. They are one program, since linking takes
 //! longer than running. Postgres is measured, too, if `ADJUTANT_TEST_POSTGRES_URL` names an empty database.
 
+mod access;
 mod commits;
 mod lab;
 mod meter;
@@ -20,12 +21,13 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// A benchmark with its name; prints its own results.
 type Benchmark = (&'static str, for<'l> fn(&'l Lab) -> BoxFuture<'l, ()>);
 
-const BENCHMARKS: [Benchmark; 5] = [
+const BENCHMARKS: [Benchmark; 6] = [
     ("steps", |lab| Box::pin(steps::measure(lab))),
     ("stream", |lab| Box::pin(stream::measure(lab))),
     ("thread", |lab| Box::pin(thread::measure(lab))),
     ("readers", |lab| Box::pin(readers::measure(lab))),
     ("commits", |lab| Box::pin(commits::measure(lab))),
+    ("access", |lab| Box::pin(access::measure(lab))),
 ];
 
 #[tokio::main]

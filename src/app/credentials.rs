@@ -1,5 +1,6 @@
 //! The authentication of the server, built from the configuration, with its credentials in the database.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -173,10 +174,16 @@ impl CredentialStore for StoredCredentials {
         Ok(write.await?)
     }
 
-    async fn record_use(&self, id: ApiKeyId, at: Timestamp) -> Result<(), CredentialStoreError> {
-        let write = self
-            .0
-            .write(move |tx| Box::pin(async move { keys::record_use(tx, &id, at).await }));
+    async fn record_uses(&self, uses: BTreeMap<ApiKeyId, Timestamp>) -> Result<(), CredentialStoreError> {
+        let write = self.0.write(move |tx| {
+            Box::pin(async move {
+                // All servers lock the rows in the order of their ids.
+                for (id, at) in &uses {
+                    keys::record_use(tx, id, *at).await?;
+                }
+                Ok::<_, DbError>(())
+            })
+        });
         Ok(write.await?)
     }
 

@@ -34,6 +34,8 @@ const CACHED_KEYS: usize = 10_000;
 const CACHED_GAPS: usize = 10_000;
 /// The most uses that wait to be recorded.
 const MAX_WAITING_USES: usize = 10_000;
+/// The most uses that are recorded together.
+const MAX_USES_AT_ONCE: usize = 256;
 
 /// The API keys of the database. Cloning copies a pointer.
 #[derive(Clone)]
@@ -179,16 +181,25 @@ impl ApiKeys {
     /// Records when keys were used, until the shutdown. Requests do not wait for that.
     pub async fn record_uses(self, soft: CancellationToken) {
         while soft.run_until_cancelled(self.0.has_uses.notified()).await.is_some() {
-            let waiting = {
-                let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
-                std::mem::take(&mut uses.waiting)
-            };
-            for (id, at) in waiting {
-                if let Err(error) = self.0.store.record_use(id.clone(), at).await {
-                    tracing::warn!(key = %id, %error, "could not record the use of an API key");
+            loop {
+                let uses = self.take_uses();
+                if uses.is_empty() {
+                    break;
+                }
+                let count = uses.len();
+                if let Err(error) = self.0.store.record_uses(uses).await {
+                    tracing::warn!(keys = count, %error, "could not record the use of API keys");
                 }
             }
         }
+    }
+
+    /// Returns some of the uses that wait to be recorded.
+    fn take_uses(&self) -> BTreeMap<ApiKeyId, Timestamp> {
+        let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = uses.waiting.keys().nth(MAX_USES_AT_ONCE).cloned();
+        let rest = next.map(|next| uses.waiting.split_off(&next));
+        std::mem::replace(&mut uses.waiting, rest.unwrap_or_default())
     }
 
     /// Creates a key. `by` is who asks for it; `None` for an operator on the command line, who may create any.
@@ -313,4 +324,160 @@ pub(super) fn random_bytes<const N: usize>(random: &SystemRandom) -> Result<[u8;
 fn digest_of(text: &str) -> Result<SecretDigest, KeyError> {
     let read = PresentedKey::read(text).map(|presented| presented.digest);
     read.ok_or_else(|| KeyError::Unavailable(CredentialStoreError("a new API key has a wrong form".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+    use secrecy::ExposeSecret;
+
+    use super::*;
+    use crate::auth::StoredTicket;
+    use crate::domain::identity::{UserId, UserRole};
+    use crate::domain::time::ManualClock;
+
+    /// A database of one key that counts its calls.
+    #[derive(Default)]
+    struct CountingStore {
+        key: Mutex<Option<StoredApiKey>>,
+        found: AtomicUsize,
+        uses: AtomicUsize,
+    }
+
+    impl CountingStore {
+        fn stored(&self) -> Option<StoredApiKey> {
+            self.key.lock().expect("the lock is not poisoned").clone()
+        }
+    }
+
+    #[async_trait]
+    impl CredentialStore for CountingStore {
+        async fn find_key(&self, _: ApiKeyId) -> Result<Option<StoredApiKey>, CredentialStoreError> {
+            self.found.fetch_add(1, Ordering::SeqCst);
+            Ok(self.stored())
+        }
+
+        async fn insert_key(&self, key: StoredApiKey, _: Timestamp) -> Result<bool, CredentialStoreError> {
+            *self.key.lock().expect("the lock is not poisoned") = Some(key);
+            Ok(true)
+        }
+
+        async fn list_keys(&self, _: KeySearch) -> Result<KeyPage, CredentialStoreError> {
+            Ok(KeyPage { keys: vec![], total: 0 })
+        }
+
+        async fn rotate_key(&self, _: KeyRotation) -> Result<Option<ApiKey>, CredentialStoreError> {
+            Ok(None)
+        }
+
+        async fn revoke_key(&self, _: KeyRef, now: Timestamp) -> Result<Option<ApiKey>, CredentialStoreError> {
+            let mut stored = self.key.lock().expect("the lock is not poisoned");
+            if let Some(stored) = stored.as_mut() {
+                stored.key.revoked_at = Some(now);
+            }
+            Ok(stored.as_ref().map(|stored| stored.key.clone()))
+        }
+
+        async fn record_uses(&self, uses: BTreeMap<ApiKeyId, Timestamp>) -> Result<(), CredentialStoreError> {
+            self.uses.fetch_add(uses.len(), Ordering::SeqCst);
+            Ok(())
+        }
+
+        async fn insert_ticket(&self, _: StoredTicket, _: Timestamp) -> Result<bool, CredentialStoreError> {
+            Ok(true)
+        }
+
+        async fn take_ticket(&self, _: SecretDigest) -> Result<Option<StoredTicket>, CredentialStoreError> {
+            Ok(None)
+        }
+    }
+
+    /// A key in a database that counts its calls.
+    struct Bench {
+        clock: ManualClock,
+        store: Arc<CountingStore>,
+        keys: ApiKeys,
+        issued: IssuedKey,
+    }
+
+    impl Bench {
+        async fn with_a_key() -> Self {
+            let clock = ManualClock::starting_at(Timestamp(1_000_000_000_000_000));
+            let store = Arc::new(CountingStore::default());
+            let shared: Arc<dyn CredentialStore> = Arc::clone(&store) as _;
+            let keys = ApiKeys::new(shared, Arc::new(clock.clone()));
+            let new = NewApiKey {
+                name: "one".to_owned(),
+                tenant: Tenant::stored("acme".to_owned()),
+                user: UserId::stored("ann".to_owned()),
+                roles: vec![UserRole::User],
+                scopes: None,
+                expires_at: None,
+            };
+            let issued = keys.create(None, new).await.expect("a key");
+            Self {
+                clock,
+                store,
+                keys,
+                issued,
+            }
+        }
+
+        /// Authenticates a request with the key.
+        async fn request(&self) -> Result<Arc<Identity>, AuthError> {
+            let presented = PresentedKey::read(self.issued.text.expose_secret()).expect("the text of a key");
+            self.keys.authenticate(&presented).await
+        }
+
+        fn lookups(&self) -> usize {
+            self.store.found.load(Ordering::SeqCst)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_in_use_is_looked_up_once_in_five_seconds() {
+        let bench = Bench::with_a_key().await;
+        for _ in 0..100 {
+            bench.request().await.expect("the key is valid");
+        }
+        assert_eq!(bench.lookups(), 1);
+        bench.clock.advance(CACHED_FOR);
+        bench.request().await.expect("the key is valid");
+        assert_eq!(bench.lookups(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_revoked_key_is_refused_at_once_although_it_was_cached() {
+        let bench = Bench::with_a_key().await;
+        bench.request().await.expect("the key is valid");
+        let key = KeyRef {
+            id: bench.issued.key.id.clone(),
+            tenant: None,
+        };
+        bench.keys.revoke(key).await.expect("it is revoked");
+        assert!(matches!(bench.request().await, Err(AuthError::Refused(_))));
+    }
+
+    #[tokio::test]
+    async fn the_use_of_a_key_is_recorded_once_a_minute() {
+        let bench = Bench::with_a_key().await;
+        for minute in 1..=3 {
+            for _ in 0..100 {
+                bench.request().await.expect("the key is valid");
+            }
+            let soft = CancellationToken::new();
+            let recording = bench.keys.clone().record_uses(soft.clone());
+            let recorded = async {
+                while bench.store.uses.load(Ordering::SeqCst) < minute {
+                    tokio::task::yield_now().await;
+                }
+                soft.cancel();
+            };
+            futures::join!(recording, recorded);
+            assert_eq!(bench.store.uses.load(Ordering::SeqCst), minute);
+            bench.clock.advance(USE_INTERVAL);
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! The place where API keys and stream tickets are stored, as this room sees it.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 
 use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, KeyRotation, SecretDigest, StoredApiKey, StoredTicket};
@@ -24,9 +26,9 @@ pub trait CredentialStore: Send + Sync {
     /// Revokes a key. Returns the key; it stays as it was if it was revoked before.
     async fn revoke_key(&self, key: KeyRef, now: Timestamp) -> Result<Option<ApiKey>, CredentialStoreError>;
 
-    /// Stores the time of a key's last use, unless one within [`USE_INTERVAL`](crate::domain::api_key::USE_INTERVAL)
-    /// before is stored.
-    async fn record_use(&self, id: ApiKeyId, at: Timestamp) -> Result<(), CredentialStoreError>;
+    /// Stores the times of the last uses of keys together, except where a use within
+    /// [`USE_INTERVAL`](crate::domain::api_key::USE_INTERVAL) before is stored.
+    async fn record_uses(&self, uses: BTreeMap<ApiKeyId, Timestamp>) -> Result<(), CredentialStoreError>;
 
     /// Stores a ticket, unless its user has as many as allowed. Returns whether it was stored.
     async fn insert_ticket(&self, ticket: StoredTicket, now: Timestamp) -> Result<bool, CredentialStoreError>;

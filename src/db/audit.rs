@@ -1,5 +1,7 @@
 //! The table of the audit. Rows are inserted and, when they are old, deleted; no function changes one.
 
+use std::sync::Arc;
+
 use sqlx::{QueryBuilder, query};
 use uuid::Uuid;
 
@@ -51,10 +53,10 @@ impl TryFrom<AuditRow> for AuditEntry {
     }
 }
 
-/// Stores an entry.
+/// Stores an entry, unless it is stored already.
 pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
     const SQL: &str = "insert into audit (entry_id, tenant, user_id, credential, action, resource, outcome, address, \
-        detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+        detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (entry_id) do nothing";
     let detail = super::json::encode(&entry.detail)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(entry.id)
@@ -70,6 +72,14 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
         .execute(conn)
         .await
         .map(drop))?;
+    Ok(())
+}
+
+/// Stores these entries, except those that are stored already.
+pub async fn insert_all(tx: &mut Tx<'_>, entries: &[Arc<AuditEntry>]) -> DbResult<()> {
+    for entry in entries {
+        insert(tx, entry).await?;
+    }
     Ok(())
 }
 
@@ -139,8 +149,9 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
 
 /// Deletes up to `limit` entries that are older than `until`. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<u64> {
-    const SQL: &str = "delete from audit where entry_id in \
-        (select entry_id from audit where created_at < $1 order by created_at, entry_id limit $2)";
+    // Ids sort by time, so the oldest entries are the first of the table, and no further ones have to be looked at.
+    const SQL: &str = "delete from audit where entry_id in (select entry_id from \
+        (select entry_id, created_at from audit order by entry_id limit $2) oldest where created_at < $1)";
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(until.0)
         .bind(limit)

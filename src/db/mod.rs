@@ -29,6 +29,7 @@ pub mod keys;
 pub mod notifications;
 mod offload;
 mod part;
+mod pending_entries;
 pub mod quotas;
 mod reader;
 pub mod remote_runs;
@@ -58,11 +59,14 @@ pub use json::unless_corrupt;
 pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::{ListPart, PageQuery};
+pub use pending_entries::PendingEntries;
 pub use states::StateCache;
 
 use engine::Readers;
 use reader::{Reader, SearchReader};
 use writer::WriteQueue;
+
+use crate::domain::audit::AuditEntry;
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -77,6 +81,12 @@ struct Inner {
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
+}
+
+/// The result of a job, with the entries of the audit that its transaction has stored.
+struct Written<T> {
+    value: T,
+    stored: Vec<Arc<AuditEntry>>,
 }
 
 /// The timeouts of the database.
@@ -238,6 +248,9 @@ impl Db {
     /// engines could continue. A job must wait for nothing but the database, since other jobs wait behind it, and must
     /// never call [`Db::write`] itself. A job that has begun runs to its end, even if the caller is gone.
     ///
+    /// In a task that works for a request, the transaction also stores the [pending entries](PendingEntries) of the
+    /// request, those that the job adds included.
+    ///
     /// # Errors
     /// Those of the job; [`DbError::Busy`] when the job lost a race and may be retried; [`DbError::Unavailable`].
     pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
@@ -246,7 +259,21 @@ impl Db {
         E: From<DbError> + Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
-        self.0.queue.run(job).await
+        let Some(entries) = PendingEntries::current() else {
+            return self.0.queue.run(job).await;
+        };
+        let of_job = entries.clone();
+        let write = self.0.queue.run(move |tx| {
+            Box::pin(async move {
+                let value = of_job.clone().scope(job(tx)).await?;
+                // After the job, which may add entries, and which may have to begin without locks.
+                let stored = of_job.insert(tx).await?;
+                Ok::<_, E>(Written { value, stored })
+            })
+        });
+        let written = write.await?;
+        entries.remove(&written.stored);
+        Ok(written.value)
     }
 
     /// Accepts no more writes, finishes the accepted ones, and closes all connections.

@@ -1,39 +1,64 @@
 //! The table of what accounts have used on a day.
 
-use sqlx::{query, query_as};
+use std::collections::HashMap;
+
+use sqlx::{QueryBuilder, query};
 
 use super::engine::on_engine;
 use super::{DbResult, Tx};
 use crate::domain::quota::DayUse;
 
-/// Adds the use of a run to that of `subject` on a day. Runs with the same `slot` wait for each other's commits.
-pub async fn add(tx: &mut Tx<'_>, subject: &str, day: i64, slot: i32, used: DayUse) -> DbResult<()> {
-    const SQL: &str = "insert into daily_usage (subject, day, slot, tokens, cost_micros) values ($1, $2, $3, $4, $5) \
-        on conflict (subject, day, slot) do update set tokens = daily_usage.tokens + excluded.tokens, \
+/// Adds the use of a run to that of each of these subjects on a day, in this order. Runs with the same `slot` wait for
+/// each other's commits.
+pub async fn add(tx: &mut Tx<'_>, subjects: &[&str], day: i64, slot: i32, used: DayUse) -> DbResult<()> {
+    const SUM: &str = " on conflict (subject, day, slot) do update set tokens = daily_usage.tokens + excluded.tokens, \
         cost_micros = daily_usage.cost_micros + excluded.cost_micros";
+    if subjects.is_empty() {
+        return Ok(());
+    }
     let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    on_engine!(tx, |conn| query(SQL)
-        .bind(subject)
-        .bind(day)
-        .bind(slot)
-        .bind(whole(used.tokens))
-        .bind(whole(used.cost_micros))
-        .execute(conn)
-        .await
-        .map(drop))?;
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("insert into daily_usage (subject, day, slot, tokens, cost_micros) ");
+        sql.push_values(subjects, |mut row, subject| {
+            row.push_bind(*subject)
+                .push_bind(day)
+                .push_bind(slot)
+                .push_bind(whole(used.tokens))
+                .push_bind(whole(used.cost_micros));
+        });
+        sql.push(SUM);
+        sql.build().execute(conn).await.map(drop)
+    })?;
     Ok(())
 }
 
-/// Returns what the accounts that begin with `subject` have used on a day.
-pub async fn used(tx: &mut Tx<'_>, subject: &str, day: i64) -> DbResult<DayUse> {
-    const SQL: &str = "select cast(coalesce(sum(tokens), 0) as bigint), cast(coalesce(sum(cost_micros), 0) as bigint) \
-        from daily_usage where subject = $1 and day = $2";
-    let sums: (i64, i64) = on_engine!(tx, |conn| query_as(SQL).bind(subject).bind(day).fetch_one(conn).await)?;
+/// Returns what the accounts that begin with each of these subjects have used on a day. Subjects without a use are left
+/// out.
+pub async fn used(tx: &mut Tx<'_>, subjects: &[&str], day: i64) -> DbResult<HashMap<String, DayUse>> {
+    if subjects.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let rows: Vec<(String, i64, i64)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(
+            "select subject, cast(sum(tokens) as bigint), cast(sum(cost_micros) as bigint) from daily_usage where day = ",
+        );
+        sql.push_bind(day).push(" and subject in (");
+        let mut wanted = sql.separated(", ");
+        for subject in subjects {
+            wanted.push_bind(*subject);
+        }
+        sql.push(") group by subject");
+        sql.build_query_as().fetch_all(conn).await
+    })?;
     let whole = |count: i64| u64::try_from(count).unwrap_or(0);
-    Ok(DayUse {
-        tokens: whole(sums.0),
-        cost_micros: whole(sums.1),
-    })
+    let sum_of = |(subject, tokens, cost_micros)| {
+        let used = DayUse {
+            tokens: whole(tokens),
+            cost_micros: whole(cost_micros),
+        };
+        (subject, used)
+    };
+    Ok(rows.into_iter().map(sum_of).collect())
 }
 
 /// Deletes up to `limit` rows of the days before `day`. Returns their number.

@@ -1,6 +1,7 @@
 //! Tests of the database. Each runs on SQLite and, where the tests have one, on Postgres.
 
 mod assistants;
+mod audit;
 mod checkpoints;
 mod copies;
 mod crons;

@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::access::Ownership;
+use super::api_key::hexadecimal;
 use super::identity::{Credential, Identity};
 
 /// The number of bytes of a digest that a name keeps.
@@ -104,9 +105,8 @@ fn digest(name: &str) -> String {
     if name.is_empty() {
         return NOBODY.to_owned();
     }
-    let digest = Sha256::digest(name.as_bytes());
-    let bytes = digest.iter().take(DIGEST_BYTES);
-    bytes.map(|byte| format!("{byte:02x}")).collect()
+    let digest: [u8; 32] = Sha256::digest(name.as_bytes()).into();
+    hexadecimal(digest.get(..DIGEST_BYTES).unwrap_or_default())
 }
 
 /// The highest priority of a run.

@@ -6,11 +6,12 @@
 
 mod rules;
 
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
+use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
 
 use super::ApiParts;
@@ -47,6 +48,8 @@ pub struct Api {
     parts: Arc<ApiParts>,
     /// The caller, who sends the request.
     pub caller: Arc<Identity>,
+    /// The address of the client; none for a request of this process.
+    pub(super) address: Option<IpAddr>,
 }
 
 impl Deref for Api {
@@ -58,12 +61,35 @@ impl Deref for Api {
 }
 
 impl Api {
-    /// Decides about a resource that the body of the request names.
+    /// Decides about a resource that the body of the request names. A refusal is recorded in the audit, which contains the
+    /// request itself already.
     ///
     /// # Errors
     /// 403 if no role of the caller allows the action; 404 if the resource does not exist for the caller.
     pub async fn check(&self, action: Action, resource: ResourceRef) -> Result<(), ApiError> {
-        Ok(self.access.check(&self.caller, action, resource).await?)
+        let checked = self.access.check(&self.caller, action, resource).await;
+        if outcome_of(&checked) == Some(AuditOutcome::Denied) {
+            audit::record(self, action, || resource.to_string(), AuditOutcome::Denied);
+        }
+        Ok(checked?)
+    }
+
+    /// Decides about something that is done to a thread and that the rule of the route is not about, such as a command.
+    /// The decision is recorded in the audit, as that about a request is.
+    ///
+    /// # Errors
+    /// As [`Api::check`].
+    pub(super) async fn check_and_record(
+        &self,
+        action: Action,
+        resource: ResourceRef,
+        thread: ThreadId,
+    ) -> Result<(), ApiError> {
+        let checked = self.access.check(&self.caller, action, resource).await;
+        if let Some(outcome) = outcome_of(&checked) {
+            audit::record(self, action, || format!("thread:{thread}"), outcome);
+        }
+        Ok(checked?)
     }
 
     /// Returns whether the caller may do this to a resource that the body of the request names.
@@ -120,9 +146,12 @@ impl FromRequestParts<AppState> for Api {
             (None, Rule::Public) => Arc::new(Identity::anonymous()),
             (None, Rule::Allow(..)) => return Err(ApiError::unauthenticated()),
         };
+        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
+        let address = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical());
         let api = Self {
             parts: Arc::clone(&state.parts),
             caller,
+            address,
         };
         if let Rule::Allow(action, subject) = rule {
             // A path without variables, or one that cannot be decoded, names nothing.
@@ -130,16 +159,22 @@ impl FromRequestParts<AppState> for Api {
             let variables = variables.as_ref();
             let resource = variables.map_or(ResourceRef::Collection, |variables| resource_of(variables, subject));
             let checked = api.access.check(&api.caller, action, resource).await;
-            let outcome = match checked {
-                Ok(()) => AuditOutcome::Allowed,
-                Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => AuditOutcome::Denied,
-                Err(AccessError::Fault(error)) => return Err(error.into()),
-            };
-            let named = || variables.map(resource_text).unwrap_or_default();
-            audit::record(&api, parts, action, named, outcome);
+            if let Some(outcome) = outcome_of(&checked) {
+                let named = || variables.map(resource_text).unwrap_or_default();
+                audit::record(&api, action, named, outcome);
+            }
             checked?;
         }
         Ok(api)
+    }
+}
+
+/// Returns the decision as the audit shows it; none if there was no decision, since the database failed.
+fn outcome_of(checked: &Result<(), AccessError>) -> Option<AuditOutcome> {
+    match checked {
+        Ok(()) => Some(AuditOutcome::Allowed),
+        Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Some(AuditOutcome::Denied),
+        Err(AccessError::Fault(_)) => None,
     }
 }
 

@@ -1,11 +1,9 @@
 //! The audit: recording requests, and reading what was recorded.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request};
+use axum::extract::{Request, State};
 use axum::http::header;
-use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -16,55 +14,40 @@ use super::Api;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
 use super::wire::{Object, json};
+use crate::db::DbError;
 use crate::db::audit::{self, AuditSearch};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
+use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
-use crate::runtime::AuditReceipt;
+use crate::runtime::Audit;
 
 /// The largest page of entries.
 const MAX_ENTRIES: i64 = 1000;
 
-/// The entries of a request that are being stored.
-#[derive(Clone, Default)]
-struct PendingEntries(Arc<Mutex<Vec<AuditReceipt>>>);
-
 /// Holds the response back until the entries about the request are durable.
-pub(super) async fn wait_for_entries(mut request: Request, next: Next) -> Response {
-    let entries = PendingEntries::default();
-    request.extensions_mut().insert(entries.clone());
-    let response = next.run(request).await;
-    let receipts = std::mem::take(&mut *entries.0.lock().unwrap_or_else(PoisonError::into_inner));
-    for receipt in receipts {
-        match receipt.await {
-            Ok(Some(Ok(()))) => {}
-            Ok(Some(Err(error))) => return ApiError::from(error).into_response(),
-            Ok(None) | Err(_) => return ApiError::shutting_down().into_response(),
-        }
+pub(super) async fn wait_for_entries(State(audit): State<Audit>, request: Request, next: Next) -> Response {
+    let caller = request.extensions().get::<Arc<Identity>>();
+    if !caller.is_some_and(|caller| audit.covers(caller)) {
+        return next.run(request).await;
     }
-    response
+    match audit.run_request(next.run(request)).await {
+        Ok(response) => response,
+        Err(DbError::Closed) => ApiError::shutting_down().into_response(),
+        Err(error) => ApiError::from(error).into_response(),
+    }
 }
 
-/// Records a request, if the audit contains such requests. Only then the text of the resource is asked for.
-pub(super) fn record(
-    api: &Api,
-    parts: &Parts,
-    action: Action,
-    resource: impl FnOnce() -> String,
-    outcome: AuditOutcome,
-) {
+/// Records a request or a command, if the audit contains such requests. Only then the text of the resource is asked for.
+pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> String, outcome: AuditOutcome) {
     if !api.audit.contains(&api.caller, action, outcome) {
         return;
     }
-    let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
     let entry = AuditEntry {
-        address: peer.map(|ConnectInfo(peer)| peer.ip().to_canonical()),
+        address: api.address,
         ..AuditEntry::new(&api.caller, action, resource(), outcome, api.audit.now())
     };
-    let receipt = api.audit.record(entry);
-    if let Some(entries) = parts.extensions.get::<PendingEntries>() {
-        entries.0.lock().unwrap_or_else(PoisonError::into_inner).push(receipt);
-    }
+    api.audit.record(entry);
 }
 
 /// An entry of the audit.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, header};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -261,7 +261,7 @@ pub fn router(api: ApiParts) -> Router {
         // The limit is enforced where bodies are read.
         .layer(DefaultBodyLimit::disable())
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(audit::wait_for_entries))
+        .layer(from_fn_with_state(api.audit.clone(), audit::wait_for_entries))
         .layer(from_fn_with_state(settings.request, deadline::limit))
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))

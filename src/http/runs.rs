@@ -384,7 +384,8 @@ impl JoinRequest {
         let is_wanted = self.params.flag("cancel_on_disconnect")?;
         if is_wanted {
             origins::check_read_with_effect(&api.settings.cors.origins, &self.headers)?;
-            api.check(Action::ThreadsUpdate, ResourceRef::Thread(self.path.0.thread_id))
+            let thread = self.path.0.thread_id;
+            api.check_and_record(Action::ThreadsUpdate, ResourceRef::Thread(thread), thread)
                 .await?;
         }
         Ok(is_wanted)

@@ -3,6 +3,7 @@
 //! HTTP asks before a handler runs, and the admission of runs asks within its transaction, since a run names its thread
 //! and its assistant in the body. Searches are not decided one by one: they get the scope of the caller as a filter.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::shared::Core;
@@ -27,6 +28,19 @@ pub enum ResourceRef {
     Cron(CronId),
     /// A webhook delivery.
     Delivery(DeliveryId),
+}
+
+impl fmt::Display for ResourceRef {
+    /// Writes the resource as the audit shows it; nothing for a collection.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Collection => Ok(()),
+            Self::Thread(id) => write!(f, "thread:{id}"),
+            Self::Assistant(id) => write!(f, "assistant:{id}"),
+            Self::Cron(id) => write!(f, "cron:{id}"),
+            Self::Delivery(id) => write!(f, "delivery:{id}"),
+        }
+    }
 }
 
 /// The reason why a request is refused.

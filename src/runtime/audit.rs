@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use tokio::task::JoinHandle;
 
 use super::shared::Core;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, Db, DbResult, PendingEntries, Tx};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::{InterruptId, ThreadId};
@@ -33,9 +32,6 @@ impl Default for AuditSettings {
     }
 }
 
-/// The outcome of storing an entry: `Some(Ok)` when it is durable.
-pub type AuditReceipt = JoinHandle<Option<DbResult<()>>>;
-
 /// Records the audit. Cheap to clone.
 #[derive(Clone)]
 pub struct Audit {
@@ -47,15 +43,34 @@ impl Audit {
         Self { core }
     }
 
-    /// Returns whether the audit contains such requests. Without authentication there is nobody to record.
-    pub fn contains(&self, caller: &Identity, action: Action, outcome: AuditOutcome) -> bool {
-        !caller.is_unrestricted() && (outcome == AuditOutcome::Denied || !action.is_read() || self.core.audit.reads)
+    /// Returns whether requests of this caller can be in the audit. Without authentication there is nobody to record.
+    pub fn covers(&self, caller: &Identity) -> bool {
+        !caller.is_unrestricted()
     }
 
-    /// Stores an entry. It is queued before the writes that come after this call, and the receipt says when it is
-    /// durable.
-    pub fn record(&self, entry: AuditEntry) -> AuditReceipt {
-        record(&self.core, entry)
+    /// Returns whether the audit contains such requests.
+    pub fn contains(&self, caller: &Identity, action: Action, outcome: AuditOutcome) -> bool {
+        let is_recorded = outcome == AuditOutcome::Denied || !action.is_read() || self.core.audit.reads;
+        self.covers(caller) && is_recorded
+    }
+
+    /// Runs the work of one request. The entries that are [recorded](Self::record) meanwhile are stored with the first
+    /// write of the request, and at its end if it writes nothing more; so they are durable when this returns. If the
+    /// request is dropped before, they are stored all the same.
+    ///
+    /// # Errors
+    /// When the entries cannot be stored.
+    pub async fn run_request<W: Future>(&self, work: W) -> DbResult<W::Output> {
+        let core = Arc::clone(&self.core);
+        let entries = PendingEntries::new(move |left| store_soon(&core, left));
+        let output = entries.clone().scope(work).await;
+        entries.scope(store_pending(&self.core.db)).await?;
+        Ok(output)
+    }
+
+    /// Records an entry about the request for which the current task works. Without a request it is stored soon.
+    pub fn record(&self, entry: AuditEntry) {
+        record(&self.core, entry);
     }
 
     /// Returns the time.
@@ -64,19 +79,40 @@ impl Audit {
     }
 }
 
-fn record(core: &Arc<Core>, entry: AuditEntry) -> AuditReceipt {
-    let db = core.db.clone();
-    core.shutdown.spawn("audit", async move {
-        let write = db.write(move |tx| Box::pin(async move { db::audit::insert(tx, &entry).await }));
-        write.await
-    })
+fn record(core: &Arc<Core>, entry: AuditEntry) {
+    match PendingEntries::current() {
+        Some(entries) => entries.add(entry),
+        None => store_soon(core, vec![Arc::new(entry)]),
+    }
 }
 
-/// Records that an admission refused a caller. The refusal does not wait for it.
+/// Stores entries for which nobody waits.
+fn store_soon(core: &Arc<Core>, entries: Vec<Arc<AuditEntry>>) {
+    let db = core.db.clone();
+    let storing = async move {
+        let write = db.write(move |tx| Box::pin(async move { db::audit::insert_all(tx, &entries).await }));
+        if let Err(error) = write.await {
+            tracing::error!(%error, "an entry of the audit cannot be stored");
+        }
+    };
+    drop(core.shutdown.spawn("audit", storing));
+}
+
+/// Stores the pending entries of the request for which the current task works, before it does something that is no write
+/// of the database.
+pub(super) async fn store_pending(db: &Db) -> DbResult<()> {
+    match PendingEntries::current() {
+        // Every write stores them, so one that does nothing else is enough.
+        Some(entries) if !entries.is_empty() => db.write(|_| Box::pin(async { Ok(()) })).await,
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Records that a caller was refused.
 pub(super) fn record_refusal(core: &Arc<Core>, caller: &Identity, action: Action, resource: String) {
     tracing::debug!(user = %caller.user, tenant = %caller.tenant, %action, %resource, "refused");
     let entry = AuditEntry::new(caller, action, resource, AuditOutcome::Denied, core.clock.now());
-    drop(record(core, entry));
+    record(core, entry);
 }
 
 /// Records the answer to an interrupt, in the transaction that stores the answer. Of decisions only the types are

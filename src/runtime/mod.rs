@@ -74,7 +74,7 @@ mod webhooks;
 pub use access::{AccessControl, AccessError, ResourceRef, SharingRules};
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
-pub use audit::{Audit, AuditReceipt, AuditSettings};
+pub use audit::{Audit, AuditSettings};
 pub use background::known_status;
 pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};

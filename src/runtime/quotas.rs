@@ -30,13 +30,14 @@ pub(super) async fn used_up(
     account: &Account,
     now: Timestamp,
 ) -> DbResult<Option<QuotaReached>> {
-    for applied in quotas.daily_rules_for(account) {
-        let used = db::quotas::used(tx, applied.subject, day_of(now)).await?;
-        if let Err(reached) = applied.check_day(used, now) {
-            return Ok(Some(reached));
-        }
-    }
-    Ok(None)
+    let rules: Vec<_> = quotas.daily_rules_for(account).collect();
+    let subjects: Vec<&str> = rules.iter().map(|applied| applied.subject).collect();
+    let used = db::quotas::used(tx, &subjects, day_of(now)).await?;
+    let reached = rules.iter().find_map(|applied| {
+        let used = used.get(applied.subject).copied().unwrap_or_default();
+        applied.check_day(used, now).err()
+    });
+    Ok(reached)
 }
 
 /// Returns whether an account may have one more run at work.
@@ -91,11 +92,10 @@ pub(super) async fn charge(tx: &mut Tx<'_>, run_context: &RunContext, used: DayU
     let slot = slot_of(run_context.run.id);
     // All transactions lock the sums in the same order: the widest first.
     let account = &run_context.run.queue.account;
-    let rules: Vec<_> = run_context.core.quotas.daily_rules_for(account).collect();
-    for applied in rules.into_iter().rev() {
-        db::quotas::add(tx, applied.subject, day_of(now), slot, used).await?;
-    }
-    Ok(())
+    let rules = run_context.core.quotas.daily_rules_for(account);
+    let mut subjects: Vec<&str> = rules.map(|applied| applied.subject).collect();
+    subjects.reverse();
+    db::quotas::add(tx, &subjects, day_of(now), slot, used).await
 }
 
 fn slot_of(run: RunId) -> i32 {

@@ -8,7 +8,7 @@ use super::registry::Registry;
 use super::stored_bytes::StoredSums;
 use super::turns::Turns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks};
-use crate::db::{self, Db, DbError, DbResult};
+use crate::db::{self, Db, DbError, DbResult, PendingEntries};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::quota::Quotas;
@@ -78,6 +78,7 @@ impl Core {
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
     {
+        let work = PendingEntries::carry(work);
         let done = self.shutdown.spawn("change of runs", work).await;
         done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
     }

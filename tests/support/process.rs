@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// The number of lines that a [`Log`] keeps.
-const KEPT_LINES: usize = 400;
+const KEPT_LINES: usize = 4000;
 
 /// The latest lines that the processes of one server have logged. Clones share the lines.
 #[derive(Debug, Clone, Default)]
@@ -66,8 +66,10 @@ pub(crate) fn server_in(folder: &Path) -> Command {
 impl Process {
     /// Starts a process that adds its lines to `log`. It need not listen yet.
     pub(crate) fn spawn(mut command: Command, log: &Log) -> Self {
+        if !command.get_envs().any(|variable| variable.0 == "ADJUTANT_LOG") {
+            command.env("ADJUTANT_LOG", "info");
+        }
         command
-            .env("ADJUTANT_LOG", "info")
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stderr(Stdio::piped());

@@ -109,7 +109,8 @@ impl CommandHandler<'_> {
     /// Checks whether the caller may do this to the thread.
     async fn check(&self, action: Action) -> Result<(), CommandError> {
         let Some(thread) = self.thread else { return Ok(()) };
-        let checked = self.api.check(action, ResourceRef::Thread(thread)).await;
+        let resource = ResourceRef::Thread(thread);
+        let checked = self.api.check_and_record(action, resource, thread).await;
         checked.map_err(command_error)
     }
 
@@ -124,7 +125,7 @@ impl CommandHandler<'_> {
             .ok_or_else(|| CommandError::new("unknown_error", "422: Invalid thread ID"))?;
         // The thread and the assistant are checked at the admission of the run.
         self.api
-            .check(Action::ThreadsCreateRun, ResourceRef::Collection)
+            .check_and_record(Action::ThreadsCreateRun, ResourceRef::Collection, thread)
             .await
             .map_err(command_error)?;
         let mut config = object_param(params, "config")?;

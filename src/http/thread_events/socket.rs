@@ -195,7 +195,10 @@ impl SocketSession {
                     checks_namespace: true,
                     key: None,
                 };
-                handler.handle(command).await
+                // Each command is a request of its own. Its answer is sent when its entries are durable.
+                let work = Box::pin(handler.handle(command));
+                let done = self.api.audit.run_request(work).await;
+                done.unwrap_or_else(|error| Err(command_error(ApiError::from(error))))
             }
         };
         let id = json!(command.id);

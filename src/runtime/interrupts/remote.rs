@@ -27,6 +27,7 @@ use crate::domain::time::Timestamp;
 use crate::peer::{PeerError, RemoteRunRequest, StartFailed, is_asked, resume, to_question};
 use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
+use crate::runtime::audit::store_pending;
 use crate::runtime::background::STREAM_MODES;
 use crate::runtime::background::remote::unavailable;
 
@@ -131,6 +132,8 @@ impl Interrupts {
             stream_resumable: true,
             ..RemoteRunRequest::default()
         };
+        // The other server acts on the answer before this one writes anything.
+        store_pending(&self.core.db).await?;
         let run = place
             .start_run(order, &key, PATIENCE)
             .await

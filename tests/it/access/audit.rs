@@ -1,9 +1,17 @@
 //! The audit: who did what, from where, and whether it was allowed.
 
-use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::support::client::Client;
-use crate::support::{Human, TestServer, mail, on_both_engines, script};
+use futures::{SinkExt, StreamExt};
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::quotas::numbers;
+use crate::support::client::{Client, reply};
+use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, script};
 
 on_both_engines! {
     a_change_is_recorded_with_its_caller_and_resource,
@@ -12,6 +20,11 @@ on_both_engines! {
     only_admins_of_the_tenant_read_the_audit,
     the_audit_is_read_in_pages_and_as_json_lines,
     an_entry_is_durable_before_the_response,
+    a_request_that_fails_after_it_was_allowed_is_recorded,
+    a_repeated_request_is_recorded_each_time,
+    commands_to_a_thread_are_recorded,
+    a_change_whose_entry_cannot_be_stored_is_not_made,
+    a_kill_separates_no_change_from_its_entry,
 }
 
 /// Returns the entries that match a query, newest first.
@@ -49,12 +62,14 @@ async fn a_refusal_is_recorded(server: TestServer) {
     bob.get("/audit").await.refused(403);
     let run = Human::at(bob.clone(), "agent", &thread).run_body(script().says("hi"), json!({}));
     bob.post(&format!("/threads/{thread}/runs"), run).await.refused(404);
-    let root = keys.client("root");
-    // The refusal of an admission is recorded beside the response.
-    crate::support::eventually(async || entries(&root, "user=bob&outcome=denied").await.len() == 3).await;
-    let found = entries(&root, "user=bob&outcome=denied").await;
+    let body = json!({"thread_id": thread, "run_ids": []});
+    bob.post("/runs/cancel", body).await.refused(404);
+    let found = entries(&keys.client("root"), "user=bob&outcome=denied").await;
     let seen: Vec<_> = found.iter().map(|entry| entry["action"].as_str().unwrap()).collect();
-    assert_eq!(seen, ["threads:create_run", "audit:read", "threads:read"]);
+    assert_eq!(
+        seen,
+        ["threads:update", "threads:create_run", "audit:read", "threads:read"]
+    );
 }
 
 async fn the_decisions_of_an_approval_are_recorded_without_their_contents(server: TestServer) {
@@ -115,4 +130,156 @@ async fn an_entry_is_durable_before_the_response(server: TestServer) {
     let found = entries(&keys.client("root"), "user=ann").await;
     assert_eq!(found.len(), 1);
     ann.get(&format!("/threads/{thread}")).await.ok();
+}
+
+async fn a_request_that_fails_after_it_was_allowed_is_recorded(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    ann.post("/threads", json!({"thread_id": thread})).await.refused(409);
+    ann.post("/threads", json!({"metadata": 7})).await.refused(422);
+    ann.delete(&format!("/threads/{thread}/runs/{thread}"))
+        .await
+        .refused(404);
+    let found = entries(&keys.client("root"), "user=ann&outcome=allowed").await;
+    let seen: Vec<_> = found.iter().map(|entry| entry["action"].as_str().unwrap()).collect();
+    assert_eq!(
+        seen,
+        ["threads:delete", "threads:create", "threads:create", "threads:create"]
+    );
+}
+
+async fn a_repeated_request_is_recorded_each_time(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let mut threads = vec![];
+    for _ in 0..3 {
+        let request = ann.request(Method::POST, "/threads").header("Idempotency-Key", "k");
+        let thread = reply(request.json(&json!({}))).await.ok();
+        threads.push(thread["thread_id"].clone());
+    }
+    threads.dedup();
+    assert_eq!(threads.len(), 1);
+    assert_eq!(entries(&keys.client("root"), "user=ann").await.len(), 3);
+}
+
+/// Sends a command over a WebSocket to a thread, and returns the type of its result.
+async fn commands_by_socket(client: &Client, thread: &str, params: Value) -> Value {
+    let ticket = client.post("/auth/tickets", json!({})).await.ok();
+    let base = client.base().replacen("http", "ws", 1);
+    let ticket = ticket["ticket"].as_str().expect("a ticket");
+    let url = format!("{base}/threads/{thread}/stream/events?ticket={ticket}");
+    let mut socket = connect_async(url).await.expect("a socket").0;
+    let command = json!({"id": 1, "method": "run.start", "params": params});
+    socket.send(Message::text(command.to_string())).await.expect("it is open");
+    while let Some(received) = socket.next().await {
+        if let Message::Text(text) = received.expect("it is open") {
+            let answer: Value = serde_json::from_str(&text).expect("JSON");
+            return answer["type"].clone();
+        }
+    }
+    panic!("the command was not answered");
+}
+
+async fn commands_to_a_thread_are_recorded(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    let message = json!({"role": "user", "content": script().says("hi").to_string()});
+    let params = json!({"assistant_id": "agent", "input": {"messages": [message]}});
+    let command = json!({"id": 1, "method": "run.start", "params": params});
+    let path = format!("/threads/{thread}/commands");
+    assert_eq!(&ann.post(&path, command.clone()).await.ok()["type"], "success");
+    let query = format!("action=threads:create_run&resource=thread:{thread}");
+    let root = keys.client("root");
+    assert_eq!(entries(&root, &query).await.len(), 1);
+    assert_eq!(commands_by_socket(&ann, &thread, params.clone()).await, "success");
+    assert_eq!(entries(&root, &query).await.len(), 2);
+    let bob = keys.client("bob");
+    assert_eq!(&bob.post(&path, command).await.ok()["type"], "error");
+    assert_eq!(commands_by_socket(&bob, &thread, params).await, "error");
+    let refused = entries(&root, &format!("{query}&user=bob&outcome=denied")).await;
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert_eq!(&refused[0]["user"], &json!("bob"));
+}
+
+/// Runs statements on the database of a server.
+async fn executes(server: &TestServer, sql: &str) {
+    let url = server.database_url();
+    let sql = AssertSqlSafe(sql.to_owned());
+    match server.engine {
+        Engine::Sqlite => {
+            let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
+            raw_sql(sql).execute(&mut conn).await.expect("the statements");
+            conn.close().await.expect("a clean close");
+        }
+        Engine::Postgres => {
+            let mut conn = PgConnection::connect(&url).await.expect("a connection");
+            raw_sql(sql).execute(&mut conn).await.expect("the statements");
+            conn.close().await.expect("a clean close");
+        }
+    }
+}
+
+async fn a_change_whose_entry_cannot_be_stored_is_not_made(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let refuse = match server.engine {
+        Engine::Sqlite => {
+            "create trigger no_entry before insert on audit begin select raise(abort, 'there is no room'); end"
+        }
+        Engine::Postgres => {
+            "create function refuse() returns trigger as $$ begin raise exception 'there is no room'; end $$ \
+             language plpgsql; \
+             create trigger no_entry before insert on audit for each row execute function refuse()"
+        }
+    };
+    let thread = ann.thread().await;
+    executes(&server, refuse).await;
+    let new = uuid::Uuid::new_v4();
+    let created = ann.post("/threads", json!({"thread_id": new})).await;
+    assert!(created.status >= 500, "{created:?}");
+    let run = Human::at(ann.clone(), "agent", &thread).run_body(script().says("hi"), json!({}));
+    let started = ann.post(&format!("/threads/{thread}/runs"), run).await;
+    assert!(started.status >= 500, "{started:?}");
+    ann.get(&format!("/threads/{new}")).await.refused(404);
+    let runs = ann.get(&format!("/threads/{thread}/runs")).await.ok();
+    assert_eq!(runs, json!([]));
+    let accept = match server.engine {
+        Engine::Sqlite => "drop trigger no_entry",
+        Engine::Postgres => "drop trigger no_entry on audit",
+    };
+    executes(&server, accept).await;
+    ann.post("/threads", json!({"thread_id": new})).await.ok();
+}
+
+async fn a_kill_separates_no_change_from_its_entry(server: TestServer) {
+    let keys = server.is_protected().await;
+    server.moves_into_a_process().await;
+    let ann = keys.client("ann");
+    let created = AtomicUsize::new(0);
+    let is_over = AtomicBool::new(false);
+    let creates = async || {
+        while !is_over.load(Ordering::SeqCst) {
+            // A request that the kill interrupts may have created its thread or not.
+            let tried = ann.tries(Method::POST, "/threads", Some(&json!({}))).await;
+            let is_created = tried.is_ok_and(|reply| reply.status == 200);
+            created.fetch_add(usize::from(is_created), Ordering::SeqCst);
+        }
+    };
+    let kills = async {
+        for round in 1..=3 {
+            eventually(async || created.load(Ordering::SeqCst) >= 40 * round).await;
+            server.is_killed_and_started_again().await;
+        }
+        is_over.store(true, Ordering::SeqCst);
+    };
+    futures::join!(kills, creates(), creates(), creates(), creates());
+    let threads = numbers(&server, "select count(*) from threads where owner = 'ann'").await;
+    let created = i64::try_from(created.into_inner()).expect("a small number");
+    assert!(threads >= created, "{threads} of {created}");
+    let entries = "select count(*) from audit where user_id = 'ann' and action = 'threads:create'";
+    // A request that was interrupted before its change may have an entry.
+    let recorded = numbers(&server, entries).await;
+    assert!(recorded >= threads, "{recorded} for {threads}");
 }

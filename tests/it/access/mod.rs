@@ -3,6 +3,7 @@
 mod approvers;
 mod audit;
 mod authentication;
+mod costs;
 mod hook;
 mod issuer;
 mod jwt;

@@ -484,7 +484,7 @@ async fn sums_and_usage(server: &TestServer) -> [i64; 2] {
 }
 
 /// Returns the number that a query finds in the database.
-async fn numbers(server: &TestServer, sql: &str) -> i64 {
+pub(super) async fn numbers(server: &TestServer, sql: &str) -> i64 {
     let url = server.database_url();
     match server.engine {
         Engine::Sqlite => {

@@ -256,6 +256,15 @@ impl TestServer {
         *running = Running::ChildProcess(self.start_process(self.process_command()).await);
     }
 
+    /// Restarts the server as a process of its own that logs with this filter.
+    pub(crate) async fn moves_into_a_process_that_logs(&self, filter: &str) {
+        let mut running = self.shared.running.lock().await;
+        stop(std::mem::replace(&mut *running, Running::Stopped)).await;
+        let mut command = self.process_command();
+        command.env("ADJUTANT_LOG", filter);
+        *running = Running::ChildProcess(self.start_process(command).await);
+    }
+
     /// Restarts the server as a process that survives writes beyond the limit of file sizes. Returns the process id.
     pub(crate) async fn moves_into_a_process_that_outlives_a_full_disk(&self) -> u32 {
         let mut running = self.shared.running.lock().await;

@@ -1,0 +1,203 @@
+use std::sync::{Arc, Mutex};
+
+use futures::future::lazy;
+use sqlx::raw_sql;
+use uuid::Uuid;
+
+use super::{Db, Refusal, on_both, read, thread_at, write};
+use crate::db::audit::{self, AuditSearch};
+use crate::db::engine::on_engine;
+use crate::db::{DbError, DbResult, PendingEntries, threads};
+use crate::domain::access::Action;
+use crate::domain::audit::{AuditEntry, AuditOutcome};
+use crate::domain::id::ThreadId;
+use crate::domain::identity::{Identity, Tenant};
+use crate::domain::time::Timestamp;
+
+on_both!(
+    the_first_write_of_a_request_stores_its_entries,
+    an_entry_is_stored_once,
+    a_refused_write_leaves_its_entry_to_the_next,
+    an_entry_of_a_refused_job_is_not_lost,
+    a_write_whose_entry_cannot_be_stored_is_rolled_back,
+    side_by_side_writes_of_a_request_store_one_entry,
+    a_task_of_its_own_writes_for_the_request_that_it_carries_on,
+    old_entries_are_deleted,
+);
+
+fn entry() -> AuditEntry {
+    let caller = Identity::unauthenticated();
+    AuditEntry::new(
+        &caller,
+        Action::ThreadsCreate,
+        String::new(),
+        AuditOutcome::Allowed,
+        Timestamp(1),
+    )
+}
+
+/// The entries of a request, and those that were taken over after its end.
+struct AuditedRequest {
+    entries: PendingEntries,
+    left: Arc<Mutex<Vec<Uuid>>>,
+}
+
+impl AuditedRequest {
+    /// Begins a request with one entry.
+    fn begin() -> Self {
+        let left = Arc::new(Mutex::new(vec![]));
+        let taken = Arc::clone(&left);
+        let entries = PendingEntries::new(move |left| {
+            let mut taken = taken.lock().expect("the lock is not poisoned");
+            taken.extend(left.iter().map(|entry| entry.id));
+        });
+        entries.add(entry());
+        Self { entries, left }
+    }
+
+    /// Runs work for the request.
+    async fn run<W: Future>(&self, work: W) -> W::Output {
+        self.entries.clone().scope(work).await
+    }
+
+    /// Ends the request. Returns the number of entries that nobody has stored.
+    fn end(self) -> usize {
+        drop(self.entries);
+        self.left.lock().expect("the lock is not poisoned").len()
+    }
+}
+
+/// Stores a new thread; a refusal rolls it back.
+async fn insert_thread(db: &Db, refusal: Result<(), Refusal>) -> Result<ThreadId, Refusal> {
+    let thread = thread_at(1);
+    let id = thread.id;
+    let write = db.write(move |tx| {
+        Box::pin(async move {
+            threads::insert(tx, &thread).await?;
+            refusal
+        })
+    });
+    write.await.map(|()| id)
+}
+
+/// Returns the number of entries in the table.
+async fn stored(db: &Db) -> usize {
+    let wanted = AuditSearch {
+        tenant: Tenant::default(),
+        user: None,
+        resource: None,
+        action: None,
+        outcome: None,
+        since: None,
+        until: None,
+        before: None,
+        limit: 100,
+    };
+    read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items().len()
+}
+
+async fn the_first_write_of_a_request_stores_its_entries(db: Db) {
+    let request = AuditedRequest::begin();
+    request.entries.add(entry());
+    request.run(insert_thread(&db, Ok(()))).await.expect("a write");
+    assert_eq!(stored(&db).await, 2);
+    assert!(request.entries.is_empty());
+    assert_eq!(request.end(), 0);
+}
+
+async fn an_entry_is_stored_once(db: Db) {
+    let request = AuditedRequest::begin();
+    for _ in 0..3 {
+        request.run(insert_thread(&db, Ok(()))).await.expect("a write");
+    }
+    insert_thread(&db, Ok(())).await.expect("a write of nobody");
+    assert_eq!(stored(&db).await, 1);
+}
+
+async fn a_refused_write_leaves_its_entry_to_the_next(db: Db) {
+    let request = AuditedRequest::begin();
+    let refused = request.run(insert_thread(&db, Err(Refusal))).await;
+    assert_eq!(refused, Err(Refusal));
+    assert_eq!(stored(&db).await, 0);
+    assert!(!request.entries.is_empty());
+    request.run(insert_thread(&db, Ok(()))).await.expect("a write");
+    assert_eq!(stored(&db).await, 1);
+    let other = AuditedRequest::begin();
+    let refused = other.run(insert_thread(&db, Err(Refusal))).await;
+    assert_eq!(refused, Err(Refusal));
+    assert_eq!(other.end(), 1, "the entry is taken over");
+}
+
+async fn an_entry_of_a_refused_job_is_not_lost(db: Db) {
+    let request = AuditedRequest::begin();
+    request.run(insert_thread(&db, Ok(()))).await.expect("a write");
+    let refused = request.run(db.write::<(), Refusal, _>(|_| {
+        Box::pin(async {
+            let entries = PendingEntries::current().expect("the job works for the request");
+            entries.add(entry());
+            Err(Refusal)
+        })
+    }));
+    assert_eq!(refused.await, Err(Refusal));
+    assert_eq!(stored(&db).await, 1);
+    assert_eq!(request.end(), 1, "the entry is taken over");
+}
+
+async fn a_write_whose_entry_cannot_be_stored_is_rolled_back(db: Db) {
+    write!(db, |tx| async {
+        on_engine!(tx, |conn| raw_sql("drop table audit").execute(conn).await.map(drop))?;
+        DbResult::Ok(())
+    });
+    let request = AuditedRequest::begin();
+    let thread = thread_at(1);
+    let id = thread.id;
+    let write = db.write(move |tx| Box::pin(async move { threads::insert(tx, &thread).await }));
+    let outcome: Result<bool, DbError> = request.run(write).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    assert!(read!(db, |tx| threads::find(tx, id)).is_none());
+    assert_eq!(request.end(), 1, "the entry is taken over");
+    insert_thread(&db, Ok(())).await.expect("a write without an entry");
+}
+
+async fn side_by_side_writes_of_a_request_store_one_entry(db: Db) {
+    let request = AuditedRequest::begin();
+    let writes = (0..16).map(|_| insert_thread(&db, Ok(())));
+    let written = request.run(futures::future::join_all(writes)).await;
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
+    assert_eq!(stored(&db).await, 1);
+    assert_eq!(request.end(), 0);
+}
+
+async fn a_task_of_its_own_writes_for_the_request_that_it_carries_on(db: Db) {
+    let request = AuditedRequest::begin();
+    let writer = db.clone();
+    let (may_write, waits) = tokio::sync::oneshot::channel::<()>();
+    let writes = async move {
+        waits.await.expect("the test goes on");
+        insert_thread(&writer, Ok(())).await
+    };
+    let work = request.run(lazy(|_| PendingEntries::carry(writes))).await;
+    let tasks = tokio_util::task::TaskTracker::new();
+    let task = tasks.spawn(work);
+    // The client is gone before the task has written.
+    let left = Arc::clone(&request.left);
+    assert_eq!(request.end(), 0);
+    may_write.send(()).expect("the task waits");
+    task.await.expect("it does not panic").expect("a write");
+    assert_eq!(stored(&db).await, 1);
+    assert!(left.lock().expect("the lock is not poisoned").is_empty());
+}
+
+async fn old_entries_are_deleted(db: Db) {
+    for number in 0..5 {
+        let entry = AuditEntry {
+            created_at: Timestamp(number),
+            ..entry()
+        };
+        write!(db, |tx| audit::insert(tx, &entry));
+    }
+    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 2)), 2);
+    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 2)), 1);
+    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 2)), 0);
+    assert_eq!(stored(&db).await, 2);
+}
