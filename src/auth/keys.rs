@@ -334,8 +334,8 @@ mod tests {
     use secrecy::ExposeSecret;
 
     use super::*;
-    use crate::auth::StoredTicket;
-    use crate::domain::identity::{UserId, UserRole};
+    use crate::domain::api_key::StoredTicket;
+    use crate::domain::identity::{Tenant, UserId, UserRole};
     use crate::domain::time::ManualClock;
 
     /// A database of one key that counts its calls.

@@ -69,10 +69,7 @@ impl Process {
         if !command.get_envs().any(|variable| variable.0 == "ADJUTANT_LOG") {
             command.env("ADJUTANT_LOG", "info");
         }
-        command
-            .env("NO_COLOR", "1")
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped());
+        command.env("NO_COLOR", "1").stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         let listening = watch::Sender::new(None);

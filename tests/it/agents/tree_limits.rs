@@ -126,7 +126,12 @@ async fn the_cost_of_all_agents_counts_in_the_tree(server: TestServer) {
     let end = is_over(&courier).await;
     let used = run.record().await["tree_usage"].clone();
     assert_eq!(end["status"], "error", "{used}");
-    let sum = |names: [&str; 2]| names.map(|name| used[name].as_u64().expect("a number")).iter().sum::<u64>();
+    let sum = |names: [&str; 2]| {
+        names
+            .map(|name| used[name].as_u64().expect("a number"))
+            .iter()
+            .sum::<u64>()
+    };
     assert!(used["cost_micros"].as_u64() >= Some(160), "{used}");
     assert_eq!(used["cost_micros"], sum(["input_tokens", "output_tokens"]));
     let error = courier.record().await["error"].clone();

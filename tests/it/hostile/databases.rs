@@ -158,7 +158,10 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
             let (((reads, writes), unavailable_after), others_after) =
                 futures::future::join(database_requests, other_requests).await;
             reads.iter().chain(&writes).for_each(says_try_again);
-            assert!(others_after < unavailable_after, "{others_after:?}, {unavailable_after:?}");
+            assert!(
+                others_after < unavailable_after,
+                "{others_after:?}, {unavailable_after:?}"
+            );
             says_try_again(&client.get("/ok?check_db=1").await);
             assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
         }
