@@ -54,5 +54,11 @@ async fn insert(lab: &Lab) {
 fn entry() -> AuditEntry {
     let caller = Identity::unauthenticated();
     let now = SystemClock.now();
-    AuditEntry::new(&caller, Action::ThreadsCreate, String::new(), AuditOutcome::Allowed, now)
+    AuditEntry::new(
+        &caller,
+        Action::ThreadsCreate,
+        String::new(),
+        AuditOutcome::Allowed,
+        now,
+    )
 }

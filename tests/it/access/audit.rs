@@ -171,7 +171,10 @@ async fn commands_by_socket(client: &Client, thread: &str, params: Value) -> Val
     let url = format!("{base}/threads/{thread}/stream/events?ticket={ticket}");
     let mut socket = connect_async(url).await.expect("a socket").0;
     let command = json!({"id": 1, "method": "run.start", "params": params});
-    socket.send(Message::text(command.to_string())).await.expect("it is open");
+    socket
+        .send(Message::text(command.to_string()))
+        .await
+        .expect("it is open");
     while let Some(received) = socket.next().await {
         if let Message::Text(text) = received.expect("it is open") {
             let answer: Value = serde_json::from_str(&text).expect("JSON");

@@ -153,7 +153,10 @@ async fn a_change_and_its_entry_are_one_transaction(server: TestServer) {
     posts_once(&ann, "/assistants", json!({"graph_id": "agent"})).await;
     let item = json!({"namespace": ["a"], "key": "k", "value": {"n": 1}});
     ann.put("/store/items", item).await.ok();
-    assert_eq!(numbers(&server, "select count(*) from audit where user_id = 'ann'").await, 5);
+    assert_eq!(
+        numbers(&server, "select count(*) from audit where user_id = 'ann'").await,
+        5
+    );
     // Postgres marks each row with the transaction that has written it.
     let apart = "select count(*) from audit where user_id = 'ann' \
         and not exists (select 1 from idempotency_keys k where k.xmin = audit.xmin) \
