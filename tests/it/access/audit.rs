@@ -245,14 +245,14 @@ async fn a_change_whose_entry_cannot_be_stored_is_not_made(server: TestServer) {
     let run = Human::at(ann.clone(), "agent", &thread).run_body(script().says("hi"), json!({}));
     let started = ann.post(&format!("/threads/{thread}/runs"), run).await;
     assert!(started.status >= 500, "{started:?}");
-    ann.get(&format!("/threads/{new}")).await.refused(404);
-    let runs = ann.get(&format!("/threads/{thread}/runs")).await.ok();
-    assert_eq!(runs, json!([]));
     let accept = match server.engine {
         Engine::Sqlite => "drop trigger no_entry",
         Engine::Postgres => "drop trigger no_entry on audit",
     };
     executes(&server, accept).await;
+    ann.get(&format!("/threads/{new}")).await.refused(404);
+    let runs = ann.get(&format!("/threads/{thread}/runs")).await.ok();
+    assert_eq!(runs, json!([]));
     ann.post("/threads", json!({"thread_id": new})).await.ok();
 }
 
