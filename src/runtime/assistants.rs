@@ -42,11 +42,17 @@ pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult
 }
 
 async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
-    let is_untouched = assistants::newest_version(tx, ours.id).await? == 1;
-    let stored = match assistants::lock(tx, ours.id).await {
-        Ok(Some(stored)) => stored,
+    let locked = match assistants::lock(tx, ours.id).await {
         Ok(None) => return Ok(()),
-        Err(error) if error.is_corrupt() => {
+        Ok(Some(stored)) => Ok(stored),
+        Err(error) if error.is_corrupt() => Err(error),
+        Err(error) => return Err(error),
+    };
+    // Asked when the row is locked, since a client may just be changing the assistant.
+    let is_untouched = assistants::newest_version(tx, ours.id).await? == 1;
+    let stored = match locked {
+        Ok(stored) => stored,
+        Err(error) => {
             tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
             assistants::give_to_server(tx, &[ours.id]).await?;
             // The content of an assistant that was never changed is known, so it is written anew. Any other assistant
@@ -57,7 +63,6 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
                 Ok(())
             };
         }
-        Err(error) => return Err(error),
     };
     // This happens once: an assistant from before there were owners, or one that a client has created.
     if !stored.ownership.is_of_server() {
