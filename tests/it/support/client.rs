@@ -46,7 +46,13 @@ pub(crate) struct Reply {
 impl Client {
     /// Creates a client of the server at `base`.
     pub(crate) fn new(base: &str) -> Self {
-        let http = adjutant::net::client_builder().no_proxy().build().expect("a client");
+        // Each request has a connection of its own: the server closes one whose body it refused to read, and a client that
+        // does not know yet would send the next request there.
+        let http = adjutant::net::client_builder()
+            .no_proxy()
+            .pool_max_idle_per_host(0)
+            .build()
+            .expect("a client");
         let address = Address {
             base: base.to_owned(),
             is_down: false,
