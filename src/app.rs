@@ -16,7 +16,7 @@ use crate::agent::assemble::AgentFactory;
 use crate::auth::Authenticator;
 use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
-use crate::db::{Db, DbLimits, Engine};
+use crate::db::{Db, DbError, DbLimits, Engine};
 use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
@@ -24,6 +24,7 @@ use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::item::TextPath;
 use crate::domain::quota::Quotas;
+use crate::domain::ruling::{AccessPolicies, NoPolicies};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
@@ -49,11 +50,15 @@ use crate::tool::{Tool, demo};
 
 mod builder;
 mod credentials;
+mod data_commands;
 mod definitions;
+mod encryption;
+mod export;
 mod key_commands;
 mod keys;
 
 pub use builder::{Builder, Prepared};
+pub use data_commands::run as run_data_command;
 pub use key_commands::run as run_key_command;
 
 use builder::Registered;
@@ -148,6 +153,7 @@ impl App {
                 state: config.runtime.max_state_bytes,
             },
             sharing: sharing_rules(config.auth.as_ref()).context("[auth.sharing] cannot be used")?,
+            policies: access_policies(config.auth.as_ref()),
             audit: AuditSettings {
                 reads: config.audit.reads,
                 keep: config.audit.keep(),
@@ -295,6 +301,14 @@ fn sharing_rules(section: Option<&config::AuthSection>) -> Result<SharingRules, 
     })
 }
 
+/// Returns the access policies.
+fn access_policies(section: Option<&config::AuthSection>) -> Arc<dyn AccessPolicies> {
+    match section.and_then(|section| section.policies.loaded.clone()) {
+        Some(policies) => policies,
+        None => Arc::new(NoPolicies),
+    }
+}
+
 /// Returns the limits of queued runs and of a run's time.
 fn run_bounds(runtime: &config::Runtime) -> RunBounds {
     RunBounds {
@@ -342,13 +356,24 @@ fn webhooks(section: &config::WebhooksSection) -> anyhow::Result<Webhooks> {
 }
 
 /// Opens the database. If one of its tasks ends, the server stops.
-async fn database(storage: &config::Storage, shutdown: &Shutdown) -> anyhow::Result<Db> {
+async fn database(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Db> {
+    let storage = &config.storage;
+    let keys = encryption::master_keys(config.encryption.as_ref()).await?;
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
     let limits = DbLimits {
         statement: storage.statement_timeout(),
     };
-    let opened = Db::open_within(storage.url.expose(), limits, &spawn).await;
+    let opened = Db::open_with_keys(storage.url.expose(), limits, keys, &spawn).await;
     opened.with_context(|| format!("could not open {}", storage.url))
+}
+
+/// Adds what to do if a server has the SQLite file open.
+fn explain_in_use(error: anyhow::Error, hint: &'static str) -> anyhow::Error {
+    let is_in_use = |cause: &DbError| matches!(cause, DbError::InUse { .. });
+    match error.downcast_ref::<DbError>().is_some_and(is_in_use) {
+        true => error.context(hint),
+        false => error,
+    }
 }
 
 /// Creates the clients for the remote agents of other servers.

@@ -20,19 +20,20 @@
 //! | [`domain`] | the nouns and the machine; pure | itself |
 //! | [`definition`] | the descriptions of agents: reading, validation, inheritance; pure | `domain` |
 //! | [`auth`] | who sends a request: API keys, tokens, the hook, tickets | `domain`, `net` |
+//! | [`cedar`] | access policies: reading, validation, rulings; pure | `domain` |
 //! | [`net`] | HTTP clients, the reader of event streams, and the SSRF guard | `domain` |
 //! | [`model`] | language models and their providers | `domain`, `definition`, `net` |
 //! | [`tool`] | tools, MCP servers, programs | `domain`, `definition`, `net`, `model` |
 //! | [`peer`] | clients for remote agents on other servers | `domain`, `definition`, `net`, `model`, `tool` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `definition`, `model`, `tool` |
 //! | [`agent`] | the loop of one agent | those above but `net` |
-//! | [`db`] | SQL, and nothing but SQL | `domain`, `definition` |
+//! | [`db`] | SQL, and nothing but SQL; seals what it stores | `domain`, `definition` |
 //! | [`events`] | the log and its subscribers | `domain`, `db`, `shutdown` |
 //! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `middleware`; `metrics`, `shutdown` |
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`logging`] | the log of the process | `config` |
-//! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`; nothing |
+//! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; nothing |
 //! | [`app`] | builds the parts in their order | everything |
 //!
 //! ```text
@@ -59,6 +60,8 @@
 //! | identity | who sends a request: a user of a tenant, with roles |
 //! | credential | what proves an identity: an API key, a token, or the answer of the hook |
 //! | tenant | an organisation or team whose resources are invisible to all others |
+//! | master key | a key outside the database, under which data keys are encrypted |
+//! | data key | the random key of a tenant, under which the values of its rows are sealed |
 //! | ticket | a secret for one stream and one minute, which a browser sends in the query instead of headers |
 //! | tree | a run of a main agent with all child runs below it, and their shared budget |
 //! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
@@ -75,6 +78,9 @@
 //! | event | an entry of a thread's log (a checkpoint or a fact), or a piece of an answer that is only streamed |
 //! | projection | the translation of events into the frames of one stream protocol or mode |
 //! | interrupt | a question to a human for which a run waits |
+//! | approvers | the users and roles to whom an interrupt is assigned |
+//! | access policy | a policy in the language Cedar that permits or forbids actions, beyond the roles |
+//! | ruling | what the access policies say about an action of a caller: conditions on resources |
 //! | decision | a reviewer's answer about one tool call: approve, edit, reject or respond |
 //! | call | a tool call of the model; its *call status* says whether it is ready, started, waiting, delegated or complete |
 //! | machine | the state, phase and open interrupts of one agent; a pure state machine that decides the next step |
@@ -148,6 +154,7 @@
 pub mod agent;
 pub mod app;
 pub mod auth;
+pub mod cedar;
 pub mod config;
 pub mod db;
 pub mod definition;

@@ -1,11 +1,11 @@
-//! The program: parses the command line, then serves, checks the configuration, or manages API keys.
+//! The program: parses the command line, then serves, checks the configuration, or manages API keys and data.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use adjutant::Adjutant;
 use adjutant::app::{self, Prepared};
-use adjutant::config::{self, Arguments, KeysCommand, Problems, ProgramCommand};
+use adjutant::config::{self, Arguments, DataCommand, KeysCommand, Problems, ProgramCommand};
 use adjutant::logging;
 use clap::Parser;
 
@@ -17,6 +17,12 @@ fn main() -> ExitCode {
     keep_pages_small();
     let command = Arguments::parse().into_command();
     let prepared = Adjutant::builder().settings(command.settings().clone()).load();
+    let may_dump = prepared
+        .as_ref()
+        .is_ok_and(|prepared| prepared.loaded().config.server.allow_core_files);
+    if !may_dump {
+        forbid_core_files();
+    }
     match &command {
         ProgramCommand::Serve(_) => serve_until_stopped(prepared),
         ProgramCommand::Check(_) => {
@@ -30,6 +36,7 @@ fn main() -> ExitCode {
             }
         }
         ProgramCommand::Keys(command) => manage_keys(prepared, command),
+        ProgramCommand::Data(command) => manage_data(prepared, command),
     }
 }
 
@@ -66,6 +73,46 @@ fn manage_keys(prepared: Result<Prepared, Problems>, command: &KeysCommand) -> E
 async fn run_key_command(prepared: &Prepared, command: &KeysCommand) -> anyhow::Result<String> {
     app::run_key_command(prepared, command).await
 }
+
+/// Runs a command about the data of users and tenants. Its result goes to standard output, and errors to standard error.
+fn manage_data(prepared: Result<Prepared, Problems>, command: &DataCommand) -> ExitCode {
+    let done = prepared
+        .map_err(anyhow::Error::from)
+        .and_then(|prepared| run_data_command(&prepared, command));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // If standard error is closed, too, the exit code remains.
+            let _ = writeln!(std::io::stderr(), "{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn run_data_command(prepared: &Prepared, command: &DataCommand) -> anyhow::Result<()> {
+    let mut output = std::io::BufWriter::new(std::io::stdout());
+    app::run_data_command(prepared, command, &mut output).await?;
+    Ok(output.flush()?)
+}
+
+/// Keeps the system from writing core files of this process, and debuggers from attaching to it: its memory holds keys
+/// and conversations. The limit is not enough, since systems that pass core files to a program ignore it.
+#[cfg(unix)]
+fn forbid_core_files() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+}
+
+/// Other systems write no core files.
+#[cfg(not(unix))]
+fn forbid_core_files() {}
 
 /// Disables transparent huge pages: with them, idle memory such as that of open streams takes several times its size
 /// (`benches/thread_streams.py`). The error of a kernel without huge pages is ignored.

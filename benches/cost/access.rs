@@ -4,7 +4,7 @@ use adjutant::db::threads;
 use adjutant::domain::access::{Action, Ownership};
 use adjutant::domain::audit::{AuditEntry, AuditOutcome};
 use adjutant::domain::id::ThreadId;
-use adjutant::domain::identity::Identity;
+use adjutant::domain::identity::{Credential, Identity};
 use adjutant::domain::thread::Thread;
 use adjutant::domain::time::{Clock, SystemClock};
 use serde_json::Map;
@@ -14,11 +14,15 @@ use crate::meter::{Cost, line};
 
 /// Runs the benchmark. Each request inserts a thread.
 pub(crate) async fn measure(lab: &Lab) {
+    let caller = Identity {
+        credential: Credential::Hook,
+        ..Identity::unauthenticated()
+    };
     for clients in [1, 16] {
         let without = Cost::of(2_000, clients, || insert(lab)).await;
         let with = Cost::of(2_000, clients, || async {
-            let request = lab.runtime.audit.run_request(async {
-                lab.runtime.audit.record(entry());
+            let request = lab.runtime.audit.run_request(Some(&caller), async {
+                lab.runtime.audit.record(entry(&caller));
                 insert(lab).await;
             });
             request.await.expect("the entry is stored");
@@ -26,8 +30,8 @@ pub(crate) async fn measure(lab: &Lab) {
         let with = with.await;
         let apart = Cost::of(2_000, clients, || async {
             insert(lab).await;
-            let request = lab.runtime.audit.run_request(async {
-                lab.runtime.audit.record(entry());
+            let request = lab.runtime.audit.run_request(Some(&caller), async {
+                lab.runtime.audit.record(entry(&caller));
             });
             request.await.expect("the entry is stored");
         });
@@ -51,14 +55,7 @@ async fn insert(lab: &Lab) {
     assert!(write.await.expect("a commit"), "the thread is new");
 }
 
-fn entry() -> AuditEntry {
-    let caller = Identity::unauthenticated();
+fn entry(caller: &Identity) -> AuditEntry {
     let now = SystemClock.now();
-    AuditEntry::new(
-        &caller,
-        Action::ThreadsCreate,
-        String::new(),
-        AuditOutcome::Allowed,
-        now,
-    )
+    AuditEntry::new(caller, Action::ThreadsCreate, String::new(), AuditOutcome::Allowed, now)
 }

@@ -13,6 +13,7 @@ use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, 
 use adjutant::domain::background::PollPolicy;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::identity::Identity;
+use adjutant::domain::ruling::NoPolicies;
 use adjutant::domain::run::{Run, RunRequest};
 use adjutant::domain::size::SizeLimits;
 use adjutant::domain::time::{SystemClock, Timestamp};
@@ -143,6 +144,7 @@ impl Lab {
             max_calls: 512,
             max_calls_per_run: 64,
             sharing: SharingRules::default(),
+            policies: Arc::new(NoPolicies),
             audit: AuditSettings::default(),
             quotas: Arc::default(),
         };

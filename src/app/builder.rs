@@ -285,7 +285,7 @@ impl Prepared {
     }
 
     async fn open_database(&self, shutdown: &Shutdown) -> anyhow::Result<Db> {
-        let opened = super::database(&self.loaded.config.storage, shutdown).await;
+        let opened = super::database(&self.loaded.config, shutdown).await;
         // Stops the tasks that were started already.
         opened.inspect_err(|_| shutdown.begin())
     }

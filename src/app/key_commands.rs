@@ -11,7 +11,7 @@ use super::builder::Prepared;
 use super::credentials::StoredCredentials;
 use crate::auth::{ApiKeys, IssuedKey, KeySearch};
 use crate::config::KeysCommand;
-use crate::db::{Db, DbError};
+use crate::db::Db;
 use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::time::{Clock, SystemClock};
@@ -33,22 +33,13 @@ const IN_USE: &str = "A server is using the database. While it runs, an admin ma
 /// Returns an error if an argument is invalid, if there is no such key, or if the database cannot be opened.
 pub async fn run(prepared: &Prepared, command: &KeysCommand) -> anyhow::Result<String> {
     let shutdown = Shutdown::new(DEADLINE);
-    let storage = &prepared.loaded().config.storage;
-    let db = super::database(storage, &shutdown).await.map_err(explain)?;
+    let opened = super::database(&prepared.loaded().config, &shutdown).await;
+    let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
     let done = run_on(&db, command).await;
     shutdown.begin();
     db.close().await;
     shutdown.finished().await?;
     done
-}
-
-/// Adds what to do if a server has the SQLite file open.
-fn explain(error: anyhow::Error) -> anyhow::Error {
-    let is_in_use = |cause: &DbError| matches!(cause, DbError::InUse { .. });
-    match error.downcast_ref::<DbError>().is_some_and(is_in_use) {
-        true => error.context(IN_USE),
-        false => error,
-    }
 }
 
 async fn run_on(db: &Db, command: &KeysCommand) -> anyhow::Result<String> {

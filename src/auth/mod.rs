@@ -193,6 +193,11 @@ impl Authenticator {
         self.0.is_some()
     }
 
+    /// Returns whether the hook is asked about credentials that no other way knows.
+    pub fn has_hook(&self) -> bool {
+        self.0.as_ref().is_some_and(|ways| ways.hook.is_some())
+    }
+
     /// Returns whether a request has credentials, valid or not.
     pub fn has_credentials(&self, credentials: Credentials<'_>) -> bool {
         let Some(ways) = &self.0 else { return false };

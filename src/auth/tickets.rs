@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use super::keys::{ApiKeys, random_bytes};
 use super::store::CredentialStore;
 use super::{AuthError, KeyError};
-use crate::domain::api_key::{ApiKeyId, SecretDigest, StoredTicket, hexadecimal};
+use crate::domain::api_key::{ApiKeyId, SecretDigest, StoredTicket};
 use crate::domain::identity::{Credential, Identity};
 use crate::domain::time::{Clock, Timestamp};
 
@@ -55,7 +55,7 @@ impl Tickets {
         let latest = now.plus(TICKET_LIFETIME);
         let expires_at = identity.expires_at.map_or(latest, |end| end.min(latest));
         let secret: [u8; TICKET_DIGITS / 2] = random_bytes(&self.random)?;
-        let text = format!("{TICKET_PREFIX}{}", hexadecimal(&secret));
+        let text = format!("{TICKET_PREFIX}{}", hex::encode(secret));
         let ticket = StoredTicket {
             digest: SecretDigest::of(&text),
             identity: identity.clone(),

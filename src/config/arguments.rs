@@ -37,6 +37,9 @@ pub enum ProgramCommand {
     /// Creates, lists, rotates and revokes API keys in the configured database.
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// A command about the data of users and tenants.
+    #[command(flatten)]
+    Data(DataCommand),
 }
 
 impl ProgramCommand {
@@ -45,6 +48,74 @@ impl ProgramCommand {
         match self {
             Self::Serve(settings) | Self::Check(settings) => settings,
             Self::Keys(command) => command.settings(),
+            Self::Data(command) => command.settings(),
+        }
+    }
+}
+
+/// The commands about the data of users and tenants, which work on the database itself. With SQLite, the server must be
+/// stopped.
+#[derive(Debug, Clone, Subcommand)]
+pub enum DataCommand {
+    /// Wraps all data keys under the first key of [encryption], and encrypts what is not yet. May be repeated after an
+    /// interruption.
+    Rekey {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// Encrypt everything anew, under new data keys.
+        #[arg(long, conflicts_with = "plain")]
+        new_data_keys: bool,
+        /// Decrypt everything, so that the section [encryption] can be removed. No server may be running.
+        #[arg(long)]
+        plain: bool,
+    },
+    /// Prints everything that belongs to a user, as JSON lines.
+    ExportUser {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// The user.
+        user: String,
+        /// The tenant of the user.
+        #[arg(long, default_value = Tenant::DEFAULT)]
+        tenant: String,
+    },
+    /// Deletes everything that belongs to a user, with the user's API keys.
+    DeleteUser {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// The user.
+        user: String,
+        /// The tenant of the user.
+        #[arg(long, default_value = Tenant::DEFAULT)]
+        tenant: String,
+        /// Delete the user's entries of the audit, too.
+        #[arg(long)]
+        audit: bool,
+    },
+    /// Deletes everything that belongs to a tenant, and destroys its data keys.
+    DeleteTenant {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// The tenant.
+        tenant: String,
+        /// Delete the tenant's entries of the audit, too.
+        #[arg(long)]
+        audit: bool,
+    },
+}
+
+impl DataCommand {
+    /// Returns the settings.
+    pub fn settings(&self) -> &CommandLineSettings {
+        match self {
+            Self::Rekey { settings, .. }
+            | Self::ExportUser { settings, .. }
+            | Self::DeleteUser { settings, .. }
+            | Self::DeleteTenant { settings, .. } => settings,
         }
     }
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use url::Url;
 
+use super::policies::PoliciesSection;
 use super::sections::{KeySource, seconds};
 use crate::definition::check::{address_problem, is_word};
 use crate::definition::{Diagnostic, FieldPath};
@@ -46,6 +47,9 @@ pub struct AuthSection {
     /// What owners share with their tenant.
     #[cfg_attr(test, schemars(skip))]
     pub sharing: SharingSections,
+    /// Access policies.
+    #[cfg_attr(test, schemars(skip))]
+    pub policies: PoliciesSection,
 }
 
 /// `[auth.sharing]`: what owners share with their tenant.
@@ -98,6 +102,7 @@ impl Default for AuthSection {
             jwt: vec![],
             hook: None,
             sharing: SharingSections::default(),
+            policies: PoliciesSection::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use secrecy::ExposeSecret;
 
 use super::quotas::check_prices;
-use super::{AuthSection, Config, ProviderSection, Server, TimeToLive};
+use super::{AuthSection, Config, EncryptionSection, ProviderSection, Server, TimeToLive};
 use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
 use crate::definition::{Diagnostic, FieldPath, Segment};
@@ -35,6 +35,14 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         ("webhooks", config.webhooks.problems()),
         ("peers", config.peers.problems()),
         ("answers", config.answers.problems()),
+        (
+            "encryption",
+            config
+                .encryption
+                .as_ref()
+                .map(EncryptionSection::problems)
+                .unwrap_or_default(),
+        ),
     ];
     for (section, problems) in sections {
         for (field, reason) in problems {

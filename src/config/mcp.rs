@@ -1,9 +1,9 @@
-//! MCP servers, those for all agents and those of single ones: secrets come from the environment, where the text says
-//! `${NAME}` or `${NAME:-otherwise}`.
+//! MCP servers, those for all agents and those of single ones.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::secrets::References;
 use super::{Config, variable};
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{Diagnostic, FieldPath};
@@ -33,20 +33,21 @@ pub fn inherited() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Puts the values of variables where the definitions of servers name them. What is not set is told.
+/// Replaces the references in the definitions of servers. Returns what is wrong with them.
 ///
 /// A server of an agent that has nothing but an address is the configured one at that address, if there is one: with
 /// its headers, for example.
-pub(super) fn fill_in(config: &mut Config) -> Vec<Diagnostic> {
+pub(super) fn fill_in(config: &mut Config, references: &mut References<'_>) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, server) in &mut config.mcp_servers {
-        findings.extend(fill(&FieldPath::of(["mcp_servers", name.as_str()]), server));
+        let field = FieldPath::of(["mcp_servers", name.as_str()]);
+        fill(&field, server, references, &mut findings);
     }
     let configured: Vec<McpServerDefinition> = config.mcp_servers.values().cloned().collect();
     for (graph_id, agent) in &mut config.agents {
         let top = FieldPath::of(["agents", graph_id.as_str()]);
         for (field, server) in agent.servers_mut() {
-            findings.extend(fill(&top.join(&field), server));
+            fill(&top.join(&field), server, references, &mut findings);
             let bare = McpServerDefinition {
                 url: server.url.clone(),
                 ..McpServerDefinition::default()
@@ -62,29 +63,28 @@ pub(super) fn fill_in(config: &mut Config) -> Vec<Diagnostic> {
     findings
 }
 
-fn fill(top: &FieldPath, server: &mut McpServerDefinition) -> Vec<Diagnostic> {
-    let mut findings = vec![];
-    let mut fill = |field: FieldPath, text: &mut String| match filled(text, variable) {
-        Ok(filled) => *text = filled,
-        Err(problem) => findings.push(Diagnostic::error(field, problem)),
-    };
+fn fill(
+    top: &FieldPath,
+    server: &mut McpServerDefinition,
+    references: &mut References<'_>,
+    findings: &mut Vec<Diagnostic>,
+) {
     for (field, text) in [
         ("command", &mut server.command),
         ("url", &mut server.url),
         ("cwd", &mut server.cwd),
     ] {
-        text.iter_mut().for_each(|text| fill(top.then(field), text));
+        if let Some(text) = text {
+            references.fill(top.then(field), text, findings);
+        }
     }
     for (at, arg) in server.args.iter_mut().enumerate() {
-        fill(top.then("args").then(at), arg);
+        references.fill(top.then("args").then(at), arg, findings);
     }
     for (key, value) in &mut server.env {
-        fill(top.then("env").then(key), value);
+        references.fill(top.then("env").then(key), value, findings);
     }
-    for (key, value) in &mut server.headers.0 {
-        fill(top.then("headers").then(key), value);
-    }
-    findings
+    references.fill_headers(&top.then("headers"), &mut server.headers, findings);
 }
 
 /// Puts the folder in which a server runs, relative to `folder` until now, in its place.
@@ -136,40 +136,4 @@ fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Di
         _ => None,
     };
     message.map(|message| Diagnostic::warning(field.then("command"), format!("`{}`: {message}", command.display())))
-}
-
-/// The text with the values of the variables that it names.
-fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
-    let mut filled = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("${") {
-        let Some((inside, after)) = after.split_once('}') else {
-            break;
-        };
-        let (name, otherwise) = inside
-            .split_once(":-")
-            .map_or((inside, None), |(name, otherwise)| (name, Some(otherwise)));
-        let value = variable(name).or_else(|| otherwise.map(str::to_owned));
-        filled.push_str(before);
-        filled.push_str(&value.ok_or_else(|| format!("the environment variable {name} is not set"))?);
-        rest = after;
-    }
-    filled.push_str(rest);
-    Ok(filled)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variables_are_replaced_by_their_values() {
-        let fill = |text| filled(text, |name| (name == "KEY").then(|| "s3cret".to_owned()));
-        assert_eq!(fill("Bearer ${KEY}!"), Ok("Bearer s3cret!".to_owned()));
-        assert_eq!(fill("${NONE:-x}${KEY} $KEY ${"), Ok("xs3cret $KEY ${".to_owned()));
-        assert_eq!(
-            fill("${NONE}"),
-            Err("the environment variable NONE is not set".to_owned())
-        );
-    }
 }

@@ -26,28 +26,36 @@ mod bundled_files;
 mod check;
 mod document;
 mod embedded;
+mod encryption;
 mod folder;
 mod markdown;
 mod mcp;
 mod peers;
+mod policies;
 mod problem;
+mod program_output;
 mod quotas;
 mod report;
+mod secrets;
 mod sections;
 mod store;
 mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
-pub use arguments::{Arguments, CommandLineSettings, KeysCommand, ProgramCommand};
+pub use arguments::{Arguments, CommandLineSettings, DataCommand, KeysCommand, ProgramCommand};
 pub use auth::{AuthKeySection, AuthSection, HookSection, JwtSection, SharingSection};
 pub use check::{NEEDS_AUTH, validation_context};
 pub use embedded::Embedded;
+pub use encryption::EncryptionSection;
 pub use mcp::inherited;
 pub use peers::PeersSection;
+pub use policies::PoliciesSection;
 pub use problem::{Problem, Problems, TextPosition};
+pub use program_output::{output_of, read_secrets};
 pub use quotas::{PriceSection, QuotaSection, QuotasSection};
 pub use report::report;
+pub use secrets::SecretSection;
 pub use sections::{
     AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections,
     Runtime, Server, Storage, SweepStrategy, TimeToLive,
@@ -56,6 +64,7 @@ pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use watch::{Watch, WatchedFiles};
 pub use webhooks::WebhooksSection;
 
+use policies::PolicyFindings;
 use problem::{SettingOrigin, SettingOrigins};
 
 /// The default name of the configuration file.
@@ -81,6 +90,8 @@ pub struct Config {
     pub server: Server,
     /// The database.
     pub storage: Storage,
+    /// The keys under which values in the database are encrypted; not encrypted if absent.
+    pub encryption: Option<EncryptionSection>,
     /// The execution of runs.
     pub runtime: Runtime,
     /// The Store, which outlives threads.
@@ -109,6 +120,8 @@ pub struct Config {
     pub log: Log,
     /// The model providers, by the name before the colon.
     pub providers: NamedEntries<ProviderSection>,
+    /// The secrets to which other settings refer.
+    pub secrets: NamedEntries<SecretSection>,
     /// The declared tools, by name.
     pub tools: NamedEntries<ToolDefinition>,
     /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
@@ -197,14 +210,25 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     for provider in config.providers.values_mut() {
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
     }
+    let mut policies = PolicyFindings::default();
     if let Some(auth) = &mut config.auth {
         auth.settle_files(&beside);
+        policies = auth.policies.load(&beside);
+    }
+    reader.problems.extend(policies.in_files);
+    if let Some(encryption) = &mut config.encryption {
+        encryption.settle_file(&beside);
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
-    let unset = mcp::fill_in(&mut config);
+    let unset = secrets::fill_in(&mut config, &beside);
     let invalid = check::check(&config, &reading.findings);
     let unread = reader.bundle_files(&mut config, &beside);
-    for finding in unset.into_iter().chain(invalid).chain(unread) {
+    for finding in unset
+        .into_iter()
+        .chain(policies.of_settings)
+        .chain(invalid)
+        .chain(unread)
+    {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
             reader.add(Diagnostic { field, ..finding });

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::sections::NamedEntries;
 use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::identity::Tenant;
-use crate::domain::quota::{ModelPrice, PriceTable, QuotaRule, Quotas};
+use crate::domain::quota::{ModelPrice, PriceTable, QuotaRule, Quotas, millionths};
 
 /// The most requests per second, runs and streams that a quota can allow.
 const MAX_COUNT: u64 = 1_000_000_000;
@@ -95,23 +95,13 @@ pub struct PriceSection {
     pub output: f64,
 }
 
-/// Returns an amount of money in millionths.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the section was checked: the amount is positive and far below the largest number"
-)]
-fn micros(money: f64) -> u64 {
-    (money * 1_000_000.0).round() as u64
-}
-
 impl PriceSection {
     /// Returns the price.
     fn price(&self) -> ModelPrice {
         ModelPrice {
-            input: micros(self.input),
-            cached_input: micros(self.cached_input.unwrap_or(self.input)),
-            output: micros(self.output),
+            input: millionths(self.input),
+            cached_input: millionths(self.cached_input.unwrap_or(self.input)),
+            output: millionths(self.output),
         }
     }
 }
@@ -140,7 +130,7 @@ impl QuotaSection {
             open_streams: given(self.open_streams),
             stored_bytes: given(self.stored_bytes),
             tokens_per_day: given(self.tokens_per_day),
-            cost_per_day: given(self.cost_per_day.map(micros)),
+            cost_per_day: given(self.cost_per_day.map(millionths)),
         }
     }
 

@@ -9,6 +9,7 @@ mod auth;
 mod folders;
 mod layouts;
 mod quotas;
+mod secrets;
 mod servers;
 mod settings;
 

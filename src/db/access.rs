@@ -14,6 +14,7 @@ use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership, ResourceFacts};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
 use crate::domain::identity::{Tenant, UserId};
+use crate::domain::ruling::{RowCondition, Ruling};
 
 /// Returns the ownership in the columns of a row.
 pub(super) fn ownership(tenant: String, owner: String) -> Ownership {
@@ -51,12 +52,11 @@ async fn find_facts(
             id: &id,
         };
         // Metadata that cannot be read share nothing.
-        let metadata = row
-            .metadata
-            .map(|text| cell.decode_or_default::<Map<String, Value>>(&text));
+        let metadata = row.metadata.map(|text| cell.decode_or_log::<Map<String, Value>>(&text));
         ResourceFacts {
             ownership: ownership(row.tenant, row.owner),
-            metadata: metadata.unwrap_or_default(),
+            is_unreadable: metadata == Some(None),
+            metadata: metadata.flatten().unwrap_or_default(),
             ..ResourceFacts::default()
         }
     };
@@ -75,6 +75,26 @@ pub async fn thread_facts(tx: &mut Tx<'_>, id: ThreadId, with_metadata: bool) ->
         where b.task_id = $1 and not exists (select 1 from threads where thread_id = $1)";
     let sql = if with_metadata { WITH_METADATA } else { PLAIN };
     find_facts(tx, sql, "threads", id.0).await
+}
+
+/// Adds the metadata of the threads above that of a background task to its facts.
+pub async fn add_metadata_above(tx: &mut Tx<'_>, id: ThreadId, facts: &mut ResourceFacts) -> DbResult<()> {
+    const SQL: &str = "with recursive above(thread_id) as (\
+        select parent_thread from background_tasks where task_id = $1 \
+        union select b.parent_thread from above join background_tasks b on b.task_id = above.thread_id) \
+        select cast(t.metadata as text) from above join threads t on t.thread_id = above.thread_id";
+    let texts: Vec<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(id.0).fetch_all(conn).await)?;
+    for text in texts {
+        let cell = ColumnRef {
+            table: "threads",
+            column: "metadata",
+            id: &id.0,
+        };
+        let metadata = cell.decode_or_log(&text);
+        facts.is_unreadable |= metadata.is_none();
+        facts.above.extend(metadata);
+    }
+    Ok(())
 }
 
 /// Returns the facts about an assistant, with its metadata if a rule for sharing needs them.
@@ -125,6 +145,8 @@ pub(super) struct ScopedRows {
     pub(super) alias: &'static str,
     /// True if their metadata can share them with the tenant.
     pub(super) can_be_shared: bool,
+    /// True if they are threads.
+    pub(super) are_threads: bool,
     /// True if the server itself owns some of them, which all scopes but [`AccessScope::Nothing`] contain.
     pub(super) some_are_of_server: bool,
     /// True if they are found by the index of another condition, so that the index of owners must not be used.
@@ -136,7 +158,6 @@ pub(super) fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &AccessScope, ro
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
-    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
 {
     let (tenant, own) = match scope {
         AccessScope::Server => return Ok(()),
@@ -146,32 +167,16 @@ where
         }
         AccessScope::Tenant(tenant) => (tenant, None),
         AccessScope::Own { ownership, shared } => (&ownership.tenant, Some((&ownership.owner, shared))),
+        AccessScope::Ruled { tenant, base, ruling } => return push_ruled(sql, tenant, base, ruling, rows),
     };
     let alias = rows.alias;
-    sql.push(" and ");
-    if rows.by_other_index {
-        sql.push(<QueryBuilder<DB> as Contains>::WITHOUT_INDEX);
-    }
-    sql.push(alias).push("tenant");
-    if rows.some_are_of_server {
-        sql.push(" in (")
-            .push_bind(tenant_of_server())
-            .push(", ")
-            .push_bind(tenant.as_str().to_owned())
-            .push(")");
-    } else {
-        sql.push(" = ").push_bind(tenant.as_str().to_owned());
-    }
+    push_tenant(sql, tenant, rows);
     let Some((owner, shared)) = own else { return Ok(()) };
-    sql.push(" and (")
-        .push(alias)
-        .push("owner = ")
-        .push_bind(owner.as_str().to_owned());
+    sql.push(" and (").push(alias).push("owner = ");
+    sql.push_text(owner.as_str());
     if rows.some_are_of_server {
-        sql.push(" or ")
-            .push(alias)
-            .push("tenant = ")
-            .push_bind(tenant_of_server());
+        sql.push(" or ").push(alias).push("tenant = ");
+        sql.push_text(&tenant_of_server());
     }
     if rows.can_be_shared {
         for filter in shared {
@@ -180,6 +185,156 @@ where
         }
     }
     sql.push(")");
+    Ok(())
+}
+
+/// Appends the condition that a row belongs to the tenant, or to the server if such rows are there, after `and`.
+fn push_tenant<DB>(sql: &mut QueryBuilder<DB>, tenant: &Tenant, rows: ScopedRows)
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    sql.push(" and ");
+    if rows.by_other_index {
+        sql.push(<QueryBuilder<DB> as Contains>::WITHOUT_INDEX);
+    }
+    sql.push(rows.alias).push("tenant");
+    if rows.some_are_of_server {
+        sql.push(" in (");
+        sql.push_text(&tenant_of_server());
+        sql.push(", ");
+        sql.push_text(tenant.as_str());
+        sql.push(")");
+    } else {
+        sql.push(" = ");
+        sql.push_text(tenant.as_str());
+    }
+}
+
+/// Appends the condition that access policies leave a row: none forbids it, and the roles allow it or one permits it.
+fn push_ruled<DB>(
+    sql: &mut QueryBuilder<DB>,
+    tenant: &Tenant,
+    base: &AccessScope,
+    ruling: &Ruling,
+    rows: ScopedRows,
+) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    push_tenant(sql, tenant, rows);
+    push_unforbidden(sql, &ruling.forbids, rows)?;
+    sql.push(" and ((true");
+    push_scope(sql, base, rows)?;
+    // What belongs to the server is not the tenant's.
+    sql.push(") or (").push(rows.alias).push("tenant = ");
+    sql.push_text(tenant.as_str());
+    push_permitted(sql, &ruling.permits, rows)?;
+    sql.push("))");
+    Ok(())
+}
+
+/// Appends the condition that policies permit a row, after `and`. Metadata that are no object cannot be read, and permit
+/// nothing.
+pub(super) fn push_permitted<DB>(sql: &mut QueryBuilder<DB>, permits: &RowCondition, rows: ScopedRows) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    sql.push(" and ");
+    push_condition(sql, permits, rows)?;
+    if rows.can_be_shared && permits.asks_metadata() {
+        sql.push(" and ").push_is_object(&format!("{}metadata", rows.alias));
+    }
+    Ok(())
+}
+
+/// Appends the condition that policies do not forbid a row, after `and`. What they forbid on a thread, they forbid on the
+/// threads of its background tasks, too. Metadata that are no object cannot be read, and may be any.
+pub(super) fn push_unforbidden<DB>(sql: &mut QueryBuilder<DB>, forbids: &RowCondition, rows: ScopedRows) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    let alias = rows.alias;
+    sql.push(" and not ");
+    push_condition(sql, forbids, rows)?;
+    if !rows.can_be_shared || !forbids.asks_metadata() {
+        return Ok(());
+    }
+    sql.push(" and ").push_is_object(&format!("{alias}metadata"));
+    if !rows.are_threads {
+        return Ok(());
+    }
+    let above = ScopedRows {
+        alias: "higher.",
+        ..rows
+    };
+    sql.push(" and (not exists (select 1 from background_tasks task where task.task_id = ")
+        .push(alias)
+        .push("thread_id) or not exists (with recursive above(thread_id) as (")
+        .push("select task.parent_thread from background_tasks task where task.task_id = ")
+        .push(alias)
+        .push("thread_id union select task.parent_thread from above ")
+        .push("join background_tasks task on task.task_id = above.thread_id) ")
+        .push("select 1 from above cross join threads higher where higher.thread_id = above.thread_id and (not ")
+        .push_is_object("higher.metadata");
+    sql.push(" or ");
+    push_condition(sql, forbids, above)?;
+    sql.push(")))");
+    Ok(())
+}
+
+/// Appends the condition of a ruling, in parentheses.
+fn push_condition<DB>(sql: &mut QueryBuilder<DB>, condition: &RowCondition, rows: ScopedRows) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    let alias = rows.alias;
+    sql.push("(");
+    match condition {
+        RowCondition::Is(truth) => {
+            sql.push(if *truth { "true" } else { "false" });
+        }
+        RowCondition::OwnedBy(user) => {
+            sql.push(alias).push("owner = ");
+            sql.push_text(user.as_str());
+        }
+        RowCondition::Metadata(filter) if rows.can_be_shared => {
+            sql.push_contains(&format!("{alias}metadata"), filter.wanted())?;
+        }
+        RowCondition::Metadata(_) => {
+            sql.push("false");
+        }
+        RowCondition::Not(inner) => {
+            sql.push("not ");
+            push_condition(sql, inner, rows)?;
+        }
+        RowCondition::All(all) => push_list(sql, all, " and ", rows)?,
+        RowCondition::Any(any) => push_list(sql, any, " or ", rows)?,
+    }
+    sql.push(")");
+    Ok(())
+}
+
+fn push_list<DB>(
+    sql: &mut QueryBuilder<DB>,
+    conditions: &[RowCondition],
+    between: &str,
+    rows: ScopedRows,
+) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    for (at, condition) in conditions.iter().enumerate() {
+        if at > 0 {
+            sql.push(between);
+        }
+        push_condition(sql, condition, rows)?;
+    }
     Ok(())
 }
 
@@ -192,17 +347,17 @@ pub(super) fn push_scope_of_thread<DB>(
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
-    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
 {
     let rows = ScopedRows {
         alias: "scoped.",
         can_be_shared: true,
+        are_threads: true,
         some_are_of_server: false,
         by_other_index: true,
     };
     match scope {
         AccessScope::Server | AccessScope::Nothing => push_scope(sql, scope, rows),
-        AccessScope::Tenant(_) | AccessScope::Own { .. } => {
+        AccessScope::Tenant(_) | AccessScope::Own { .. } | AccessScope::Ruled { .. } => {
             sql.push(" and exists (select 1 from threads scoped where scoped.thread_id = ")
                 .push(column);
             push_scope(sql, scope, rows)?;

@@ -33,6 +33,7 @@ const SELECT_VERSION: &str = concatcp!(
 const SCOPED: ScopedRows = ScopedRows {
     alias: "",
     can_be_shared: true,
+    are_threads: false,
     some_are_of_server: true,
     by_other_index: false,
 };
@@ -52,6 +53,24 @@ struct AssistantRow {
     updated_at: i64,
     tenant: String,
     owner: String,
+}
+
+/// Returns a column of an assistant, or of one of its versions.
+fn cell<'a>(column: &'static str, assistant: &'a AssistantId) -> ColumnRef<'a, AssistantId> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: assistant,
+    }
+}
+
+impl AssistantRow {
+    /// Returns about how many bytes of memory the row takes.
+    fn weigh(&self) -> usize {
+        let id = AssistantId(self.assistant_id);
+        let config = cell("config", &id).weigh(&self.config);
+        config + cell("context", &id).weigh(&self.context) + parsed_bytes(&self.metadata)
+    }
 }
 
 impl TryFrom<AssistantRow> for Assistant {
@@ -112,12 +131,15 @@ pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
         description, created_at, updated_at, tenant, owner) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict (assistant_id) do nothing";
     let settings = &assistant.settings;
+    let sealer = tx.sealer(assistant.ownership.tenant.as_str()).await?;
+    let config = sealer.json(&cell("config", &assistant.id), &settings.config)?;
+    let context = sealer.json(&cell("context", &assistant.id), &settings.context)?;
     let inserted = on_engine!(tx, |conn| query(SQL)
         .bind(assistant.id.0)
         .bind(assistant.version)
         .bind(&settings.graph_id)
-        .bind(Json(&settings.config))
-        .bind(Json(&settings.context))
+        .bind(Json(config))
+        .bind(Json(context))
         .bind(Json(&settings.metadata))
         .bind(&settings.name)
         .bind(fold_case(&settings.name))
@@ -183,12 +205,15 @@ pub async fn update(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
     const SQL: &str = "update assistants set version = $2, graph_id = $3, config = $4, context = $5, metadata = $6, \
         name = $7, folded = $8, description = $9, updated_at = $10 where assistant_id = $1";
     let settings = &assistant.settings;
+    let sealer = tx.sealer(assistant.ownership.tenant.as_str()).await?;
+    let config = sealer.json(&cell("config", &assistant.id), &settings.config)?;
+    let context = sealer.json(&cell("context", &assistant.id), &settings.context)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(assistant.id.0)
         .bind(assistant.version)
         .bind(&settings.graph_id)
-        .bind(Json(&settings.config))
-        .bind(Json(&settings.context))
+        .bind(Json(config))
+        .bind(Json(context))
         .bind(Json(&settings.metadata))
         .bind(&settings.name)
         .bind(fold_case(&settings.name))
@@ -263,8 +288,7 @@ pub async fn versions(
     page: PageQuery,
 ) -> DbResult<ListPart<AssistantVersion>> {
     const SQL: &str = concatcp!(SELECT_VERSION, " where assistant_id = ");
-    let weigh =
-        |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
+    let weigh = AssistantRow::weigh;
     let mut filling = ListBuilder::new(page.limit, page.bytes);
     while let Some(next) = filling.next() {
         let offset = page.offset + filling.count();
@@ -288,6 +312,7 @@ pub async fn versions(
 /// Deletes an assistant with its versions. Its runs and threads stay. Returns whether it existed.
 pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
     const SQL: &str = "delete from assistants where assistant_id = $1";
+    tx.erase_traces();
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .execute(conn)
@@ -401,8 +426,7 @@ fn like_pattern(part: &str) -> String {
 
 /// Returns the assistants that match a search, up to about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantQuery, bytes: usize) -> DbResult<ListPart<Assistant>> {
-    let weigh =
-        |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
+    let weigh = AssistantRow::weigh;
     let mut filling = ListBuilder::new(wanted.limit, bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();

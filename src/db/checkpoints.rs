@@ -23,7 +23,8 @@ pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
 use super::engine::on_engine;
 use super::error::corrupt;
-use super::json::{ColumnRef, encode};
+use super::json::ColumnRef;
+use super::sealing::Sealer;
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -60,6 +61,15 @@ pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
     ]
     .into_iter()
     .find(|source| source.word() == word)
+}
+
+/// Returns a column of a checkpoint. The column `before` holds a value of the column `position`.
+pub(super) fn cell<'a>(column: &'static str, checkpoint: &'a Uuid) -> ColumnRef<'a, Uuid> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: checkpoint,
+    }
 }
 
 /// The columns of an [`Entry`].
@@ -150,7 +160,8 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResu
             };
             before = Some((placed, segment));
             last = segment;
-            rows.push(NewRow::new(placed, segment)?);
+            let sealer = tx.sealer_of_thread(placed.thread).await?;
+            rows.push(NewRow::new(placed, segment, &sealer)?);
         }
         insert_rows(tx, rows).await?;
     }
@@ -193,19 +204,20 @@ struct NewRow<'a> {
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a NewCheckpoint<'a>, segment: i64) -> DbResult<Self> {
+    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, sealer: &Sealer) -> DbResult<Self> {
         let entry = placed.entry;
+        let at = |column| cell(column, &entry.id.0);
         let shown = if entry.logged_writes.is_empty() {
             None
         } else {
-            Some(encode(&entry.logged_writes)?)
+            Some(sealer.encode(&at("shown"), &entry.logged_writes)?)
         };
         Ok(Self {
             placed,
             segment,
-            writes: encode(&entry.writes)?,
+            writes: sealer.encode(&at("writes"), &entry.writes)?,
             shown,
-            position: encode(placed.position)?,
+            position: sealer.encode(&at("position"), placed.position)?,
         })
     }
 }
@@ -258,7 +270,8 @@ pub async fn set_position(
     const SQL: &str = "update checkpoints set position = $2, \
         before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \
         touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1 and thread_id = $4";
-    let position = encode(position)?;
+    let sealer = tx.sealer_of_thread(thread).await?;
+    let position = sealer.encode(&cell("position", &checkpoint.0), position)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(checkpoint.0)
         .bind(position)

@@ -3,9 +3,9 @@
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::checkpoints::lane_id;
+use super::checkpoints::{cell, lane_id};
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode};
+use super::json::encode;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -89,14 +89,14 @@ impl Copy {
         let mut rows = rows(tx, self).await?;
         let Some(end) = rows.last() else { return Ok(None) };
         self.last = end.seq;
+        // The copy may belong to another tenant. It is sealed when it is stored.
         for row in &mut rows {
-            let cell = ColumnRef {
-                table: "checkpoints",
-                column: "position",
-                id: &row.checkpoint_id,
-            };
-            let position = cell.decode::<Position>(&row.position)?.for_copy();
+            let at = |column| cell(column, &row.checkpoint_id);
+            let position = at("position").decode::<Position>(&row.position)?.for_copy();
             self.remains = position.phase != Phase::Ended;
+            row.writes = at("writes").open_owned(std::mem::take(&mut row.writes))?;
+            let shown = row.shown.take().map(|shown| at("shown").open_owned(shown));
+            row.shown = shown.transpose()?;
             row.position = encode(&position)?;
         }
         Ok(Some(Piece { to: self.to, rows }))
@@ -115,7 +115,16 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         .execute(conn)
         .await
         .map(drop))?;
-    insert(tx, piece.to, piece.rows).await
+    let sealer = tx.sealer_of_thread(piece.to).await?;
+    let mut rows = piece.rows;
+    for row in &mut rows {
+        let at = |column| cell(column, &row.checkpoint_id);
+        let shown = row.shown.take();
+        row.shown = sealer.seal_some(&at("shown"), shown)?;
+        row.writes = sealer.seal(&at("writes"), std::mem::take(&mut row.writes))?;
+        row.position = sealer.seal(&at("position"), std::mem::take(&mut row.position))?;
+    }
+    insert(tx, piece.to, rows).await
 }
 
 /// Finishes a copy: it becomes a normal thread. `remains` says whether its agent has pending tasks.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
-use super::json::{ColumnRef, encode};
+use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::access::AccessScope;
@@ -82,6 +82,15 @@ impl TryFrom<CronRow> for Cron {
     }
 }
 
+/// Returns a column of a cron.
+fn cell<'a>(column: &'static str, cron: &'a CronId) -> ColumnRef<'a, CronId> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: cron,
+    }
+}
+
 /// Stores a new cron.
 ///
 /// # Errors
@@ -90,8 +99,9 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     const SQL: &str = "insert into crons (cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, \
         keep_threads, due_at, request, payload, metadata, created_at, updated_at, tenant, owner) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
-    let request = encode(&cron.request)?;
-    let payload = encode(&cron.payload)?;
+    let sealer = tx.sealer(cron.ownership.tenant.as_str()).await?;
+    let request = sealer.encode(&cell("request", &cron.id), &cron.request)?;
+    let payload = sealer.encode(&cell("payload", &cron.id), &cron.payload)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(cron.id.0)
         .bind(cron.assistant.0)
@@ -151,8 +161,9 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<
 pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
         keep_threads = $7, due_at = $8, request = $9, payload = $10, metadata = $11, updated_at = $12 where cron_id = $1";
-    let request = encode(&cron.request)?;
-    let payload = encode(&cron.payload)?;
+    let sealer = tx.sealer(cron.ownership.tenant.as_str()).await?;
+    let request = sealer.encode(&cell("request", &cron.id), &cron.request)?;
+    let payload = sealer.encode(&cell("payload", &cron.id), &cron.payload)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(cron.id.0)
         .bind(cron.assistant.0)
@@ -178,6 +189,7 @@ pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
 /// Deletes a cron. Returns whether it existed. The runs that it started stay.
 pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
     const SQL: &str = "delete from crons where cron_id = $1";
+    tx.erase_traces();
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .execute(conn)
@@ -307,6 +319,7 @@ impl CronQuery {
         let rows = ScopedRows {
             alias: "",
             can_be_shared: false,
+            are_threads: false,
             some_are_of_server: false,
             by_other_index: self.assistant.is_some() || self.thread.is_some(),
         };
@@ -316,7 +329,11 @@ impl CronQuery {
 
 /// Returns the crons of a query, up to about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &CronQuery, bytes: usize) -> DbResult<ListPart<Cron>> {
-    let weigh = |row: &CronRow| parsed_bytes(&row.request) + parsed_bytes(&row.payload) + parsed_bytes(&row.metadata);
+    let weigh = |row: &CronRow| {
+        let id = CronId(row.cron_id);
+        let request = cell("request", &id).weigh(&row.request);
+        request + cell("payload", &id).weigh(&row.payload) + parsed_bytes(&row.metadata)
+    };
     let mut filling = ListBuilder::new(wanted.limit, bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();

@@ -9,7 +9,6 @@ use super::json::{ColumnRef, readable, unless_corrupt};
 use super::part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Tx};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
-use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 const SELECT_VERSION: &str = "\
@@ -47,13 +46,18 @@ impl TryFrom<VersionRow> for DefinitionVersion {
     }
 }
 
-/// Decodes a definition, possibly of an earlier release: unknown fields are logged and ignored.
-fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
-    let cell = ColumnRef {
+/// Returns the column with the content of a definition.
+fn cell(digest: &String) -> ColumnRef<'_, String> {
+    ColumnRef {
         table: "definitions",
         column: "body",
         id: digest,
-    };
+    }
+}
+
+/// Decodes a definition, possibly of an earlier release: unknown fields are logged and ignored.
+fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
+    let cell = cell(digest);
     let reading = AgentDefinition::from_stored(cell.decode(body)?);
     for finding in &reading.findings {
         tracing::warn!(digest, %finding, "ignored a part of a stored definition that this release does not know");
@@ -74,10 +78,12 @@ pub async fn keep(
     const VERSION: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) \
         values ($1, $2, $3, $4, $5) on conflict (graph_id, version) do nothing";
     let digest = definition.digest();
+    let sealer = tx.sealer_of_server().await?;
+    let body = sealer.seal(&cell(&digest.0), definition.text())?;
     let origin = provenance.file().unwrap_or_default();
     on_engine!(tx, |conn| query(BODY)
         .bind(&digest.0)
-        .bind(definition.text())
+        .bind(body)
         .bind(now.0)
         .execute(conn)
         .await
@@ -207,7 +213,12 @@ pub async fn versions(tx: &mut Tx<'_>, graph_id: &str, page: PageQuery) -> DbRes
             .bind(offset)
             .fetch_all(conn)
             .await)?;
-        filling.take(next, rows, |row| parsed_bytes(&row.body), DefinitionVersion::try_from)?;
+        filling.take(
+            next,
+            rows,
+            |row| cell(&row.digest).weigh(&row.body),
+            DefinitionVersion::try_from,
+        )?;
     }
     Ok(filling.finish())
 }
@@ -300,14 +311,15 @@ pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> Db
 /// Deletes up to 100 contents without a version that went out of use before `before` and that no run needs: no pending
 /// or running one, and none on a busy or interrupted thread. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
-    // Requests are searched as text, so that a run keeps its definition even if its request is not readable as JSON. A
-    // digest in a request is always that of a definition.
+    // Requests from before the column `definition` are searched as text, so that a run keeps its definition even if its
+    // request is not readable as JSON. A digest in a request is always that of a definition.
     const UNUSED: &str = "select d.digest from definitions d where d.used_at < $1 \
         and not exists (select 1 from definition_versions v where v.digest = d.digest) \
         and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
-        and r.request like '%' || d.digest || '%') \
+        and coalesce(r.definition, r.request) like '%' || d.digest || '%') \
         and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
-        where t.status in ('busy', 'interrupted') and r.request like '%' || d.digest || '%') limit 100";
+        where t.status in ('busy', 'interrupted') \
+        and coalesce(r.definition, r.request) like '%' || d.digest || '%') limit 100";
     const DELETE: &str = "delete from definitions where digest = $1";
     let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(UNUSED).bind(before.0).fetch_all(conn).await)?;
     let mut deleted = 0;

@@ -13,7 +13,6 @@ use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
 use crate::domain::job::{ClaimedJob, JobKind};
-use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "deliveries";
@@ -59,8 +58,8 @@ impl TryFrom<DeliveryRow> for Delivery {
             run: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
             ownership: access::ownership(row.tenant, row.owner),
-            url: row.url,
-            body: row.body,
+            url: at("url").open_owned(row.url)?,
+            body: at("body").open_owned(row.body)?,
             status: DeliveryStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
             attempts: u32::try_from(row.attempts).map_err(|_| at("attempts").corrupt())?,
             answer: row
@@ -76,16 +75,28 @@ impl TryFrom<DeliveryRow> for Delivery {
     }
 }
 
+/// Returns a column of a delivery.
+fn cell<'a>(column: &'static str, delivery: &'a DeliveryId) -> ColumnRef<'a, DeliveryId> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: delivery,
+    }
+}
+
 /// Stores a new delivery, with the job that sends it.
 pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
     const SQL: &str = "insert into deliveries (delivery_id, run_id, thread_id, url, body, status, attempts, answer, error, \
         created_at, finished_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+    let sealer = tx.sealer(delivery.ownership.tenant.as_str()).await?;
+    let url = sealer.seal(&cell("url", &delivery.id), delivery.url.clone())?;
+    let body = sealer.seal(&cell("body", &delivery.id), delivery.body.clone())?;
     on_engine!(tx, |conn| query(SQL)
         .bind(delivery.id.0)
         .bind(delivery.run.0)
         .bind(delivery.thread.0)
-        .bind(&delivery.url)
-        .bind(&delivery.body)
+        .bind(url)
+        .bind(body)
         .bind(delivery.status.word())
         .bind(i32::try_from(delivery.attempts).unwrap_or(i32::MAX))
         .bind(delivery.answer.map(i32::from))
@@ -176,6 +187,7 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> DbResult<u
 /// Deletes the ended deliveries of a thread.
 pub async fn forget_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     const SQL: &str = "delete from deliveries where thread_id = $1 and finished_at is not null";
+    tx.erase_traces();
     on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
     Ok(())
 }
@@ -231,6 +243,7 @@ impl DeliverySearch {
         let rows = ScopedRows {
             alias: "d.",
             can_be_shared: false,
+            are_threads: false,
             some_are_of_server: false,
             by_other_index: self.run.is_some() || self.thread.is_some(),
         };
@@ -240,7 +253,7 @@ impl DeliverySearch {
 
 /// Returns the deliveries of a query.
 pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> DbResult<ListPart<Delivery>> {
-    let weigh = |row: &DeliveryRow| parsed_bytes(&row.body);
+    let weigh = |row: &DeliveryRow| cell("body", &DeliveryId(row.delivery_id)).weigh(&row.body);
     let mut filling = ListBuilder::new(wanted.limit, bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();

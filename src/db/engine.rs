@@ -3,6 +3,7 @@
 use std::path::{Component, Path};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -18,6 +19,7 @@ use sqlx::{
 
 use super::error::{DbError, DbResult};
 use super::notifications;
+use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
 use super::{DbLimits, SpawnWriter};
@@ -46,6 +48,18 @@ pub enum Engine {
 pub struct Tx<'c> {
     pub(super) conn: Conn<'c>,
     pub(super) states: &'c StateCache,
+    pub(super) sealing: &'c Sealing,
+    pub(super) keys: TxKeys,
+    has_erased: &'c AtomicBool,
+}
+
+/// The parts of a database that all its transactions share.
+#[derive(Clone)]
+pub(super) struct TxParts {
+    pub(super) states: Arc<StateCache>,
+    pub(super) sealing: Sealing,
+    /// True after a deletion whose traces are not yet removed from the write-ahead log of SQLite.
+    pub(super) has_erased: Arc<AtomicBool>,
 }
 
 /// The connection of a transaction.
@@ -55,18 +69,27 @@ pub(super) enum Conn<'c> {
 }
 
 impl<'c> Tx<'c> {
-    pub(super) fn sqlite(conn: &'c mut SqliteConnection, states: &'c StateCache) -> Self {
+    pub(super) fn sqlite(conn: &'c mut SqliteConnection, parts: &'c TxParts) -> Self {
+        Self::of(Conn::Sqlite(conn), parts)
+    }
+
+    pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts) -> Self {
+        Self::of(Conn::Postgres(conn), parts)
+    }
+
+    fn of(conn: Conn<'c>, parts: &'c TxParts) -> Self {
         Self {
-            conn: Conn::Sqlite(conn),
-            states,
+            conn,
+            states: &parts.states,
+            sealing: &parts.sealing,
+            keys: TxKeys::default(),
+            has_erased: &parts.has_erased,
         }
     }
 
-    pub(super) fn postgres(conn: &'c mut PgConnection, states: &'c StateCache) -> Self {
-        Self {
-            conn: Conn::Postgres(conn),
-            states,
-        }
+    /// Asks for the removal of what this transaction deletes from the write-ahead log of SQLite, soon after its end.
+    pub(super) fn erase_traces(&self) {
+        self.has_erased.store(true, Ordering::Relaxed);
     }
 
     /// Returns the engine.
@@ -167,7 +190,7 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>) -> DbResult<(Engine, Readers)> {
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-        let pool = open_postgres(url, outfit.limits).await?;
+        let pool = open_postgres(url, &outfit.parts, outfit.limits).await?;
         spawn(
             "database listener",
             notifications::listen(pool.clone(), outfit.notifications.clone(), outfit.closing.clone()),
@@ -194,6 +217,11 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
         )
     };
     SQLITE_TABLES.run(&mut conn).await?;
+    outfit
+        .parts
+        .sealing
+        .check(&mut Tx::sqlite(&mut conn, &outfit.parts))
+        .await?;
     let readers = if in_memory {
         Readers::Writer
     } else {
@@ -217,6 +245,8 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .pragma("mmap_size", "268435456")
         .pragma("cache_size", "-32768")
         .pragma("temp_store", "memory")
+        // What is deleted is overwritten.
+        .pragma("secure_delete", "on")
         .pragma("journal_size_limit", "67108864"))
 }
 
@@ -263,7 +293,7 @@ fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
     ))
 }
 
-async fn open_postgres(url: &str, limits: DbLimits) -> DbResult<PgPool> {
+async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult<PgPool> {
     let options = PgConnectOptions::from_str(url)?
         .statement_cache_capacity(STATEMENTS)
         .application_name("adjutant");
@@ -272,6 +302,7 @@ async fn open_postgres(url: &str, limits: DbLimits) -> DbResult<PgPool> {
     let connecting = tokio::time::timeout(TO_CONNECT, options.connect());
     let mut first = connecting.await.map_err(|_| DbError::late())??;
     POSTGRES_TABLES.run(&mut first).await?;
+    parts.sealing.check(&mut Tx::postgres(&mut first, parts)).await?;
     first.close().await?;
     let millis = limits.statement.as_millis();
     // The timeout for locks is a little shorter than that for statements, so that the two errors can be told apart.
@@ -351,6 +382,12 @@ pub(super) trait Contains {
     /// Adds the condition that the JSON object in `column` contains `filter`: every key of the filter is there, with an
     /// equal scalar, an object that contains the filter's, or an array in which every item of the filter's has a match.
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()>;
+
+    /// Adds the condition that `column` holds a JSON object.
+    fn push_is_object(&mut self, column: &str);
+
+    /// Adds a text as a bound value.
+    fn push_text(&mut self, text: &str);
 }
 
 impl Contains for QueryBuilder<Postgres> {
@@ -359,6 +396,14 @@ impl Contains for QueryBuilder<Postgres> {
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {
         self.push(column).push(" @> ").push_bind(Json(filter.clone()));
         Ok(())
+    }
+
+    fn push_is_object(&mut self, column: &str) {
+        self.push(format!("jsonb_typeof({column}) = 'object'"));
+    }
+
+    fn push_text(&mut self, text: &str) {
+        self.push_bind(text.to_owned());
     }
 }
 
@@ -369,6 +414,16 @@ impl Contains for QueryBuilder<Sqlite> {
     /// in Postgres, an empty filter matches everything and numbers are compared by value.
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {
         push_keys(self, column, filter, 1)
+    }
+
+    fn push_is_object(&mut self, column: &str) {
+        self.push(format!(
+            "case when json_valid({column}) then json_type({column}) = 'object' else false end"
+        ));
+    }
+
+    fn push_text(&mut self, text: &str) {
+        self.push_bind(text.to_owned());
     }
 }
 

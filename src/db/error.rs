@@ -25,6 +25,9 @@ pub enum DbError {
         /// The id of the row.
         id: String,
     },
+    /// A value is encrypted under a key that this server does not have. The text says which.
+    #[error("{0}")]
+    Sealed(String),
     /// A value that cannot be stored, such as a text with the character U+0000, or a search that is too expensive.
     #[error("cannot be stored: {0}")]
     Unfit(String),
@@ -59,7 +62,7 @@ impl DbError {
     /// other errors is the request itself.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Busy => true,
+            Self::Busy | Self::Sealed(_) => true,
             Self::Unavailable(error) => super::engine::is_transient(error),
             Self::Conflict(_)
             | Self::Corrupt { .. }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::checkpoints::{EntryColumns, lane_id, lane_of};
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode};
+use super::json::ColumnRef;
 use super::{DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
@@ -33,16 +33,28 @@ pub struct NewEvent<'a> {
     pub at: Timestamp,
 }
 
+/// Returns the id of an event in errors, and the id to which its body is bound.
+fn place(thread: ThreadId, seq: i64) -> String {
+    format!("{thread}:{seq}")
+}
+
 /// Stores events.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when a number is taken or the thread was deleted.
 pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     for batch in facts.chunks(MAX_ROWS) {
-        let rows = batch
-            .iter()
-            .map(|placed| Ok((placed, encode(placed.fact)?)))
-            .collect::<DbResult<Vec<_>>>()?;
+        let mut rows = Vec::with_capacity(batch.len());
+        for placed in batch {
+            let sealer = tx.sealer_of_thread(placed.thread).await?;
+            let id = place(placed.thread, placed.seq);
+            let cell = ColumnRef {
+                table: TABLE,
+                column: "body",
+                id: &id,
+            };
+            rows.push((placed, sealer.encode(&cell, placed.fact)?));
+        }
         on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new("insert into events (thread_id, seq, run_id, lane, body, created_at) ");
             sql.push_values(rows, |mut values, (placed, body)| {
@@ -130,7 +142,7 @@ impl EventRow {
                 Logged::Entry(row.try_into()?)
             }
             (_, _, _, _) => {
-                let id = format!("{thread}:{}", self.seq);
+                let id = place(thread, self.seq);
                 Logged::Fact(
                     ColumnRef {
                         table: TABLE,

@@ -6,7 +6,7 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::error::corrupt;
+use super::json::ColumnRef;
 use super::{Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
@@ -24,21 +24,47 @@ struct KeyRow {
     run_id: Option<Uuid>,
 }
 
+/// The columns of a stored response.
+#[derive(Default)]
+struct ResponseColumns {
+    status: Option<i32>,
+    body: Option<String>,
+    location: Option<String>,
+    thread_id: Option<Uuid>,
+    run_id: Option<Uuid>,
+}
+
+/// Returns a column of a key.
+fn cell<'a>(column: &'static str, name: &'a String) -> ColumnRef<'a, String> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: name,
+    }
+}
+
 impl KeyRow {
-    fn response(self) -> Option<StoredResponse> {
+    fn response(self, key: &IdempotencyKey) -> DbResult<StoredResponse> {
         if let Some(thread) = self.thread_id
             && let Some(run) = self.run_id
         {
-            return Some(StoredResponse::Run {
+            return Ok(StoredResponse::Run {
                 thread: ThreadId(thread),
                 run: RunId(run),
             });
         }
-        let status = u16::try_from(self.status?).ok()?;
-        Some(StoredResponse::Answer {
+        let name = key.name().to_owned();
+        let status = self.status.and_then(|status| u16::try_from(status).ok());
+        let status = status.ok_or_else(|| cell("status", &name).corrupt())?;
+        let body = self.body.ok_or_else(|| cell("body", &name).corrupt())?;
+        let location = self
+            .location
+            .map(|location| cell("location", &name).open_owned(location));
+        Ok(StoredResponse::Answer {
             status,
-            body: self.body?,
-            location: self.location,
+            body: cell("body", &name).open_owned(body)?,
+            location: location.transpose()?,
+            thread: self.thread_id.map(ThreadId),
         })
     }
 }
@@ -110,9 +136,7 @@ async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResul
     if row.fingerprint != key.fingerprint() {
         return Ok(Once::Reused);
     }
-    row.response()
-        .map(Once::Again)
-        .ok_or_else(|| corrupt(TABLE, "body", key.name()))
+    row.response(key).map(Once::Again)
 }
 
 /// Returns the stored response for a key, if the key was used; the inner none when the key belongs to another request.
@@ -128,33 +152,52 @@ pub async fn kept(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbRe
     if row.fingerprint != key.fingerprint() {
         return Ok(Some(None));
     }
-    row.response()
-        .map(|kept| Some(Some(kept)))
-        .ok_or_else(|| corrupt(TABLE, "body", key.name()))
+    row.response(key).map(|kept| Some(Some(kept)))
 }
 
 /// Stores the response for a claimed key.
 async fn store_response(tx: &mut Tx<'_>, key: &IdempotencyKey, kept: &StoredResponse) -> DbResult<()> {
     const SQL: &str = "update idempotency_keys set status = $2, body = $3, location = $4, thread_id = $5, run_id = $6 \
         where idempotency_key = $1";
-    let mut answer = None;
-    let mut run_ids = None;
-    match kept {
-        StoredResponse::Answer { status, body, location } => {
-            answer = Some((i32::from(*status), body.as_str(), location.as_deref()));
-        }
-        StoredResponse::Run { thread, run } => run_ids = Some((thread.0, run.0)),
-    }
+    // Keys belong to clients and not to tenants.
+    let sealer = tx.sealer_of_server().await?;
+    let name = key.name().to_owned();
+    let row = match kept {
+        StoredResponse::Answer {
+            status,
+            body,
+            location,
+            thread,
+        } => ResponseColumns {
+            status: Some(i32::from(*status)),
+            body: Some(sealer.seal(&cell("body", &name), body.clone())?),
+            location: sealer.seal_some(&cell("location", &name), location.clone())?,
+            thread_id: thread.map(|thread| thread.0),
+            run_id: None,
+        },
+        StoredResponse::Run { thread, run } => ResponseColumns {
+            thread_id: Some(thread.0),
+            run_id: Some(run.0),
+            ..ResponseColumns::default()
+        },
+    };
     on_engine!(tx, |conn| query(SQL)
         .bind(key.name())
-        .bind(answer.map(|(status, ..)| status))
-        .bind(answer.map(|(_, body, _)| body))
-        .bind(answer.and_then(|(.., location)| location))
-        .bind(run_ids.map(|(thread, _)| thread))
-        .bind(run_ids.map(|(_, run)| run))
+        .bind(row.status)
+        .bind(row.body)
+        .bind(row.location)
+        .bind(row.thread_id)
+        .bind(row.run_id)
         .execute(conn)
         .await
         .map(drop))?;
+    Ok(())
+}
+
+/// Deletes the answers to requests about a thread. Those that name its runs say nothing, and are kept.
+pub(super) async fn forget_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+    const SQL: &str = "delete from idempotency_keys where thread_id = $1 and run_id is null";
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 

@@ -9,17 +9,19 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
-use super::access::push_scope_of_thread;
+use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
 use super::checkpoints::{lane_id, lane_of};
 use super::engine::Contains;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::sealing::Sealer;
 use super::{DbError, DbResult, Tx};
 use crate::domain::access::{Assignee, InterruptScope};
 use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::ruling::RowCondition;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "interrupts";
@@ -141,6 +143,21 @@ impl TryFrom<InterruptRow> for InterruptRecord {
     }
 }
 
+/// Returns a column of an interrupt.
+fn cell<'a>(column: &'static str, id: &'a InterruptId) -> ColumnRef<'a, String> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: &id.0,
+    }
+}
+
+/// Encodes the answer to an interrupt, if there is one.
+fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) -> DbResult<Option<String>> {
+    let encoded = answer.map(|answer| sealer.encode(&cell("resolution", id), answer));
+    encoded.transpose()
+}
+
 /// Stores an interrupt. An interrupt that is raised again, as when a client resumes from the checkpoint before it,
 /// replaces the earlier interrupt and its answer. [`restore`] brings the earlier one back.
 ///
@@ -159,8 +176,9 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     // An unreadable row is replaced, too.
     let earlier = unless_corrupt(find(tx, record.thread, id).await)?.flatten();
     save_before(tx, earlier.as_slice(), record.run).await?;
-    let interrupt = encode(&record.interrupt)?;
-    let resolution = record.resolution.as_ref().map(encode).transpose()?;
+    let sealer = tx.sealer_of_thread(record.thread).await?;
+    let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
+    let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
     on_engine!(tx, |conn| query(SQL)
         .bind(id.0.as_str())
         .bind(record.thread.0)
@@ -209,25 +227,35 @@ async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: 
     Ok(())
 }
 
-/// Appends the condition that an interrupt is assigned to this caller.
-fn push_assigned<DB>(sql: &mut QueryBuilder<DB>, assignee: &Assignee)
+/// Appends the condition that an interrupt is assigned to this caller, on a thread that is not forbidden.
+fn push_assigned<DB>(sql: &mut QueryBuilder<DB>, assignee: &Assignee, forbids: &RowCondition) -> DbResult<()>
 where
     DB: sqlx::Database,
-    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    QueryBuilder<DB>: Contains,
 {
+    let owned = ScopedRows {
+        alias: "owned.",
+        can_be_shared: true,
+        are_threads: true,
+        some_are_of_server: false,
+        by_other_index: true,
+    };
     sql.push(
         "exists (select 1 from interrupt_approvers assigned join threads owned on owned.thread_id = assigned.thread_id \
          where assigned.thread_id = interrupts.thread_id and assigned.interrupt_id = interrupts.interrupt_id \
          and owned.tenant = ",
-    )
-    .push_bind(assignee.tenant.as_str().to_owned())
-    .push(" and (assigned.kind = 'user' and assigned.name = ")
-    .push_bind(assignee.user.as_str().to_owned());
+    );
+    sql.push_text(assignee.tenant.as_str());
+    sql.push(" and (assigned.kind = 'user' and assigned.name = ");
+    sql.push_text(assignee.user.as_str());
     for role in &assignee.roles {
-        sql.push(" or assigned.kind = 'role' and assigned.name = ")
-            .push_bind(role.word().to_owned());
+        sql.push(" or assigned.kind = 'role' and assigned.name = ");
+        sql.push_text(role.word());
     }
-    sql.push("))");
+    sql.push(")");
+    push_unforbidden(sql, forbids, owned)?;
+    sql.push(")");
+    Ok(())
 }
 
 /// Appends the condition that an interrupt is in the scope, after `and`.
@@ -235,7 +263,6 @@ fn push_interrupt_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &InterruptScope) 
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
-    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
 {
     const THREAD: &str = "interrupts.thread_id";
     let Some(assignee) = &scope.assigned else {
@@ -244,7 +271,7 @@ where
     sql.push(" and ((true");
     push_scope_of_thread(sql, &scope.threads, THREAD)?;
     sql.push(") or ");
-    push_assigned(sql, assignee);
+    push_assigned(sql, assignee, &scope.forbids)?;
     sql.push(")");
     Ok(())
 }
@@ -254,7 +281,7 @@ pub async fn is_assigned_any(tx: &mut Tx<'_>, thread: ThreadId, assignee: &Assig
     let found: Option<i64> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select cast(1 as bigint) from interrupts where thread_id = ");
         sql.push_bind(thread.0).push(" and ");
-        push_assigned(&mut sql, assignee);
+        push_assigned(&mut sql, assignee, &RowCondition::NEVER)?;
         sql.push(" limit 1");
         sql.build_query_scalar().fetch_optional(conn).await
     })?;
@@ -375,7 +402,8 @@ pub async fn resolve(
         .await?
         .filter(|record| record.status == InterruptState::Pending);
     save_before(tx, open.as_slice(), by).await?;
-    let answer = encode(answer)?;
+    let sealer = tx.sealer_of_thread(thread).await?;
+    let answer = encode_resolution(&sealer, id, Some(answer))?;
     let resolved = on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
         .bind(id.0.as_str())
@@ -437,6 +465,7 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
     const SQL: &str = "update interrupts set before = $3, touched_by = $4 \
         where thread_id = $1 and interrupt_id = $2 and touched_by is distinct from $4";
     for record in all.iter().filter(|record| record.run != by) {
+        let sealer = tx.sealer_of_thread(record.thread).await?;
         let before = encode(&Before {
             run: record.run,
             status: record.status.word().to_owned(),
@@ -446,6 +475,7 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
             resolved_at: record.resolved_at,
             seq: record.seq,
         })?;
+        let before = sealer.seal(&cell("before", &record.interrupt.id), before)?;
         let thread = record.thread.0;
         let id = record.interrupt.id.0.as_str();
         on_engine!(tx, |conn| query(SQL)
@@ -473,19 +503,16 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
         .bind(by.0)
         .fetch_all(conn)
         .await)?;
+    let sealer = tx.sealer_of_thread(thread).await?;
     for (id, before) in touched {
-        let cell = ColumnRef {
-            table: TABLE,
-            column: "before",
-            id: &id,
-        };
-        let Some(before) = unless_corrupt(cell.decode::<Before>(&before))? else {
+        let id = InterruptId(id);
+        let Some(before) = unless_corrupt(cell("before", &id).decode::<Before>(&before))? else {
             continue;
         };
-        let resolution = before.resolution.as_ref().map(encode).transpose()?;
+        let resolution = encode_resolution(&sealer, &id, before.resolution.as_ref())?;
         on_engine!(tx, |conn| query(RESTORE)
             .bind(thread.0)
-            .bind(id.as_str())
+            .bind(id.0.as_str())
             .bind(before.run.0)
             .bind(before.status)
             .bind(resolution)

@@ -1,5 +1,7 @@
 //! The table of items: the content of the Store.
 //!
+//! With encryption the values and vectors are sealed; `sealed` filters them in this process.
+//!
 //! Every owner has a Store of their own, its *space*: two owners can have items at the same address. Only the sweep of
 //! expired items goes through all spaces.
 //!
@@ -19,17 +21,17 @@ use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};
-use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 mod namespaces;
+mod sealed;
 mod vectors;
 
 pub use namespaces::{NamespaceSearch, list_namespaces};
 pub use vectors::{MOST_COMPARED, VectorQuery, VectorSearch, nearest};
 
 const SELECT: &str =
-    "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at from items";
+    "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at, owner from items";
 
 #[derive(sqlx::FromRow)]
 struct ItemRow {
@@ -39,19 +41,45 @@ struct ItemRow {
     expires_at: Option<i64>,
     created_at: i64,
     updated_at: i64,
+    owner: String,
+}
+
+/// Returns the id to which the value of an item is bound, given the owner and the address as they are stored.
+pub(super) fn place(owner: &str, namespace: &str, key: &str) -> String {
+    format!("{owner}\n{namespace}\n{key}")
+}
+
+/// Returns the id to which a vector is bound, given that of its item.
+pub(super) fn place_of_vector(item: &str, path: &str) -> String {
+    format!("{item}\n{path}")
+}
+
+/// Returns the column with the value of an item.
+fn cell(id: &String) -> ColumnRef<'_, String> {
+    ColumnRef {
+        table: "items",
+        column: "value",
+        id,
+    }
+}
+
+impl ItemRow {
+    /// Returns the value.
+    fn value(&self) -> DbResult<Map<String, Value>> {
+        cell(&place(&self.owner, &self.namespace, &self.key)).decode(&self.value)
+    }
+
+    /// Returns about how many bytes of memory the row takes.
+    fn weigh(&self) -> usize {
+        cell(&place(&self.owner, &self.namespace, &self.key)).weigh(&self.value)
+    }
 }
 
 impl TryFrom<ItemRow> for Item {
     type Error = super::DbError;
 
     fn try_from(row: ItemRow) -> DbResult<Self> {
-        let id = format!("{}{}", row.namespace, row.key);
-        let value: Map<String, Value> = ColumnRef {
-            table: "items",
-            column: "value",
-            id: &id,
-        }
-        .decode(&row.value)?;
+        let value = row.value()?;
         Ok(Self {
             address: ItemAddress {
                 namespace: namespace_of(&row.namespace),
@@ -115,10 +143,14 @@ pub async fn put(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem, now: 
         expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         created_at = case when items.expires_at <= $6 then excluded.created_at else items.created_at end";
     let ttl = draft.ttl.map(|ttl| i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
+    let namespace = text_of(&draft.address.namespace);
+    let id = place(space.owner.as_str(), &namespace, &draft.address.key);
+    let sealer = tx.sealer(space.tenant.as_str()).await?;
+    let value = sealer.json(&cell(&id), &draft.value)?;
     on_engine!(tx, |conn| query(SQL)
-        .bind(text_of(&draft.address.namespace))
+        .bind(namespace)
         .bind(&draft.address.key)
-        .bind(Json(&draft.value))
+        .bind(Json(value))
         .bind(ttl)
         .bind(draft.ttl.map(|ttl| now.plus(ttl).0))
         .bind(now.0)
@@ -153,6 +185,7 @@ pub async fn find(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now
 pub async fn delete(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "delete from items where tenant = $3 and owner = $4 and namespace = $1 and key = $2 \
         returning expires_at";
+    tx.erase_traces();
     let namespace = text_of(&address.namespace);
     let deleted: Option<(Option<i64>,)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(&namespace)
@@ -172,6 +205,9 @@ pub async fn search(
     bytes: usize,
     now: Timestamp,
 ) -> DbResult<ListPart<Item>> {
+    if tx.sealing.is_on() && !wanted.filter.conditions().is_empty() {
+        return sealed::search(tx, space, wanted, bytes, now).await;
+    }
     let range = NamespaceRange::below(&wanted.prefix);
     let mut filling = ListBuilder::new(i64::from(wanted.limit), bytes);
     while let Some(next) = filling.next() {
@@ -187,7 +223,7 @@ pub async fn search(
                 .push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;
-        filling.take(next, rows, |row| parsed_bytes(&row.value), Item::try_from)?;
+        filling.take(next, rows, ItemRow::weigh, Item::try_from)?;
     }
     Ok(filling.finish())
 }
@@ -212,6 +248,16 @@ where
     QueryBuilder<DB>: Matches,
     for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
 {
+    push_not_expired(sql, alias, now);
+    sql.push_matches(&format!("{alias}value"), &wanted.filter);
+}
+
+/// Appends the condition that an item has not expired, after `and`. `alias` is as for [`push_matching`].
+fn push_not_expired<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, now: Timestamp)
+where
+    DB: sqlx::Database,
+    for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
     sql.push(" and (")
         .push(alias)
         .push("expires_at is null or ")
@@ -219,7 +265,6 @@ where
         .push("expires_at > ")
         .push_bind(now.0)
         .push(")");
-    sql.push_matches(&format!("{alias}value"), &wanted.filter);
 }
 
 /// Restarts the TTL of these items. Items without a TTL and expired items do not change.

@@ -1,9 +1,13 @@
-//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded.
+//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded. Sealed values are opened here.
+
+use std::borrow::Cow;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{DbError, DbResult, corrupt};
+use super::sealing;
+use crate::domain::json_limits::parsed_bytes;
 
 /// Returns `value` as JSON text.
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> DbResult<String> {
@@ -27,18 +31,53 @@ impl<I: ToString> ColumnRef<'_, I> {
         corrupt(self.table, self.column, self.id.to_string())
     }
 
+    /// Returns the error that this server does not have the key of this column.
+    pub(super) fn sealed(&self) -> DbError {
+        let id = self.id.to_string();
+        DbError::Sealed(format!(
+            "{}.{} of {id} is encrypted under a key that this server does not have",
+            self.table, self.column
+        ))
+    }
+
+    /// Returns the place to which sealed values of this column are bound.
+    pub(super) fn place(&self) -> Vec<u8> {
+        format!("{}\n{}\n{}", self.table, self.column, self.id.to_string()).into_bytes()
+    }
+
+    /// Returns a text of this column, opened if it is sealed.
+    pub(super) fn open<'t>(&self, text: &'t str) -> DbResult<Cow<'t, str>> {
+        sealing::open(self, text)
+    }
+
+    /// Returns a text of this column like [`ColumnRef::open`], without copying a plain one.
+    pub(super) fn open_owned(&self, text: String) -> DbResult<String> {
+        if let Cow::Owned(plain) = self.open(&text)? {
+            return Ok(plain);
+        }
+        Ok(text)
+    }
+
     /// Decodes a text of this column.
     pub(super) fn decode<T: DeserializeOwned>(&self, text: &str) -> DbResult<T> {
-        serde_json::from_str(text).map_err(|_| self.corrupt())
+        serde_json::from_str(&self.open(text)?).map_err(|_| self.corrupt())
+    }
+
+    /// Returns about how many bytes of memory the parsed text of this column takes.
+    pub(super) fn weigh(&self, text: &str) -> usize {
+        // What cannot be opened is not parsed either.
+        self.open(text).map_or(text.len(), |text| parsed_bytes(&text))
     }
 
     /// Decodes a text of this column, or logs that it cannot be read and returns the default. For rows that must not
     /// block others.
     pub(super) fn decode_or_default<T: DeserializeOwned + Default>(&self, text: &str) -> T {
-        self.decode(text).unwrap_or_else(|error| {
-            log_unreadable(&error);
-            T::default()
-        })
+        self.decode_or_log(text).unwrap_or_default()
+    }
+
+    /// Decodes a text of this column, or logs that it cannot be read.
+    pub(super) fn decode_or_log<T: DeserializeOwned>(&self, text: &str) -> Option<T> {
+        self.decode(text).inspect_err(log_unreadable).ok()
     }
 }
 

@@ -17,6 +17,7 @@ pub mod crons;
 pub mod definitions;
 pub mod deliveries;
 mod engine;
+pub mod erasure;
 mod error;
 pub mod events;
 mod fold;
@@ -35,6 +36,7 @@ mod reader;
 pub mod remote_runs;
 pub mod retention;
 pub mod runs;
+mod sealing;
 mod states;
 pub mod stored_bytes;
 #[cfg(test)]
@@ -60,10 +62,12 @@ pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::{ListPart, PageQuery};
 pub use pending_entries::PendingEntries;
+pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
 pub use states::StateCache;
 
-use engine::Readers;
+use engine::{Readers, TxParts};
 use reader::{Reader, SearchReader};
+use sealing::Sealing;
 use writer::WriteQueue;
 
 use crate::domain::audit::AuditEntry;
@@ -76,7 +80,7 @@ struct Inner {
     engine: Engine,
     readers: Readers,
     queue: WriteQueue,
-    states: Arc<StateCache>,
+    parts: TxParts,
     notifications: broadcast::Sender<Notification>,
     closing: CancellationToken,
     writers: TaskTracker,
@@ -130,7 +134,24 @@ impl Db {
     /// # Errors
     /// As [`Db::open`].
     pub async fn open_within(url: &str, limits: DbLimits, spawn: SpawnWriter<'_>) -> DbResult<Self> {
-        let states = Arc::new(StateCache::default());
+        Self::open_with_keys(url, limits, None, spawn).await
+    }
+
+    /// Opens the database like [`Db::open_within`]. With master keys, new values are sealed.
+    ///
+    /// # Errors
+    /// As [`Db::open`], and [`DbError::Sealed`] when a key is missing under which values are sealed.
+    pub async fn open_with_keys(
+        url: &str,
+        limits: DbLimits,
+        keys: Option<MasterKeys>,
+        spawn: SpawnWriter<'_>,
+    ) -> DbResult<Self> {
+        let parts = TxParts {
+            states: Arc::default(),
+            sealing: Sealing::new(keys),
+            has_erased: Arc::default(),
+        };
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
@@ -138,7 +159,7 @@ impl Db {
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
         let outfit = writer::WriterParts {
             inbox,
-            states: Arc::clone(&states),
+            parts: parts.clone(),
             notifications: notifications.clone(),
             closing: closing.clone(),
             limits,
@@ -149,7 +170,7 @@ impl Db {
             engine,
             readers,
             queue,
-            states,
+            parts,
             notifications,
             closing,
             writers,
@@ -165,7 +186,12 @@ impl Db {
 
     /// Returns the cache of states.
     pub fn states(&self) -> &StateCache {
-        &self.0.states
+        &self.0.parts.states
+    }
+
+    /// Returns whether new values are sealed.
+    pub fn is_sealing(&self) -> bool {
+        self.0.parts.sealing.is_on()
     }
 
     /// Returns the receiver of notifications of all processes on the same database, including this one. SQLite has
@@ -190,9 +216,9 @@ impl Db {
             Readers::Sqlite(pool) => {
                 let read = async {
                     let mut transaction = pool.begin().await?;
-                    job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
+                    job(&mut Tx::sqlite(&mut transaction, &self.0.parts)).await
                 };
-                self.in_time(Box::pin(read)).await
+                self.in_time(Box::pin(self.0.parts.sealing.scope(read))).await
             }
             Readers::Postgres(pool) => {
                 let mut reader = self
@@ -200,9 +226,12 @@ impl Db {
                     .await?;
                 let read = async {
                     let mut transaction = reader.begin().await?;
-                    job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
+                    let mut tx = Tx::postgres(&mut transaction, &self.0.parts);
+                    self.0.parts.sealing.refresh(&mut tx).await?;
+                    job(&mut tx).await
                 };
-                let done = tokio::time::timeout(self.0.limits.transaction(), Box::pin(read)).await;
+                let read = Box::pin(self.0.parts.sealing.scope(read));
+                let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
                 done.unwrap_or_else(|_| {
                     reader.is_stuck();
                     Err(DbError::late())
@@ -228,12 +257,12 @@ impl Db {
         let search = async {
             let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
             let mut transaction = reader.begin().await?;
-            let outcome = job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await;
+            let outcome = job(&mut Tx::sqlite(&mut transaction, &self.0.parts)).await;
             drop(transaction);
             reader.finish().await?;
             outcome
         };
-        self.in_time(Box::pin(search)).await
+        self.in_time(Box::pin(self.0.parts.sealing.scope(search))).await
     }
 
     async fn in_time<T>(&self, work: Pin<Box<impl Future<Output = DbResult<T>>>>) -> DbResult<T> {

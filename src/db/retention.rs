@@ -5,7 +5,6 @@ use uuid::Uuid;
 
 use super::checkpoints::{self, lane_id};
 use super::engine::on_engine;
-use super::json::encode;
 use super::{DbResult, Tx, events, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
@@ -22,7 +21,8 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     }
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
         let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
-        let writes = encode(&[state.as_update()])?;
+        let sealer = tx.sealer_of_thread(thread).await?;
+        let writes = sealer.encode(&checkpoints::cell("writes", &head.id.0), &[state.as_update()])?;
         on_engine!(tx, |conn| query(COLLAPSE)
             .bind(head.id.0)
             .bind(writes)

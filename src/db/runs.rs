@@ -27,12 +27,11 @@ pub use turns::{at_work_by_queue, count_of_subject, next_in_queue, waiting_queue
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode, log_unreadable};
+use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::part::{ListBuilder, ListPart};
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
-use crate::domain::json_limits::parsed_bytes;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
@@ -69,6 +68,22 @@ struct RunRow {
     visibility: Option<String>,
     crashes: i32,
     queue: String,
+}
+
+/// Returns a column of a run.
+fn cell<'a>(column: &'static str, run: &'a RunId) -> ColumnRef<'a, RunId> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: run,
+    }
+}
+
+/// Encodes the error of a stored run, if there is one.
+async fn encode_error(tx: &mut Tx<'_>, run: RunId, error: Option<&Failure>) -> DbResult<Option<String>> {
+    let Some(error) = error else { return Ok(None) };
+    let sealer = tx.sealer_of_run(run).await?;
+    sealer.encode(&cell("error", &run), error).map(Some)
 }
 
 /// A run of which some columns may be unreadable.
@@ -198,11 +213,16 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes, queue) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20)";
+        visibility, crashes, queue, definition) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20, \
+        $21)";
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
-    let request = encode(&run.request)?;
-    let error = run.error.as_ref().map(encode).transpose()?;
+    let sealer = tx.sealer_of_thread(run.thread).await?;
+    let at = |column| cell(column, &run.id);
+    let request = sealer.encode(&at("request"), &run.request)?;
+    let metadata = sealer.json(&at("metadata"), &run.metadata)?;
+    let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
+    let error = error.transpose()?;
     on_engine!(tx, |conn| query(SQL)
         .bind(run.id.0)
         .bind(run.thread.0)
@@ -215,7 +235,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(Json(&run.lineage.path))
         .bind(run.status.word())
         .bind(request)
-        .bind(Json(&run.metadata))
+        .bind(Json(metadata))
         .bind(error)
         .bind(i32::try_from(run.attempt).unwrap_or(i32::MAX))
         .bind(worker.map(|worker| worker.0))
@@ -224,6 +244,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.due_at.0)
         .bind(visibility.map(Visibility::word))
         .bind(run.queue.text())
+        .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
         .execute(conn)
         .await
         .map(drop))?;
@@ -290,16 +311,14 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
     }
     let found: Option<(Uuid, String, String)> =
         on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_optional(conn).await)?;
-    Ok(found.map(|(id, queue, request)| {
-        let cell = ColumnRef {
-            table: TABLE,
-            column: "request",
-            id: &id,
-        };
-        RunBefore {
-            queue: RunQueue::stored(queue),
-            caller: cell.decode_or_default::<OnlyCaller>(&request).caller,
-        }
+    let Some((id, queue, request)) = found else {
+        return Ok(None);
+    };
+    // A request that is corrupt names no caller; one whose key is missing here may name one.
+    let request = unless_corrupt(cell("request", &RunId(id)).decode::<OnlyCaller>(&request))?;
+    Ok(Some(RunBefore {
+        queue: RunQueue::stored(queue),
+        caller: request.unwrap_or_default().caller,
     }))
 }
 
@@ -314,7 +333,10 @@ pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> 
         " where thread_id = $1 and depth = 0 and status = $4 order by created_at desc, run_id desc limit $2 offset $3"
     );
     let sql = if wanted.status.is_some() { SOME } else { ALL };
-    let weigh = |row: &RunRow| parsed_bytes(&row.request) + parsed_bytes(&row.metadata);
+    let weigh = |row: &RunRow| {
+        let run = RunId(row.run_id);
+        cell("request", &run).weigh(&row.request) + cell("metadata", &run).weigh(&row.metadata)
+    };
     let mut filling = ListBuilder::new(wanted.limit, wanted.bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
@@ -412,7 +434,7 @@ pub async fn set_status(
     now: Timestamp,
 ) -> DbResult<bool> {
     const SQL: &str = "update runs set status = $2, error = $3, updated_at = $4 where run_id = $1";
-    let error = error.map(encode).transpose()?;
+    let error = encode_error(tx, run, error).await?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(status.word())
@@ -426,12 +448,15 @@ pub async fn set_status(
 
 /// Replaces the request of a run. Returns whether the run exists.
 pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now: Timestamp) -> DbResult<bool> {
-    const SQL: &str = "update runs set request = $2, updated_at = $3 where run_id = $1";
-    let request = encode(request)?;
+    const SQL: &str = "update runs set request = $2, definition = $4, updated_at = $3 where run_id = $1";
+    let digest = request.pinned_definition().map(|digest| digest.0.clone());
+    let sealer = tx.sealer_of_run(run).await?;
+    let request = sealer.encode(&cell("request", &run), request)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(request)
         .bind(now.0)
+        .bind(digest)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

@@ -18,6 +18,7 @@ mod plans;
 mod postgres;
 mod retention;
 mod runs;
+mod sealing;
 mod tables;
 mod threads;
 mod vectors;
@@ -25,11 +26,13 @@ mod writes;
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::{Db, DbError, DbLimits, DbResult};
+use super::{Db, DbError, DbLimits, DbResult, MasterKeys};
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
@@ -40,46 +43,74 @@ use crate::domain::state::{State, Update};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
-/// Defines a test per engine for each `async fn name(db: Db)`.
+/// Defines a test per engine for each `async fn name(db: Db)`, with plain values and with sealed ones.
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {
         mod sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                crate::db::tests::with_sqlite(|db| Box::pin(super::$name(db))).await;
+                crate::db::tests::with_sqlite(None, |db| Box::pin(super::$name(db))).await;
+            })*
+        }
+        mod sealed_on_sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                let keys = crate::db::tests::master_keys("test");
+                crate::db::tests::with_sqlite(Some(keys), |db| Box::pin(super::$name(db))).await;
             })*
         }
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                crate::db::tests::with_postgres(|db| Box::pin(super::$name(db))).await;
+                crate::db::tests::with_postgres(None, |db| Box::pin(super::$name(db))).await;
+            })*
+        }
+        mod sealed_on_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                let keys = crate::db::tests::master_keys("test");
+                crate::db::tests::with_postgres(Some(keys), |db| Box::pin(super::$name(db))).await;
             })*
         }
     };
 }
 use on_both;
 
-/// Opens the database with a timeout that large statements of tests keep on a slow machine, too.
 async fn open(url: &str) -> Db {
+    open_with(url, None).await.expect("a database")
+}
+
+/// Opens the database with a timeout that large statements of tests keep on a slow machine, too.
+async fn open_with(url: &str, keys: Option<MasterKeys>) -> DbResult<Db> {
     let tasks = TaskTracker::new();
     let limits = DbLimits {
         statement: Duration::from_secs(120),
     };
-    Db::open_within(url, limits, &move |_, task| drop(tasks.spawn(task)))
-        .await
-        .expect("a database")
+    let spawn = move |_, task| drop(tasks.spawn(task));
+    Db::open_with_keys(url, limits, keys, &spawn).await
 }
 
-async fn with_sqlite(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
+/// Returns master keys with these names, separated by spaces. Equal names have equal keys.
+fn master_keys(names: &str) -> MasterKeys {
+    let line = |name: &str| {
+        let key: Vec<u8> = name.bytes().cycle().take(32).collect();
+        format!("{name}:{}\n", STANDARD.encode(key))
+    };
+    let text: String = names.split(' ').map(line).collect();
+    MasterKeys::read(&text).expect("keys")
+}
+
+async fn with_sqlite(keys: Option<MasterKeys>, test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
     let directory = tempfile::tempdir().expect("a directory");
-    let db = open(&format!("sqlite://{}/adjutant.db", directory.path().display())).await;
+    let url = format!("sqlite://{}/adjutant.db", directory.path().display());
+    let db = open_with(&url, keys).await.expect("a database");
     test(db.clone()).await;
     db.close().await;
 }
 
-async fn with_postgres(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
+async fn with_postgres(keys: Option<MasterKeys>, test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
     if let Some(database) = postgres::fresh_database().await {
-        let db = open(&database.url).await;
+        let db = open_with(&database.url, keys).await.expect("a database");
         test(db.clone()).await;
         db.close().await;
         database.discard().await;

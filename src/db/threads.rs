@@ -16,8 +16,9 @@ pub(in crate::db) use search::AccessPath;
 pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, count, search};
 
 use super::engine::on_engine;
-use super::json::{ColumnRef, encode, log_unreadable};
-use super::{DbResult, Tx, access};
+use super::json::{ColumnRef, log_unreadable};
+use super::sealing::Sealer;
+use super::{DbResult, Tx, access, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
@@ -84,6 +85,21 @@ fn read_ttl(micros: Option<i64>, strategy: Option<&str>) -> Option<Ttl> {
     Some(Ttl { after, strategy })
 }
 
+/// Returns a column of a thread.
+fn cell<'a>(column: &'static str, thread: &'a ThreadId) -> ColumnRef<'a, ThreadId> {
+    ColumnRef {
+        table: TABLE,
+        column,
+        id: thread,
+    }
+}
+
+/// Encodes the error of the last run, if there is one.
+fn encode_error(sealer: &Sealer, thread: ThreadId, error: Option<&Failure>) -> DbResult<Option<String>> {
+    let encoded = error.map(|error| sealer.encode(&cell("error", &thread), error));
+    encoded.transpose()
+}
+
 /// Stores a new thread. Returns false, and changes nothing, when the id is taken.
 pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     let inserted = insert_unindexed(tx, thread).await?;
@@ -99,12 +115,14 @@ pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResu
         (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
         expires_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
         on conflict (thread_id) do nothing";
-    let error = thread.error.as_ref().map(encode).transpose()?;
+    let sealer = tx.sealer(thread.ownership.tenant.as_str()).await?;
+    let error = encode_error(&sealer, thread.id, thread.error.as_ref())?;
+    let config = sealer.json(&cell("config", &thread.id), &thread.config)?;
     let inserted = on_engine!(tx, |conn| query(SQL)
         .bind(thread.id.0)
         .bind(thread.status.word())
         .bind(Json(&thread.metadata))
-        .bind(Json(&thread.config))
+        .bind(Json(config))
         .bind(error)
         .bind(thread.created_at.0)
         .bind(thread.updated_at.0)
@@ -200,14 +218,20 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
     const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
         expires_at = $7 + ttl, state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
-    let error = change.error.iter().flatten().next().map(encode).transpose()?;
+    let sealer = tx.sealer_of_thread(id).await?;
+    let error = encode_error(&sealer, id, change.error.iter().flatten().next())?;
+    let config = change
+        .config
+        .as_ref()
+        .map(|config| sealer.json(&cell("config", &id), config));
+    let config = config.transpose()?;
     if let Some(metadata) = &change.metadata {
         terms::replace(tx, id, metadata).await?;
     }
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .bind(change.status.map(ThreadStatus::word))
-        .bind(change.config.map(Json))
+        .bind(config.map(Json))
         .bind(change.error.is_some())
         .bind(error)
         .bind(change.metadata.map(Json))
@@ -236,7 +260,8 @@ pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &ThreadAfterRun, now: Ti
         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
         and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
         expires_at = $6 + ttl where thread_id = $1";
-    let error = left.error.as_ref().map(encode).transpose()?;
+    let sealer = tx.sealer_of_thread(id).await?;
+    let error = encode_error(&sealer, id, left.error.as_ref())?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .bind(left.run.0)
@@ -250,9 +275,11 @@ pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &ThreadAfterRun, now: Ti
     Ok(changed == 1)
 }
 
-/// Deletes a thread and everything on it. Returns whether it existed.
+/// Deletes a thread and everything on it, and the stored answers to requests about it. Returns whether it existed.
 pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
+    tx.erase_traces();
+    idempotency::forget_thread(tx, id).await?;
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .execute(conn)

@@ -7,26 +7,29 @@ use std::any::Any;
 use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, PgPool, Postgres, SqliteConnection, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{FileLock, Tx};
+use super::engine::{FileLock, Tx, TxParts};
 use super::error::{DbError, DbResult};
 use super::notifications::Notification;
 use super::reader::give_back;
-use super::states::StateCache;
 
 /// The capacity of the queue. When the queue is full, callers wait.
 const WAITING: usize = 1024;
 /// The maximum number of jobs that share a transaction.
 const GROUP: usize = 64;
+/// The time after a deletion at which SQLite's log is emptied, so that many deletions cost it once.
+const PURGE_AFTER: Duration = Duration::from_secs(1);
 
 /// The sender of the queue.
 pub(super) struct WriteQueue(mpsc::Sender<Box<dyn Job>>);
@@ -37,7 +40,7 @@ pub(super) type JobReceiver = mpsc::Receiver<Box<dyn Job>>;
 /// The parts of a writer besides its connection.
 pub(super) struct WriterParts {
     pub(super) inbox: JobReceiver,
-    pub(super) states: Arc<StateCache>,
+    pub(super) parts: TxParts,
     /// The sender of the notifications that the listener of Postgres receives.
     pub(super) notifications: broadcast::Sender<Notification>,
     pub(super) closing: CancellationToken,
@@ -140,22 +143,31 @@ pub(super) fn on_sqlite(
 ) -> BoxFuture<'static, ()> {
     let WriterParts {
         mut inbox,
-        states,
+        parts,
         closing,
         notifications: _,
-        limits: _,
+        limits,
     } = outfit;
     Box::pin(async move {
         let _lock = lock;
         let mut group = Vec::with_capacity(GROUP);
+        // The time at which deleted values are to be removed from the log.
+        let mut purge_at: Option<Instant> = None;
         loop {
             tokio::select! {
                 taken = inbox.recv_many(&mut group, GROUP) => if taken == 0 { break },
                 () = closing.cancelled(), if !inbox.is_closed() => inbox.close(),
+                () = sleep_until(purge_at) => {
+                    let is_done = empty_log(&mut conn, limits.statement).await;
+                    purge_at = (!is_done).then(|| Instant::now() + PURGE_AFTER);
+                }
             }
-            if !group.is_empty() && write_group(&mut conn, &states, &mut group).await.is_break() {
+            if !group.is_empty() && write_group(&mut conn, &parts, &mut group).await.is_break() {
                 tracing::error!("the connection to the database is lost");
                 return;
+            }
+            if parts.has_erased.swap(false, Ordering::Relaxed) {
+                purge_at.get_or_insert_with(|| Instant::now() + PURGE_AFTER);
             }
         }
         if let Err(error) = conn.close().await {
@@ -164,14 +176,37 @@ pub(super) fn on_sqlite(
     })
 }
 
+/// Waits until a time; without one, for ever.
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Moves the write-ahead log of SQLite into the database file and empties it: it has copies of what was deleted. Returns
+/// false if readers still need it.
+async fn empty_log(conn: &mut SqliteConnection, busy_timeout: Duration) -> bool {
+    // The writer must not wait for readers as long as a statement may take.
+    let emptied = async {
+        raw_sql("pragma busy_timeout = 20").execute(&mut *conn).await?;
+        let busy: i64 = query_scalar("pragma wal_checkpoint(truncate)")
+            .fetch_one(&mut *conn)
+            .await?;
+        let restored = format!("pragma busy_timeout = {}", busy_timeout.as_millis());
+        raw_sql(AssertSqlSafe(restored)).execute(&mut *conn).await?;
+        Ok::<_, sqlx::Error>(busy == 0)
+    };
+    emptied.await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the write-ahead log of the database was not emptied");
+        false
+    })
+}
+
 /// Runs the jobs in one transaction and empties `group`. Breaks when the connection is lost.
-async fn write_group(
-    conn: &mut SqliteConnection,
-    states: &StateCache,
-    group: &mut Vec<Box<dyn Job>>,
-) -> ControlFlow<()> {
+async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut Vec<Box<dyn Job>>) -> ControlFlow<()> {
     let mut done = Vec::with_capacity(group.len());
-    let ended = run_group(conn, states, group, &mut done).await;
+    let ended = parts.sealing.scope(run_group(conn, parts, group, &mut done)).await;
     if ended.is_err() {
         // The transaction may still be open or not. After the rollback it is closed.
         let _ = raw_sql("rollback").execute(&mut *conn).await;
@@ -197,7 +232,7 @@ async fn write_group(
 /// transaction for itself needs no savepoint.
 async fn run_group(
     conn: &mut SqliteConnection,
-    states: &StateCache,
+    parts: &TxParts,
     group: &mut Vec<Box<dyn Job>>,
     done: &mut Vec<CompletedJob>,
 ) -> DbResult<()> {
@@ -208,10 +243,11 @@ async fn run_group(
         "begin immediate; savepoint job"
     };
     raw_sql(begin).execute(&mut *conn).await?;
+    parts.sealing.refresh(&mut Tx::sqlite(&mut *conn, parts)).await?;
     // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
     group.reverse();
     while let Some(job) = group.pop() {
-        let job = job.run(&mut Tx::sqlite(&mut *conn, states)).await;
+        let job = job.run(&mut Tx::sqlite(&mut *conn, parts)).await;
         let keep = job.keep;
         done.push(job);
         match keep {
@@ -232,7 +268,7 @@ async fn run_group(
 pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
     let WriterParts {
         inbox,
-        states,
+        parts,
         closing,
         notifications: _,
         limits,
@@ -241,13 +277,14 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> V
     let writer = || {
         let inbox = Arc::clone(&inbox);
         let pool = pool.clone();
-        let states = Arc::clone(&states);
+        let parts = parts.clone();
         let closing = closing.clone();
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(job) = next(&inbox, &closing).await {
                 // The timeout keeps a database that does not answer from blocking the writer for ever.
                 let limit = limits.transaction();
-                let _ = tokio::time::timeout(limit, write_one(&pool, &states, job, limit)).await;
+                let write = parts.sealing.scope(write_one(&pool, &parts, job, limit));
+                let _ = tokio::time::timeout(limit, Box::pin(write)).await;
             }
         });
         writer
@@ -264,7 +301,7 @@ async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option
     inbox.recv().await
 }
 
-async fn write_one(pool: &PgPool, states: &StateCache, job: Box<dyn Job>, limit: Duration) {
+async fn write_one(pool: &PgPool, parts: &TxParts, job: Box<dyn Job>, limit: Duration) {
     let mut writer = match Writer::of(pool, limit).await {
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),
@@ -273,7 +310,11 @@ async fn write_one(pool: &PgPool, states: &StateCache, job: Box<dyn Job>, limit:
         Ok(transaction) => transaction,
         Err(error) => return job.refuse(error.into()),
     };
-    let done = job.run(&mut Tx::postgres(&mut transaction, states)).await;
+    let mut tx = Tx::postgres(&mut transaction, parts);
+    if let Err(error) = parts.sealing.refresh(&mut tx).await {
+        return job.refuse(error);
+    }
+    let done = job.run(&mut tx).await;
     let ended = if done.keep {
         transaction.commit().await
     } else {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::domain::api_key::hexadecimal;
 use crate::domain::path::below;
 pub use crate::domain::path::{FOLDER, is_bundled};
 use crate::domain::state::{File, State};
@@ -89,7 +88,7 @@ impl BundledFiles {
         for (path, file) in self.only(paths).0 {
             hash.update(format!("{}:{path}{}:{}", path.len(), file.content.len(), file.content));
         }
-        hexadecimal(&hash.finalize()[..16])
+        hex::encode(&hash.finalize()[..16])
     }
 
     /// Returns the files at and below these absolute paths.

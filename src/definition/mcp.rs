@@ -13,7 +13,6 @@ use sha2::{Digest as _, Sha256};
 use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, check_headers};
-use crate::domain::api_key::hexadecimal;
 
 /// The longest name of a tool that every provider takes.
 const LONGEST_NAME: usize = 64;
@@ -402,7 +401,7 @@ pub fn model_name(server: &str, tool: &str) -> String {
         return name;
     }
     let digest = Sha256::digest(format!("{server}/{tool}"));
-    let mark = hexadecimal(&digest[..4]);
+    let mark = hex::encode(&digest[..4]);
     let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
     format!("{kept}_{mark}")
 }

@@ -8,7 +8,6 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Parsed, Severity, read};
-use crate::domain::api_key::hexadecimal;
 use crate::domain::id::Digest;
 use crate::domain::time::Timestamp;
 
@@ -60,7 +59,7 @@ impl AgentDefinition {
 
     /// Returns the name of the content: the SHA-256 of its text in hexadecimal digits.
     pub fn digest(&self) -> Digest {
-        Digest(hexadecimal(&Sha256::digest(self.text())))
+        Digest(hex::encode(Sha256::digest(self.text())))
     }
 }
 

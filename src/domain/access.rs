@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::approvers::Approvers;
 use super::filter::MetadataFilter;
 use super::identity::{Identity, Tenant, UserId, UserRole};
+use super::ruling::{RowCondition, Ruling};
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {
@@ -216,6 +217,26 @@ pub struct ResourceFacts {
     pub metadata: Map<String, Value>,
     /// True if the resource is an interrupt that is assigned to the caller.
     pub is_assigned: bool,
+    /// The metadata of the threads above the thread of a background task, if policies may ask for them.
+    pub above: Vec<Map<String, Value>>,
+    /// True if some of the metadata cannot be read, or are gone.
+    pub is_unreadable: bool,
+}
+
+impl ResourceFacts {
+    /// Returns whether the resource meets the condition of what policies forbid. What they forbid on a thread, they forbid
+    /// on the threads of its background tasks, too. Metadata that cannot be read may be any.
+    pub fn is_forbidden_by(&self, forbids: &RowCondition) -> bool {
+        let is_met = |metadata: &Map<String, Value>| forbids.is_met(&self.ownership, metadata);
+        let may_be_met = self.is_unreadable && forbids.asks_metadata();
+        may_be_met || is_met(&self.metadata) || self.above.iter().any(is_met)
+    }
+
+    /// Returns whether the resource certainly meets the condition of what policies permit.
+    pub fn is_permitted_by(&self, permits: &RowCondition) -> bool {
+        let is_known = !self.is_unreadable || !permits.asks_metadata();
+        is_known && permits.is_met(&self.ownership, &self.metadata)
+    }
 }
 
 /// The resources that a search may find.
@@ -233,6 +254,15 @@ pub enum AccessScope {
         ownership: Ownership,
         /// The filters of [`SharingRule`].
         shared: Vec<MetadataFilter>,
+    },
+    /// Those of a tenant that access policies leave.
+    Ruled {
+        /// The tenant.
+        tenant: Tenant,
+        /// Those that the roles allow.
+        base: Box<Self>,
+        /// What the policies permit of the tenant, and forbid of all.
+        ruling: Ruling,
     },
 }
 
@@ -265,6 +295,8 @@ pub struct InterruptScope {
     pub threads: AccessScope,
     /// And those that are assigned to this caller; none if the threads contain them.
     pub assigned: Option<Assignee>,
+    /// The threads of which none is found, assigned or not.
+    pub forbids: RowCondition,
 }
 
 /// Returns how far an action of this identity reaches.
@@ -272,12 +304,28 @@ pub fn reach(identity: &Identity, action: Action) -> Reach {
     if identity.is_unrestricted() {
         return Reach::Server;
     }
-    let is_in_scopes = |scopes: &Vec<String>| scopes.iter().any(|scope| action.is_covered_by(scope));
-    if !identity.scopes.as_ref().is_none_or(is_in_scopes) {
+    if !is_in_scopes(identity, action) {
         return Reach::Nothing;
     }
     let reaches = identity.roles.iter().map(|role| reach_of_role(*role, identity, action));
     reaches.max().unwrap_or(Reach::Nothing)
+}
+
+/// Returns whether the scopes of the caller's credential contain the action.
+fn is_in_scopes(identity: &Identity, action: Action) -> bool {
+    let covers = |scopes: &Vec<String>| scopes.iter().any(|scope| action.is_covered_by(scope));
+    identity.scopes.as_ref().is_none_or(covers)
+}
+
+/// Returns what the policies permit to this caller. They do not widen the scopes of a credential, and the metrics, which
+/// count for all tenants, stay with those who run the server.
+pub fn permits<'a>(identity: &Identity, action: Action, ruling: &'a Ruling) -> &'a RowCondition {
+    let is_of_all = action == Action::MetricsRead && identity.tenant != Tenant::default();
+    if is_in_scopes(identity, action) && !is_of_all {
+        &ruling.permits
+    } else {
+        &RowCondition::NEVER
+    }
 }
 
 #[expect(clippy::match_same_arms, reason = "one rule a line; their order counts")]
@@ -299,13 +347,30 @@ fn reach_of_role(role: UserRole, identity: &Identity, action: Action) -> Reach {
     }
 }
 
-/// Returns whether the identity may do this to a resource.
-pub fn may_access(identity: &Identity, action: Action, facts: &ResourceFacts, sharing: &SharingRule) -> bool {
-    let reach = reach(identity, action);
-    let ownership = &facts.ownership;
-    if reach == Reach::Server {
+/// Returns whether the identity may do this to a resource: what the policies forbid, nobody may, and what they permit of the
+/// tenant, the caller may beyond the roles.
+pub fn may_access(
+    identity: &Identity,
+    action: Action,
+    facts: &ResourceFacts,
+    sharing: &SharingRule,
+    ruling: &Ruling,
+) -> bool {
+    if identity.is_unrestricted() {
         return true;
     }
+    if facts.is_forbidden_by(&ruling.forbids) {
+        return false;
+    }
+    let permitted = permits(identity, action, ruling);
+    let is_permitted = facts.ownership.tenant == identity.tenant && facts.is_permitted_by(permitted);
+    is_permitted || may_by_roles(identity, action, facts, sharing)
+}
+
+/// Returns whether the roles of the identity allow this.
+fn may_by_roles(identity: &Identity, action: Action, facts: &ResourceFacts, sharing: &SharingRule) -> bool {
+    let reach = reach(identity, action);
+    let ownership = &facts.ownership;
     if ownership.is_of_server() {
         // What belongs to the server is changed by those who run it: the admins of the default tenant.
         let runs_server = identity.tenant == Tenant::default() && identity.has(UserRole::Admin);
@@ -323,7 +388,28 @@ pub fn may_access(identity: &Identity, action: Action, facts: &ResourceFacts, sh
 }
 
 /// Returns the filter of a search: the resources for which [`may_access`] is true.
-pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> AccessScope {
+pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule, ruling: &Ruling) -> AccessScope {
+    if identity.is_unrestricted() {
+        return AccessScope::Server;
+    }
+    let base = scope_by_roles(identity, action, sharing);
+    let permits = permits(identity, action, ruling);
+    match (permits, &ruling.forbids) {
+        (_, RowCondition::Is(true)) => AccessScope::Nothing,
+        (RowCondition::Is(false), RowCondition::Is(false)) => base,
+        (RowCondition::Is(false), _) if base == AccessScope::Nothing => base,
+        (_, _) => AccessScope::Ruled {
+            tenant: identity.tenant.clone(),
+            base: Box::new(base),
+            ruling: Ruling {
+                permits: permits.clone(),
+                forbids: ruling.forbids.clone(),
+            },
+        },
+    }
+}
+
+fn scope_by_roles(identity: &Identity, action: Action, sharing: &SharingRule) -> AccessScope {
     match reach(identity, action) {
         Reach::Nothing | Reach::Assigned => AccessScope::Nothing,
         Reach::Own => AccessScope::Own {
@@ -336,11 +422,17 @@ pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> A
 }
 
 /// Returns the filter of a search for interrupts.
-pub fn interrupt_scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> InterruptScope {
+pub fn interrupt_scope_of(
+    identity: &Identity,
+    action: Action,
+    sharing: &SharingRule,
+    ruling: &Ruling,
+) -> InterruptScope {
     let may_be_assigned = matches!(reach(identity, action), Reach::Assigned | Reach::Own);
     InterruptScope {
-        threads: scope_of(identity, action, sharing),
+        threads: scope_of(identity, action, sharing, ruling),
         assigned: may_be_assigned.then(|| Assignee::of(identity)),
+        forbids: ruling.forbids.clone(),
     }
 }
 
@@ -377,7 +469,7 @@ mod tests {
     }
 
     fn may(identity: &Identity, action: Action, facts: &ResourceFacts) -> bool {
-        may_access(identity, action, facts, &SharingRule::default())
+        may_access(identity, action, facts, &SharingRule::default(), &Ruling::NONE)
     }
 
     #[test]
@@ -440,6 +532,93 @@ mod tests {
         assert_eq!(allowed, store.chain([&Action::ThreadsRead]).collect());
     }
 
+    fn ruling(permits: RowCondition, forbids: RowCondition) -> Ruling {
+        Ruling { permits, forbids }
+    }
+
+    #[test]
+    fn what_a_policy_forbids_no_role_allows() {
+        let root = caller("acme", "root", &[UserRole::Admin]);
+        let of_bob = of(&caller("acme", "bob", &[UserRole::User]));
+        let forbidden = ruling(
+            RowCondition::ALWAYS,
+            RowCondition::OwnedBy(of_bob.ownership.owner.clone()),
+        );
+        let none = SharingRule::default();
+        assert!(!may_access(&root, Action::ThreadsRead, &of_bob, &none, &forbidden));
+        assert!(may_access(&root, Action::ThreadsRead, &of(&root), &none, &forbidden));
+        let everything = ruling(RowCondition::NEVER, RowCondition::ALWAYS);
+        assert_eq!(
+            scope_of(&root, Action::ThreadsSearch, &none, &everything),
+            AccessScope::Nothing
+        );
+        assert_eq!(
+            scope_of(&Identity::unauthenticated(), Action::ThreadsSearch, &none, &everything),
+            AccessScope::Server
+        );
+    }
+
+    #[test]
+    fn what_is_forbidden_on_a_thread_is_forbidden_on_those_of_its_background_tasks() {
+        let ann = caller("acme", "ann", &[UserRole::User]);
+        let secret = Map::from_iter([("level".to_owned(), json!("secret"))]);
+        let filter = MetadataFilter::new("metadata", secret.clone()).expect("a filter");
+        let forbidden = ruling(RowCondition::NEVER, RowCondition::Metadata(filter));
+        let none = SharingRule::default();
+        let may = |facts: &ResourceFacts| may_access(&ann, Action::ThreadsRead, facts, &none, &forbidden);
+        assert!(may(&of(&ann)));
+        assert!(!may(&ResourceFacts {
+            above: vec![Map::new(), secret],
+            ..of(&ann)
+        }));
+    }
+
+    #[test]
+    fn metadata_that_cannot_be_read_meet_what_policies_forbid() {
+        let ann = caller("acme", "ann", &[UserRole::User]);
+        let unreadable = ResourceFacts {
+            is_unreadable: true,
+            ..of(&ann)
+        };
+        let secret = Map::from_iter([("level".to_owned(), json!("secret"))]);
+        let filter = RowCondition::Metadata(MetadataFilter::new("metadata", secret).expect("a filter"));
+        let none = SharingRule::default();
+        let may = |forbids: RowCondition| {
+            let ruling = ruling(RowCondition::NEVER, forbids);
+            may_access(&ann, Action::ThreadsRead, &unreadable, &none, &ruling)
+        };
+        assert!(!may(filter.clone()));
+        assert!(!may(filter.clone().negated()));
+        assert!(!unreadable.is_permitted_by(&filter.negated()));
+        assert!(may(RowCondition::OwnedBy(UserId::stored("bob".to_owned()))));
+    }
+
+    #[test]
+    fn what_a_policy_permits_stays_within_the_tenant_and_the_scopes_of_the_key() {
+        let mut ann = caller("acme", "ann", &[]);
+        let of_bob = of(&caller("acme", "bob", &[UserRole::User]));
+        let elsewhere = of(&caller("other", "bob", &[UserRole::User]));
+        let permitted = ruling(RowCondition::ALWAYS, RowCondition::NEVER);
+        let none = SharingRule::default();
+        let may =
+            |ann: &Identity, action: Action, facts: &ResourceFacts| may_access(ann, action, facts, &none, &permitted);
+        assert!(may(&ann, Action::ThreadsRead, &of_bob));
+        assert!(!may(&ann, Action::ThreadsRead, &elsewhere));
+        assert!(!may(&ann, Action::MetricsRead, &of(&ann)));
+        let of_server = ResourceFacts {
+            ownership: Ownership::of_server(),
+            ..ResourceFacts::default()
+        };
+        assert!(!may(&ann, Action::AssistantsUpdate, &of_server));
+        ann.scopes = Some(vec!["threads:read".to_owned()]);
+        assert!(may(&ann, Action::ThreadsRead, &of_bob));
+        assert!(!may(&ann, Action::ThreadsDelete, &of_bob));
+        assert_eq!(
+            scope_of(&ann, Action::ThreadsDelete, &none, &permitted),
+            AccessScope::Nothing
+        );
+    }
+
     #[test]
     fn shared_metadata_let_the_tenant_read_and_change() {
         let filter = |value: Value| {
@@ -457,7 +636,7 @@ mod tests {
             metadata: Map::from_iter([("visibility".to_owned(), json!(value))]),
             ..of(&caller("acme", "bob", &[UserRole::User]))
         };
-        let may = |action, value| may_access(&ann, action, &shared(value), &sharing);
+        let may = |action, value| may_access(&ann, action, &shared(value), &sharing, &Ruling::NONE);
         assert!(may(Action::ThreadsRead, "team"));
         assert!(!may(Action::ThreadsUpdate, "team"));
         assert!(may(Action::ThreadsUpdate, "open"));

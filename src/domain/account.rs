@@ -3,7 +3,6 @@
 use sha2::{Digest, Sha256};
 
 use super::access::Ownership;
-use super::api_key::hexadecimal;
 use super::identity::{Credential, Identity};
 
 /// The number of bytes of a digest that a name keeps.
@@ -105,8 +104,7 @@ fn digest(name: &str) -> String {
     if name.is_empty() {
         return NOBODY.to_owned();
     }
-    let digest: [u8; 32] = Sha256::digest(name.as_bytes()).into();
-    hexadecimal(digest.get(..DIGEST_BYTES).unwrap_or_default())
+    hex::encode(&Sha256::digest(name.as_bytes())[..DIGEST_BYTES])
 }
 
 /// The highest priority of a run.

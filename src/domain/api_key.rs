@@ -33,7 +33,7 @@ pub struct ApiKeyId(Arc<str>);
 impl ApiKeyId {
     /// Makes an id of random bytes.
     pub fn of_random(bytes: [u8; ID_DIGITS / 2]) -> Self {
-        Self(hexadecimal(&bytes).into())
+        Self(hex::encode(bytes).into())
     }
 
     /// Reads an id; `None` if the text cannot be one.
@@ -108,24 +108,12 @@ impl PresentedKey {
 
     /// Writes the text of a key with a secret of random bytes.
     pub fn text(id: &ApiKeyId, secret: [u8; SECRET_DIGITS / 2]) -> String {
-        format!("{PREFIX}_{id}_{}", hexadecimal(&secret))
+        format!("{PREFIX}_{id}_{}", hex::encode(secret))
     }
 }
 
 fn is_hexadecimal(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Writes bytes as hexadecimal digits.
-pub fn hexadecimal(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            for digit in [byte >> 4, byte & 15] {
-                text.extend(char::from_digit(digit.into(), 16));
-            }
-            text
-        })
 }
 
 /// An API key without its secret.

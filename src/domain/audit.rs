@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::access::Action;
@@ -54,7 +54,7 @@ pub struct AuditEntry {
     pub outcome: AuditOutcome,
     /// The address of the client; none for work of this process.
     pub address: Option<IpAddr>,
-    /// Further facts: the decisions of an approval, without arguments and messages.
+    /// Further facts: the decisions of an approval, without arguments and messages, or the policies of a refusal.
     pub detail: Map<String, Value>,
     /// The time.
     pub created_at: Timestamp,
@@ -76,6 +76,15 @@ impl AuditEntry {
             detail: Map::new(),
             created_at: now,
         }
+    }
+
+    /// Returns the entry with the ids of the policies because of which the request was refused, if there are any.
+    #[must_use]
+    pub fn because_of(mut self, policies: &[String]) -> Self {
+        if !policies.is_empty() {
+            self.detail.insert("policies".to_owned(), json!(policies));
+        }
+        self
     }
 }
 

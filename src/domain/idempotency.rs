@@ -28,7 +28,6 @@ impl IdempotencyKey {
     /// # Errors
     /// Returns an error if the text is empty, too long, or contains characters that are not visible.
     pub fn new(client: &str, text: &str, parts: &[&[u8]]) -> Result<Self, Invalid> {
-        const CLIENT_NAMESPACE: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
         const REQUEST_NAMESPACE: Uuid = Uuid::from_u128(0x5a1f_36c0_7c0e_4b53_9d1c_22b0_8f6e_71d4);
         if text.is_empty() || text.len() > MAX_KEY_LENGTH || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             let reason = format!("must be 1 to {MAX_KEY_LENGTH} visible ASCII characters");
@@ -38,12 +37,18 @@ impl IdempotencyKey {
         let fingerprint = parts
             .iter()
             .fold(REQUEST_NAMESPACE, |sum, part| Uuid::new_v5(&sum, part));
-        // The digest has a fixed length, so that one client's keys cannot collide with another's.
-        let client = Uuid::new_v5(&CLIENT_NAMESPACE, client.as_bytes()).simple();
         Ok(Self {
-            name: format!("{client}:{text}"),
+            name: format!("{}{text}", Self::prefix_of(client)),
             fingerprint,
         })
+    }
+
+    /// Returns the beginning of the names of a client's keys, which ends with a colon.
+    pub fn prefix_of(client: &str) -> String {
+        const CLIENT_NAMESPACE: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
+        // The digest has a fixed length, so that one client's keys cannot collide with another's.
+        let client = Uuid::new_v5(&CLIENT_NAMESPACE, client.as_bytes()).simple();
+        format!("{client}:")
     }
 
     /// Returns the name under which the key is stored: the client and the client's key.
@@ -68,6 +73,8 @@ pub enum StoredResponse {
         body: String,
         /// The `Content-Location` header, if there was one.
         location: Option<String>,
+        /// The thread that the answer is about, if any. With the thread, the answer is deleted.
+        thread: Option<ThreadId>,
     },
     /// A run. A repeated request follows the same run from its start.
     Run {

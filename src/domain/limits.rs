@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::quota::millionths;
+
 /// The default of `repeated_failures`.
 pub const REPEATED_FAILURES: u32 = 5;
 
@@ -64,7 +66,8 @@ pub struct Usage {
     pub seconds: f64,
 }
 
-fn is_free(cost_micros: &u64) -> bool {
+/// Returns whether a cost is zero, as it is without prices. Usage is shown without such a cost.
+pub fn is_free(cost_micros: &u64) -> bool {
     *cost_micros == 0
 }
 
@@ -247,16 +250,6 @@ impl Limits {
         let is_reached = used.cost_micros >= millionths(limit);
         is_reached.then(|| ("cost", limit.to_string()))
     }
-}
-
-/// Returns an amount in millionths, rounded; what is negative or no number is 0.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the conversion of a float saturates"
-)]
-fn millionths(amount: f64) -> u64 {
-    (amount * 1_000_000.0).round() as u64
 }
 
 #[cfg(test)]

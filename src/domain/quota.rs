@@ -53,6 +53,17 @@ impl QuotaKind {
     }
 }
 
+/// Returns an amount of money in millionths, rounded. An amount that is negative or no number is 0, and one that is too
+/// large is the largest number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the conversion of a float saturates"
+)]
+pub fn millionths(amount: f64) -> u64 {
+    (amount * 1_000_000.0).round() as u64
+}
+
 /// The quotas of one level. `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QuotaRule {

@@ -4,9 +4,11 @@
 //! A ruling is a condition on the rows of resources, so that the same condition decides about one resource and filters
 //! searches in SQL.
 
+use std::fmt;
+
 use serde_json::{Map, Value};
 
-use super::access::{Action, Ownership};
+use super::access::{Action, Ownership, ResourceFacts};
 use super::filter::MetadataFilter;
 use super::identity::{Identity, UserId};
 
@@ -85,6 +87,16 @@ impl RowCondition {
         }
     }
 
+    /// Returns whether the condition asks for metadata.
+    pub fn asks_metadata(&self) -> bool {
+        match self {
+            Self::Is(_) | Self::OwnedBy(_) => false,
+            Self::Metadata(_) => true,
+            Self::Not(inner) => inner.asks_metadata(),
+            Self::All(conditions) | Self::Any(conditions) => conditions.iter().any(Self::asks_metadata),
+        }
+    }
+
     /// Returns whether a resource of this owner, with these metadata, meets the condition.
     pub fn is_met(&self, ownership: &Ownership, metadata: &Map<String, Value>) -> bool {
         match self {
@@ -123,21 +135,39 @@ impl Ruling {
             forbids: RowCondition::any([self.forbids, other.forbids]),
         }
     }
+
+    /// Returns the ruling about an action on resources that are there, given the ruling about reading them: what may not
+    /// be read may not be changed either.
+    #[must_use]
+    pub fn on_readable(self, reading: Self) -> Self {
+        Self {
+            permits: self.permits,
+            forbids: RowCondition::any([self.forbids, reading.forbids]),
+        }
+    }
 }
 
 /// The access policies of a server. They do no I/O.
-pub trait AccessPolicies: Send + Sync {
+pub trait AccessPolicies: fmt::Debug + Send + Sync {
     /// Returns what the policies say about an action of this caller. A policy that cannot be evaluated forbids everything
     /// if it forbids, and permits nothing if it permits.
     fn ruling(&self, identity: &Identity, action: Action) -> Ruling;
+
+    /// Returns the ids of policies that forbid an action on a resource, for the audit.
+    fn forbidding(&self, identity: &Identity, action: Action, facts: &ResourceFacts) -> Vec<String>;
 }
 
 /// No access policies: the roles decide alone.
+#[derive(Debug)]
 pub struct NoPolicies;
 
 impl AccessPolicies for NoPolicies {
     fn ruling(&self, _: &Identity, _: Action) -> Ruling {
         Ruling::NONE
+    }
+
+    fn forbidding(&self, _: &Identity, _: Action, _: &ResourceFacts) -> Vec<String> {
+        vec![]
     }
 }
 
@@ -186,6 +216,23 @@ mod tests {
         assert!(condition.is_met(&of("bob"), &wanted));
         assert!(!condition.is_met(&of("ann"), &wanted));
         assert!(!condition.is_met(&of("bob"), &Map::new()));
+    }
+
+    #[test]
+    fn what_may_not_be_read_may_not_be_changed() {
+        let change = Ruling {
+            permits: owned_by("ann"),
+            forbids: owned_by("mia"),
+        };
+        let read = Ruling {
+            permits: RowCondition::NEVER,
+            forbids: owned_by("bob"),
+        };
+        let ruling = change.on_readable(read);
+        assert_eq!(ruling.permits, owned_by("ann"));
+        assert!(ruling.forbids.is_met(&of("bob"), &Map::new()));
+        assert!(ruling.forbids.is_met(&of("mia"), &Map::new()));
+        assert!(!ruling.forbids.is_met(&of("ann"), &Map::new()));
     }
 
     #[test]

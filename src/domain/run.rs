@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::access::Ownership;
 use super::account::RunQueue;
 use super::background::TaskLineage;
 use super::goto::Goto;
@@ -262,6 +263,22 @@ impl RunCaller {
         })
     }
 
+    /// Returns the identity with which the server works for this user, for policies that ask for roles and claims.
+    pub fn to_identity(&self) -> Identity {
+        let roles = self.roles.iter().map(|role| role.word());
+        let is_limited = !roles.eq(self.permissions.iter());
+        let owner = Ownership {
+            tenant: self.tenant.clone(),
+            owner: self.identity.clone(),
+        };
+        Identity {
+            roles: self.roles.clone(),
+            scopes: is_limited.then(|| self.permissions.clone()),
+            claims: self.claims.clone(),
+            ..Identity::server_for(&owner)
+        }
+    }
+
     /// Returns the entries of the context that name the user, with the names and the shape of LangGraph.
     fn context(&self) -> [(String, Value); 3] {
         let mut user = self.claims.clone();
@@ -317,6 +334,11 @@ impl RunRequest {
         if let Some(Value::Object(configurable)) = self.config.get_mut("configurable") {
             remove_auth_keys(configurable);
         }
+    }
+
+    /// Returns the digest of the definition that the run is pinned to, if any.
+    pub fn pinned_definition(&self) -> Option<&Digest> {
+        self.agent.as_ref()?.definition.as_ref()
     }
 
     /// Returns the URL to notify when the run ends, if any.

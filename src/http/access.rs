@@ -6,24 +6,24 @@
 
 mod rules;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, RawPathParams};
+use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
+use serde_json::{Map, Value};
 
 use super::ApiParts;
 use super::audit;
-use super::client::ClientId;
+use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::stream_limits::StreamPermit;
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
-use crate::domain::audit::AuditOutcome;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
-use crate::runtime::{AccessError, ResourceRef};
+use crate::runtime::{AccessError, AccessRefusal, ResourceRef};
 use rules::{Rule, Subject, rule_of};
 
 /// The longest part of a path that the audit repeats, in characters.
@@ -68,8 +68,33 @@ impl Api {
     /// 403 if no role of the caller allows the action; 404 if the resource does not exist for the caller.
     pub async fn check(&self, action: Action, resource: ResourceRef) -> Result<(), ApiError> {
         let checked = self.access.check(&self.caller, action, resource).await;
-        if outcome_of(&checked) == Some(AuditOutcome::Denied) {
-            audit::record(self, action, || resource.to_string(), AuditOutcome::Denied);
+        if checked.is_err() {
+            audit::record(self, action, || resource.to_string(), &checked);
+        }
+        Ok(checked?)
+    }
+
+    /// Decides about a resource with metadata that the request creates. A refusal is recorded in the audit.
+    ///
+    /// # Errors
+    /// 403 if no role of the caller allows it, or a policy forbids it.
+    pub(super) fn check_new(&self, action: Action, metadata: &Map<String, Value>) -> Result<(), ApiError> {
+        let checked = self.access.check_new(&self.caller, action, metadata);
+        if checked.is_err() {
+            audit::record(self, action, String::new, &checked);
+        }
+        Ok(checked?)
+    }
+
+    /// Decides by the policies alone about a resource that the request reaches by another name than its id. A refusal is
+    /// recorded in the audit.
+    ///
+    /// # Errors
+    /// As [`Api::check`].
+    pub(super) async fn check_policies(&self, action: Action, resource: ResourceRef) -> Result<(), ApiError> {
+        let checked = self.access.check_policies(&self.caller, action, resource).await;
+        if checked.is_err() {
+            audit::record(self, action, || resource.to_string(), &checked);
         }
         Ok(checked?)
     }
@@ -86,9 +111,7 @@ impl Api {
         thread: ThreadId,
     ) -> Result<(), ApiError> {
         let checked = self.access.check(&self.caller, action, resource).await;
-        if let Some(outcome) = outcome_of(&checked) {
-            audit::record(self, action, || format!("thread:{thread}"), outcome);
-        }
+        audit::record(self, action, || ResourceRef::Thread(thread).to_string(), &checked);
         Ok(checked?)
     }
 
@@ -146,12 +169,10 @@ impl FromRequestParts<AppState> for Api {
             (None, Rule::Public) => Arc::new(Identity::anonymous()),
             (None, Rule::Allow(..)) => return Err(ApiError::unauthenticated()),
         };
-        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
-        let address = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical());
         let api = Self {
             parts: Arc::clone(&state.parts),
             caller,
-            address,
+            address: peer_address(&parts.extensions),
         };
         if let Rule::Allow(action, subject) = rule {
             // A path without variables, or one that cannot be decoded, names nothing.
@@ -159,22 +180,11 @@ impl FromRequestParts<AppState> for Api {
             let variables = variables.as_ref();
             let resource = variables.map_or(ResourceRef::Collection, |variables| resource_of(variables, subject));
             let checked = api.access.check(&api.caller, action, resource).await;
-            if let Some(outcome) = outcome_of(&checked) {
-                let named = || variables.map(resource_text).unwrap_or_default();
-                audit::record(&api, action, named, outcome);
-            }
+            let named = || variables.map(resource_text).unwrap_or_default();
+            audit::record(&api, action, named, &checked);
             checked?;
         }
         Ok(api)
-    }
-}
-
-/// Returns the decision as the audit shows it; none if there was no decision, since the database failed.
-fn outcome_of(checked: &Result<(), AccessError>) -> Option<AuditOutcome> {
-    match checked {
-        Ok(()) => Some(AuditOutcome::Allowed),
-        Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Some(AuditOutcome::Denied),
-        Err(AccessError::Fault(_)) => None,
     }
 }
 
@@ -205,14 +215,18 @@ fn resource_of(variables: &RawPathParams, subject: Subject) -> ResourceRef {
 
 impl From<AccessError> for ApiError {
     fn from(error: AccessError) -> Self {
-        match error {
-            AccessError::Forbidden(action) => Self::forbidden(action),
-            AccessError::NotFound(ResourceRef::Thread(thread)) => Self::no_thread(thread),
-            AccessError::NotFound(ResourceRef::Assistant(_)) => Self::not_found("assistant_not_found"),
-            AccessError::NotFound(ResourceRef::Cron(_)) => Self::not_found("cron_not_found"),
-            AccessError::NotFound(ResourceRef::Delivery(_)) => Self::not_found("delivery_not_found"),
-            AccessError::NotFound(ResourceRef::Collection) => Self::no_route(),
-            AccessError::Fault(error) => error.into(),
+        let refusal = match error {
+            AccessError::Refused { reason, .. } => reason,
+            AccessError::Fault(error) => return error.into(),
+        };
+        match refusal {
+            AccessRefusal::Forbidden(action) => Self::forbidden(action),
+            AccessRefusal::ForbiddenByPolicy(action) => Self::forbidden_by_policy(action),
+            AccessRefusal::NotFound(ResourceRef::Thread(thread)) => Self::no_thread(thread),
+            AccessRefusal::NotFound(ResourceRef::Assistant(_)) => Self::not_found("assistant_not_found"),
+            AccessRefusal::NotFound(ResourceRef::Cron(_)) => Self::not_found("cron_not_found"),
+            AccessRefusal::NotFound(ResourceRef::Delivery(_)) => Self::not_found("delivery_not_found"),
+            AccessRefusal::NotFound(ResourceRef::Collection) => Self::no_route(),
         }
     }
 }

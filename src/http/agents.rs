@@ -12,7 +12,7 @@ use super::wire::agent::{
 };
 use super::wire::{Object, json};
 use super::{Api, JsonResult};
-use crate::db::{ListPart, PageQuery, definitions};
+use crate::db::{ListPart, definitions};
 use crate::runtime::DefinitionError;
 
 /// Creates or changes an agent definition.
@@ -86,11 +86,7 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
         .agent(&graph_id)
         .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
     let permit = api.answers.permit().await?;
-    let wanted = PageQuery {
-        limit: page.limit.into(),
-        offset: page.offset.into(),
-        bytes: api.answers.bytes(),
-    };
+    let wanted = page.query(api.answers.bytes());
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             let total = definitions::count_versions(tx, &graph_id).await?;

@@ -14,7 +14,7 @@ use super::wire::assistant::{
 };
 use super::wire::json;
 use super::{Api, JsonResult};
-use crate::db::{PageQuery, assistants};
+use crate::db::assistants;
 use crate::domain::access::Action;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::MetadataFilter;
@@ -37,6 +37,7 @@ pub(super) async fn create(
         settings,
         reuse_existing,
     } = body.check()?;
+    api.check_new(Action::AssistantsCreate, &settings.metadata)?;
     // An assistant that the caller may not read is only taken.
     let reuse_existing = reuse_existing && api.may(Action::AssistantsRead, ResourceRef::Assistant(id)).await?;
     let new = NewAssistant {
@@ -46,7 +47,7 @@ pub(super) async fn create(
         reuse_existing,
     };
     let created_response =
-        |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
+        |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()), None);
     let once = api.assistants.create_assistant(new, key, created_response).await?;
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
@@ -145,11 +146,7 @@ pub(super) async fn versions(
     let page = Page::checked(body.limit, body.offset, 10)?;
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
     let permit = api.answers.permit().await?;
-    let wanted = PageQuery {
-        limit: page.limit.into(),
-        offset: page.offset.into(),
-        bytes: api.answers.bytes(),
-    };
+    let wanted = page.query(api.answers.bytes());
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             match assistants::find(tx, id).await? {
@@ -267,7 +264,11 @@ async fn find(api: &Api, id: AssistantId) -> Result<Assistant, ApiError> {
 async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
     match assistant {
         AssistantRef::Id(id) => find(api, id).await.map(|found| found.settings.graph_id),
-        AssistantRef::Graph(graph_id) if api.runs.plan_of(&graph_id).is_some() => Ok(graph_id),
+        AssistantRef::Graph(graph_id) if api.runs.plan_of(&graph_id).is_some() => {
+            let assistant = ResourceRef::Assistant(AssistantId::of_graph(&graph_id));
+            api.check_policies(Action::AssistantsRead, assistant).await?;
+            Ok(graph_id)
+        }
         AssistantRef::Graph(_) => Err(ApiError::bad_id("assistant")),
     }
 }

@@ -20,26 +20,38 @@ use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
-use crate::runtime::Audit;
+use crate::runtime::{AccessError, Audit};
 
 /// The largest page of entries.
 const MAX_ENTRIES: i64 = 1000;
 
 /// Holds the response back until the entries about the request are durable.
 pub(super) async fn wait_for_entries(State(audit): State<Audit>, request: Request, next: Next) -> Response {
-    let caller = request.extensions().get::<Arc<Identity>>();
-    if !caller.is_some_and(|caller| audit.covers(caller)) {
-        return next.run(request).await;
-    }
-    match audit.run_request(next.run(request)).await {
-        Ok(response) => response,
-        Err(DbError::Closed) => ApiError::shutting_down().into_response(),
-        Err(error) => ApiError::from(error).into_response(),
-    }
+    let caller = request.extensions().get::<Arc<Identity>>().cloned();
+    let responded = audit.run_request(caller.as_deref(), next.run(request)).await;
+    responded.unwrap_or_else(|error| not_stored(error).into_response())
 }
 
-/// Records a request or a command, if the audit contains such requests. Only then the text of the resource is asked for.
-pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> String, outcome: AuditOutcome) {
+/// Returns the error of a request about which an entry cannot be stored.
+pub(super) fn not_stored(error: DbError) -> ApiError {
+    if matches!(error, DbError::Closed) {
+        return ApiError::shutting_down();
+    }
+    error.into()
+}
+
+/// Records the decision about a request or a command, if the audit contains such requests. Only then the text of the
+/// resource is asked for. Without a decision, since the database failed, there is nothing to record.
+pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> String, checked: &Result<(), AccessError>) {
+    let policies: &[String] = match checked {
+        Ok(()) => &[],
+        Err(AccessError::Refused { policies, .. }) => policies,
+        Err(AccessError::Fault(_)) => return,
+    };
+    let outcome = match checked.is_ok() {
+        true => AuditOutcome::Allowed,
+        false => AuditOutcome::Denied,
+    };
     if !api.audit.contains(&api.caller, action, outcome) {
         return;
     }
@@ -47,7 +59,7 @@ pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> Strin
         address: api.address,
         ..AuditEntry::new(&api.caller, action, resource(), outcome, api.audit.now())
     };
-    api.audit.record(entry);
+    api.audit.record(entry.because_of(policies));
 }
 
 /// An entry of the audit.
@@ -71,7 +83,7 @@ pub(super) struct AuditEntryView {
     outcome: &'static str,
     /// The address of the client.
     address: Option<String>,
-    /// Further facts, such as the types of an approval's decisions.
+    /// Further facts, such as the types of an approval's decisions, or the `@id` of the policies that forbid the request.
     detail: Object,
 }
 

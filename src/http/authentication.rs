@@ -44,7 +44,8 @@ pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: 
     let ticket = ticket_of(request);
     // The identity is not known yet, so this is the address of the client.
     let address = ClientId::of(request.extensions());
-    let wait = rates.wait_after_failures(address);
+    // Only the hook is not asked after failures.
+    let wait = auth.has_hook().then(|| rates.wait_after_failures(address)).flatten();
     let credentials = Credentials {
         method: request.method(),
         path: request.uri().path(),

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::Request;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
@@ -30,6 +30,12 @@ const BUDGET_WAIT: Duration = Duration::from_secs(1);
 
 /// The time limit of a whole body, as a multiple of the idle timeout.
 const TOTAL_TIMEOUT_FACTOR: u32 = 10;
+
+/// The longest body of a refused request that is read and dropped, in bytes.
+const MAX_DROPPED: usize = 64 * 1024;
+
+/// The longest time in which a body is dropped.
+const DROP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The limits of request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +101,7 @@ impl BodyReader {
                 drop(share);
                 response
             }
-            Err(error) => error.into_response(),
+            Err(error) => close_after(parts.version, error.into_response()),
         }
     }
 
@@ -202,6 +208,27 @@ impl BodyReader {
         }
         Ok(())
     }
+}
+
+/// Refuses a request before its body was read. A short body is read and dropped, so that the connection can serve the
+/// next request.
+pub(super) async fn refuse(request: Request, error: ApiError) -> Response {
+    let version = request.version();
+    let dropping = to_bytes(request.into_body(), MAX_DROPPED);
+    match timeout(DROP_TIMEOUT, dropping).await {
+        Ok(Ok(_)) => error.into_response(),
+        Ok(Err(_)) | Err(_) => close_after(version, error.into_response()),
+    }
+}
+
+/// Says in a response that the server closes the connection, since there may be more of the body that it does not read.
+/// In HTTP/2 only the stream of the request ends.
+fn close_after(version: Version, mut response: Response) -> Response {
+    if version < Version::HTTP_2 {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
+    response
 }
 
 /// A body's share of the budget, held until it is dropped.

@@ -10,6 +10,7 @@ use axum::http::request::Parts;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::domain::access::Ownership;
 use crate::domain::identity::Identity;
 
 /// A client: a user of a tenant, or, without authentication, the IP address of the connection.
@@ -41,9 +42,9 @@ impl ClientId {
     }
 
     /// The client that is this user, from whatever address. All API keys of a user are one client.
-    fn of_user(identity: &Identity) -> Self {
+    pub fn of_owner(user: &Ownership) -> Self {
         // Names have no control characters, so two users never have the same text.
-        let text = format!("{}\n{}", identity.tenant, identity.user);
+        let text = format!("{}\n{}", user.tenant, user.owner);
         let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
         let mut first = [0; 16];
         first.copy_from_slice(&digest[..16]);
@@ -54,10 +55,9 @@ impl ClientId {
     pub fn of(extensions: &Extensions) -> Self {
         let identity = extensions.get::<Arc<Identity>>();
         if let Some(identity) = identity.filter(|identity| identity.credential.is_proof()) {
-            return Self::of_user(identity);
+            return Self::of_owner(&Ownership::of(identity));
         }
-        let peer = extensions.get::<ConnectInfo<SocketAddr>>();
-        Self::at(peer.map_or(Ipv4Addr::LOCALHOST.into(), |ConnectInfo(peer)| peer.ip()))
+        Self::at(peer_address(extensions).unwrap_or(Ipv4Addr::LOCALHOST.into()))
     }
 
     /// A text that is the same for all requests of the client.
@@ -67,6 +67,12 @@ impl ClientId {
             ClientKey::User(user) => format!("user {user}"),
         }
     }
+}
+
+/// Returns the address at the other end of the connection; none for a request of this process.
+pub(super) fn peer_address(extensions: &Extensions) -> Option<IpAddr> {
+    let peer = extensions.get::<ConnectInfo<SocketAddr>>();
+    peer.map(|ConnectInfo(peer)| peer.ip().to_canonical())
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ClientId {

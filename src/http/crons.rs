@@ -39,7 +39,7 @@ pub(super) async fn create(
 
 /// The response to a request that creates a cron.
 fn created_response(cron: &Cron) -> StoredResponse {
-    idempotency::stored_response(&CronView::from(cron.clone()))
+    idempotency::stored_response(&CronView::from(cron.clone()), cron.thread)
 }
 
 /// Creates a cron whose runs use one thread. The cron is deleted with the thread.

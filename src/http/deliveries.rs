@@ -54,7 +54,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     })
 }
 
-/// Shows a webhook delivery with its payload.
+/// Shows a webhook delivery, with its payload unless a policy forbids the caller to read the thread.
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
         (status = 404, description = "Delivery not found", body = ErrorBody)))]
@@ -64,9 +64,17 @@ pub(super) async fn get(api: Api, ApiPath(path): ApiPath<DeliveryPath>) -> JsonR
         .db
         .read(move |tx| Box::pin(async move { deliveries::find(tx, id).await }))
         .await?;
-    found
-        .map(|found| Json(DeliveryView::whole(found)))
-        .ok_or_else(|| ApiError::not_found("delivery_not_found"))
+    let found = found.ok_or_else(|| ApiError::not_found("delivery_not_found"))?;
+    // The payload has the state of the thread.
+    let is_hidden = api
+        .access
+        .hides_thread(&api.caller, found.thread, &found.ownership)
+        .await?;
+    Ok(Json(if is_hidden {
+        found.into()
+    } else {
+        DeliveryView::whole(found)
+    }))
 }
 
 /// Sends a delivery again, whatever its status, with a full set of attempts. The delivery keeps its id.

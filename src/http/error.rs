@@ -143,6 +143,12 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
+    /// A policy forbids the action.
+    pub fn forbidden_by_policy(action: Action) -> Self {
+        let message = format!("Not allowed: a policy of this server forbids `{action}` here");
+        Self::new(StatusCode::FORBIDDEN, "forbidden_by_policy", message)
+    }
+
     /// The route has no access rule.
     pub fn no_access_rule() -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", "Not allowed")
@@ -524,7 +530,9 @@ impl From<DbError> for ApiError {
     fn from(error: DbError) -> Self {
         match error {
             DbError::Unfit(why) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unfit", why),
-            DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Self::database_unavailable(&error),
+            DbError::Busy | DbError::Closed | DbError::Sealed(_) | DbError::Unavailable(_) => {
+                Self::database_unavailable(&error)
+            }
             DbError::Conflict(_)
             | DbError::Corrupt { .. }
             | DbError::Panicked(_)
@@ -541,6 +549,7 @@ impl From<StartError> for ApiError {
     fn from(error: StartError) -> Self {
         match error {
             StartError::NoThread(_) => Self::no_thread_or_assistant(),
+            StartError::ForbiddenByPolicy(action) => Self::forbidden_by_policy(action),
             StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
             StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),

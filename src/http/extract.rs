@@ -17,6 +17,7 @@ use utoipa::IntoParams;
 
 use super::error::ApiError;
 use super::unknown_keys;
+use crate::db::PageQuery;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::domain::json_limits::{self, LimitExceeded};
@@ -395,6 +396,15 @@ impl Page {
         let limit = within("limit", limit.unwrap_or(i64::from(default)), 1, 1000)?;
         let offset = within("offset", offset.unwrap_or(0), 0, i64::from(i32::MAX))?;
         Ok(Self { limit, offset })
+    }
+
+    /// Returns the query for the page, of which the database reads about this number of bytes.
+    pub fn query(self, bytes: usize) -> PageQuery {
+        PageQuery {
+            limit: self.limit.into(),
+            offset: self.offset.into(),
+            bytes,
+        }
     }
 
     /// The pagination headers of this page in a list of `total` items: `x-pagination-total`, and `x-pagination-next` if

@@ -17,6 +17,7 @@ use utoipa::IntoParams;
 use super::client::ClientId;
 use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
+use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 
 /// The request header with the key.
@@ -102,19 +103,22 @@ pub(super) fn respond<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Re
     }
 }
 
-/// A response with status 200 and this body.
-pub(super) fn stored_response(body: &impl Serialize) -> StoredResponse {
+/// A response with status 200 and this body, which is about a thread or none.
+pub(super) fn stored_response(body: &impl Serialize, thread: Option<ThreadId>) -> StoredResponse {
     StoredResponse::Answer {
         status: 200,
         body: super::wire::json(body).to_string(),
         location: None,
+        thread,
     }
 }
 
 /// The HTTP response of a stored response.
 pub(super) fn response(stored: StoredResponse) -> Response {
     match stored {
-        StoredResponse::Answer { status, body, location } => {
+        StoredResponse::Answer {
+            status, body, location, ..
+        } => {
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
             let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
             if let Some(location) = location.and_then(|location| HeaderValue::from_str(&location).ok()) {

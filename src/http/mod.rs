@@ -66,6 +66,7 @@ mod wait;
 pub mod wire;
 
 pub use bodies::BodyLimits;
+pub use client::ClientId;
 pub use connections::{max_for_descriptors as max_connections_for_descriptors, serve};
 pub use cors::CorsSettings;
 pub use origins::{HostRules, LOOPBACK, OriginRules};
@@ -293,7 +294,7 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
             let response = checks.bodies.admit(request, next).await;
             authentication::end_with_key(&checks.auth, caller, response)
         }
-        Err(error) => error.into_response(),
+        Err(error) => bodies::refuse(request, error).await,
     };
     // Browsers must not guess the content type of a response.
     response

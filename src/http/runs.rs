@@ -51,10 +51,13 @@ pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> Stored
         .first()
         .map(|run| json(&RunView::created(run.clone())))
         .unwrap_or_default();
+    // A temporary thread is deleted with its run, but the answer is kept: a repeated request must not start another run.
+    let kept = runs.first().filter(|run| !run.request.temporary);
     StoredResponse::Answer {
         status: 200,
         body: body.to_string(),
         location: runs.first().map(path),
+        thread: kept.map(|run| run.thread),
     }
 }
 

@@ -206,7 +206,7 @@ pub(super) async fn update(
 
 /// The response to a state update.
 fn updated_response(thread: ThreadId, checkpoint: CheckpointId) -> StoredResponse {
-    idempotency::stored_response(&StateUpdated::new(thread, checkpoint))
+    idempotency::stored_response(&StateUpdated::new(thread, checkpoint), Some(thread))
 }
 
 /// Lists the history of a thread, newest checkpoint first.

@@ -98,7 +98,7 @@ pub(super) async fn batch(
 
 fn batch_response(runs: &[Run]) -> StoredResponse {
     let runs: Vec<RunView> = runs.iter().cloned().map(RunView::created).collect();
-    idempotency::stored_response(&runs)
+    idempotency::stored_response(&runs, None)
 }
 
 /// Cancels several runs: listed runs of a thread, or all runs of a status.

@@ -43,6 +43,7 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
     let new_thread = body.into_new_thread(api.ownership())?;
+    api.check_new(Action::ThreadsCreate, &new_thread.metadata)?;
     api.check_room()?;
     match (
         api.threads.create_thread(new_thread, key, created_response).await,
@@ -62,7 +63,8 @@ pub(super) async fn create(
 /// The response to a request that creates a thread.
 fn created_response(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
-    idempotency::stored_response(&ThreadView::new(new.thread.clone(), values, Object::new()))
+    let view = ThreadView::new(new.thread.clone(), values, Object::new());
+    idempotency::stored_response(&view, Some(new.thread.id))
 }
 
 /// Shows a thread.
@@ -157,9 +159,17 @@ pub(super) async fn copy(
     Idempotent(key, _): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
-    api.check(Action::ThreadsCreate, ResourceRef::Collection).await?;
-    let visibility = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
-    if visibility.await? != Visibility::Full {
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let visibility = background::visibility(tx, from).await?;
+            let original = threads::find(tx, from).await?;
+            Ok(original.filter(|_| visibility == Visibility::Full))
+        })
+    });
+    let original = read.await?;
+    let metadata = original.as_ref().map(|thread| thread.metadata.clone());
+    api.check_new(Action::ThreadsCreate, &metadata.unwrap_or_default())?;
+    if original.is_none() {
         return Err(ApiError::no_thread(from));
     }
     api.check_room()?;

@@ -6,14 +6,18 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::access::{
-    AccessScope, Action, Assignee, InterruptScope, Reach, ResourceFacts, SharingRule, interrupt_scope_of, may_access,
-    reach, scope_of,
+    AccessScope, Action, Assignee, InterruptScope, Ownership, Reach, ResourceFacts, SharingRule, interrupt_scope_of,
+    may_access, permits, reach, scope_of,
 };
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
+use crate::domain::ruling::{RowCondition, Ruling};
+use crate::domain::thread::Thread;
 
 /// The resource of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,17 +48,72 @@ impl fmt::Display for ResourceRef {
 }
 
 /// The reason why a request is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum AccessError {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AccessRefusal {
     /// No role or scope of the caller allows the action at all.
     #[error("the caller may not do `{0}`")]
     Forbidden(Action),
+    /// A policy forbids the action, which would be allowed without it.
+    #[error("a policy forbids the caller to do `{0}`")]
+    ForbiddenByPolicy(Action),
     /// The resource does not exist, or the caller may not know that it does.
     #[error("the resource does not exist for this caller")]
     NotFound(ResourceRef),
+}
+
+/// The error of a decision that does not allow a request.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// The request is refused.
+    #[error("{reason}")]
+    Refused {
+        /// The reason.
+        reason: AccessRefusal,
+        /// The ids of policies because of which it is refused, for the audit.
+        policies: Vec<String>,
+    },
     /// The database failed.
     #[error(transparent)]
     Fault(#[from] DbError),
+}
+
+impl AccessError {
+    fn refused(reason: AccessRefusal) -> Self {
+        Self::Refused {
+            reason,
+            policies: vec![],
+        }
+    }
+}
+
+/// The reason why an action on a resource is refused.
+pub(super) struct Denial {
+    /// True if the caller may know that a policy forbids the action.
+    pub(super) is_by_policy: bool,
+    /// The ids of the policies that forbid it.
+    pub(super) policies: Vec<String>,
+}
+
+impl Denial {
+    /// The same reason about something whose existence is no secret.
+    fn about_no_secret(self) -> Self {
+        Self {
+            is_by_policy: self.is_by_policy || !self.policies.is_empty(),
+            policies: self.policies,
+        }
+    }
+
+    /// Returns the refusal of the action. `missing` is what a caller is told who may not know of the policies.
+    fn refusal(self, action: Action, missing: AccessRefusal) -> AccessError {
+        let reason = match self.is_by_policy {
+            true => AccessRefusal::ForbiddenByPolicy(action),
+            false => missing,
+        };
+        AccessError::Refused {
+            reason,
+            policies: self.policies,
+        }
+    }
 }
 
 /// The rules by which owners share resources with their tenant.
@@ -98,26 +157,129 @@ impl AccessControl {
     /// See [`AccessError`].
     pub async fn check(&self, caller: &Identity, action: Action, resource: ResourceRef) -> Result<(), AccessError> {
         let reach = reach(caller, action);
-        match reach {
-            Reach::Server => return Ok(()),
-            Reach::Nothing => return Err(AccessError::Forbidden(action)),
-            Reach::Assigned | Reach::Own | Reach::Tenant => {}
-        }
-        if resource == ResourceRef::Collection {
+        if reach == Reach::Server {
             return Ok(());
         }
-        // What cannot change the decision is not read.
-        let with_metadata = reach == Reach::Own && self.core.sharing.of(action).filters(action).next().is_some();
-        let may_be_assigned = reach != Reach::Tenant && action.resource() == "interrupts";
-        let assignee = may_be_assigned.then(|| Assignee::of(caller));
-        let facts = self
+        let ruling = ruling_of(&self.core, caller, action);
+        let is_permitted = *permits(caller, action, &ruling) != RowCondition::NEVER;
+        if reach == Reach::Nothing && !is_permitted {
+            return Err(AccessError::refused(AccessRefusal::Forbidden(action)));
+        }
+        let facts = match resource {
+            ResourceRef::Collection if is_decided_later(action) => {
+                if ruling.forbids != RowCondition::ALWAYS {
+                    return Ok(());
+                }
+                let policies = forbidding(&self.core, caller, action, &own_facts(caller));
+                let reason = AccessRefusal::ForbiddenByPolicy(action);
+                return Err(AccessError::Refused { reason, policies });
+            }
+            // What has no rows, or none yet, belongs to the caller.
+            ResourceRef::Collection => Some(own_facts(caller)),
+            ResourceRef::Thread(_) | ResourceRef::Assistant(_) | ResourceRef::Cron(_) | ResourceRef::Delivery(_) => {
+                // What cannot change the decision is not read. Policies may ask for any metadata.
+                let is_shared = || self.core.sharing.of(action).filters(action).next().is_some();
+                let with_metadata = ruling != Ruling::NONE || (reach == Reach::Own && is_shared());
+                let may_be_assigned = reach != Reach::Tenant && action.resource() == "interrupts";
+                let assignee = may_be_assigned.then(|| Assignee::of(caller));
+                let wanted = WantedFacts {
+                    with_metadata,
+                    with_above: ruling.forbids.asks_metadata(),
+                    assignee,
+                };
+                let read = self
+                    .core
+                    .db
+                    .read(move |tx| Box::pin(async move { facts(tx, resource, &wanted).await }));
+                read.await?
+            }
+        };
+        // Who may do nothing of the kind does not learn what exists.
+        let missing = match (reach, resource) {
+            (Reach::Nothing, _) | (_, ResourceRef::Collection) => AccessRefusal::Forbidden(action),
+            (_, _) => AccessRefusal::NotFound(resource),
+        };
+        let facts = facts.ok_or_else(|| AccessError::refused(missing))?;
+        decide(&self.core, caller, action, &facts).map_err(|denial| match resource {
+            ResourceRef::Collection => denial.about_no_secret().refusal(action, missing),
+            ResourceRef::Thread(_) | ResourceRef::Assistant(_) | ResourceRef::Cron(_) | ResourceRef::Delivery(_) => {
+                denial.refusal(action, missing)
+            }
+        })
+    }
+
+    /// Decides whether the caller may create a resource of its own with this metadata.
+    ///
+    /// # Errors
+    /// See [`AccessError`].
+    pub fn check_new(
+        &self,
+        caller: &Identity,
+        action: Action,
+        metadata: &Map<String, Value>,
+    ) -> Result<(), AccessError> {
+        let facts = ResourceFacts {
+            metadata: metadata.clone(),
+            ..own_facts(caller)
+        };
+        let decided = decide(&self.core, caller, action, &facts);
+        let missing = AccessRefusal::Forbidden(action);
+        decided.map_err(|denial| denial.about_no_secret().refusal(action, missing))
+    }
+
+    /// Decides by the policies alone whether they forbid the caller to do this to a resource that a request reaches by
+    /// another name than its id. Without policies nothing is read.
+    ///
+    /// # Errors
+    /// See [`AccessError`].
+    pub async fn check_policies(
+        &self,
+        caller: &Identity,
+        action: Action,
+        resource: ResourceRef,
+    ) -> Result<(), AccessError> {
+        if caller.is_unrestricted() {
+            return Ok(());
+        }
+        let ruling = ruling_of(&self.core, caller, action);
+        if ruling.forbids == RowCondition::NEVER {
+            return Ok(());
+        }
+        let missing = AccessRefusal::NotFound(resource);
+        let wanted = WantedFacts::all();
+        let read = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { facts(tx, resource, with_metadata, assignee.as_ref()).await }));
-        let facts = facts.await?.ok_or(AccessError::NotFound(resource))?;
-        decide(caller, action, &facts, &self.core.sharing)
-            .then_some(())
-            .ok_or(AccessError::NotFound(resource))
+            .read(move |tx| Box::pin(async move { facts(tx, resource, &wanted).await }));
+        let facts = read.await?.ok_or_else(|| AccessError::refused(missing))?;
+        match denial_by_policies(&self.core, caller, action, &facts) {
+            Some(denial) => Err(denial.refusal(action, missing)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns whether policies forbid the caller to read a thread of this owner, of which something is shown elsewhere.
+    /// The thread may be gone, and its metadata with it; then it is forbidden if policies ask for them.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn hides_thread(&self, caller: &Identity, thread: ThreadId, owner: &Ownership) -> DbResult<bool> {
+        let ruling = ruling_of(&self.core, caller, Action::ThreadsRead);
+        if caller.is_unrestricted() || ruling.forbids == RowCondition::NEVER {
+            return Ok(false);
+        }
+        let wanted = WantedFacts::all();
+        let read = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { facts(tx, ResourceRef::Thread(thread), &wanted).await }));
+        let gone = || ResourceFacts {
+            ownership: owner.clone(),
+            is_unreadable: true,
+            ..ResourceFacts::default()
+        };
+        let facts = read.await?.unwrap_or_else(gone);
+        Ok(facts.is_forbidden_by(&ruling.forbids))
     }
 
     /// Decides like [`AccessControl::check`], for those who do not tell the caller the reason.
@@ -127,42 +289,189 @@ impl AccessControl {
     pub async fn allows(&self, caller: &Identity, action: Action, resource: ResourceRef) -> DbResult<bool> {
         match self.check(caller, action, resource).await {
             Ok(()) => Ok(true),
-            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
+            Err(AccessError::Refused { .. }) => Ok(false),
             Err(AccessError::Fault(error)) => Err(error),
         }
     }
 
     /// Returns the filter of the caller's searches for interrupts, and of reads of the interrupts of one thread.
     pub fn interrupt_scope(&self, caller: &Identity, action: Action) -> InterruptScope {
-        interrupt_scope_of(caller, action, self.core.sharing.of(action))
+        let ruling = ruling_of(&self.core, caller, action);
+        interrupt_scope_of(caller, action, self.core.sharing.of(action), &ruling)
     }
 
-    /// Returns the filter of the caller's searches.
+    /// Returns the filter of the caller's searches, and of changes of many resources.
     pub fn scope(&self, caller: &Identity, action: Action) -> AccessScope {
-        scope_of(caller, action, self.core.sharing.of(action))
+        let ruling = ruling_of(&self.core, caller, action);
+        scope_of(caller, action, self.core.sharing.of(action), &ruling)
+    }
+}
+
+/// Returns whether a request that names no resource is decided about later: a search by its scope, and what a request
+/// creates with metadata, or names elsewhere, where that is known.
+fn is_decided_later(action: Action) -> bool {
+    let is_of_rows = matches!(
+        action.resource(),
+        "threads" | "interrupts" | "assistants" | "crons" | "deliveries"
+    );
+    // Crons have no metadata that policies ask for.
+    is_of_rows && action != Action::CronsCreate
+}
+
+/// Returns the action of reading the resources that are there already and that an action is about. None for what is
+/// created, and for what belongs to the server.
+fn reading_of(action: Action) -> Option<Action> {
+    let reading = match action.resource() {
+        "threads" => Action::ThreadsRead,
+        "interrupts" => Action::InterruptsRead,
+        "assistants" => Action::AssistantsRead,
+        "crons" => Action::CronsRead,
+        "deliveries" => Action::DeliveriesRead,
+        "store" => Action::StoreGet,
+        "agents" => Action::AgentsRead,
+        _ => return None,
+    };
+    let is_creation = action.word().ends_with(":create");
+    (!is_creation).then_some(reading)
+}
+
+/// Returns what the policies say about an action. A search shows what it finds, and so do the responses to changes:
+/// therefore nothing is found or changed that may not be read.
+fn ruling_of(core: &Core, caller: &Identity, action: Action) -> Ruling {
+    let ruling = core.policies.ruling(caller, action);
+    match reading_of(action) {
+        Some(reading) if reading != action => {
+            let reading = core.policies.ruling(caller, reading);
+            if action.is_read() {
+                ruling.and(reading)
+            } else {
+                ruling.on_readable(reading)
+            }
+        }
+        Some(_) | None => ruling,
+    }
+}
+
+/// Returns the ids of the policies that forbid an action on a resource, or reading the resource.
+fn forbidding(core: &Core, caller: &Identity, action: Action, facts: &ResourceFacts) -> Vec<String> {
+    let mut ids = core.policies.forbidding(caller, action, facts);
+    let seen = ids.clone();
+    if let Some(reading) = reading_of(action).filter(|reading| *reading != action) {
+        let more = core.policies.forbidding(caller, reading, facts);
+        ids.extend(more.into_iter().filter(|id| !seen.contains(id)));
+    }
+    ids
+}
+
+/// The facts about what a caller creates.
+fn own_facts(caller: &Identity) -> ResourceFacts {
+    ResourceFacts {
+        ownership: Ownership::of(caller),
+        ..ResourceFacts::default()
     }
 }
 
 /// Decides about a resource whose facts are known.
-pub(super) fn decide(caller: &Identity, action: Action, facts: &ResourceFacts, sharing: &SharingRules) -> bool {
-    may_access(caller, action, facts, sharing.of(action))
+pub(super) fn decide(core: &Core, caller: &Identity, action: Action, facts: &ResourceFacts) -> Result<(), Denial> {
+    if caller.is_unrestricted() {
+        return Ok(());
+    }
+    let ruling = ruling_of(core, caller, action);
+    let may = |ruling: &Ruling| may_access(caller, action, facts, core.sharing.of(action), ruling);
+    if may(&ruling) {
+        return Ok(());
+    }
+    let unforbidden = Ruling {
+        forbids: RowCondition::NEVER,
+        ..ruling
+    };
+    if !may(&unforbidden) {
+        return Err(Denial {
+            is_by_policy: false,
+            policies: vec![],
+        });
+    }
+    Err(policy_denial(core, caller, action, facts))
 }
 
-/// Reads the facts about a resource, with its metadata if a sharing rule needs them. With an assignee the request is
-/// about interrupts of a thread, one of which may be assigned to the caller.
-async fn facts(
+/// Decides by the policies alone, about a resource whose facts are known: for what a request does besides its action,
+/// and for what the server does on behalf of a user. Returns the reason why they forbid it.
+pub(super) fn denial_by_policies(
+    core: &Core,
+    caller: &Identity,
+    action: Action,
+    facts: &ResourceFacts,
+) -> Option<Denial> {
+    let ruling = ruling_of(core, caller, action);
+    let is_forbidden = facts.is_forbidden_by(&ruling.forbids);
+    is_forbidden.then(|| policy_denial(core, caller, action, facts))
+}
+
+/// Returns the reason for a refusal by policies.
+fn policy_denial(core: &Core, caller: &Identity, action: Action, facts: &ResourceFacts) -> Denial {
+    let reading = reading_of(action).map(|reading| core.policies.ruling(caller, reading).forbids);
+    Denial {
+        is_by_policy: !reading.is_some_and(|forbids| facts.is_forbidden_by(&forbids)),
+        policies: forbidding(core, caller, action, facts),
+    }
+}
+
+/// Returns the facts about a thread that a transaction has read or is about to create. What only policies ask for is read
+/// if they do.
+pub(super) async fn facts_of_thread(
     tx: &mut Tx<'_>,
-    resource: ResourceRef,
+    core: &Core,
+    caller: &Identity,
+    action: Action,
+    thread: &Thread,
+) -> DbResult<ResourceFacts> {
+    let mut facts = ResourceFacts {
+        ownership: thread.ownership.clone(),
+        metadata: thread.metadata.clone(),
+        ..ResourceFacts::default()
+    };
+    if ruling_of(core, caller, action).forbids.asks_metadata() {
+        let read = db::access::thread_facts(tx, thread.id, true).await?;
+        facts.is_unreadable = read.is_some_and(|read| read.is_unreadable);
+        db::access::add_metadata_above(tx, thread.id, &mut facts).await?;
+    }
+    Ok(facts)
+}
+
+/// The facts that a decision needs.
+struct WantedFacts {
+    /// True if a rule for sharing or a policy needs the metadata.
     with_metadata: bool,
-    assignee: Option<&Assignee>,
-) -> DbResult<Option<ResourceFacts>> {
+    /// True if a policy needs the metadata of the threads above.
+    with_above: bool,
+    /// The caller, if the request is about interrupts of a thread, one of which may be assigned to the caller.
+    assignee: Option<Assignee>,
+}
+
+impl WantedFacts {
+    /// All that policies can ask for.
+    fn all() -> Self {
+        Self {
+            with_metadata: true,
+            with_above: true,
+            assignee: None,
+        }
+    }
+}
+
+/// Reads the facts about a resource.
+async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, wanted: &WantedFacts) -> DbResult<Option<ResourceFacts>> {
+    let with_metadata = wanted.with_metadata;
     match resource {
         ResourceRef::Collection => Ok(None),
         ResourceRef::Thread(thread) => {
             let Some(mut facts) = db::access::thread_facts(tx, thread, with_metadata).await? else {
                 return Ok(None);
             };
-            if let Some(assignee) = assignee {
+            if wanted.with_above {
+                db::access::add_metadata_above(tx, thread, &mut facts).await?;
+            }
+            if let Some(assignee) = &wanted.assignee {
                 facts.is_assigned = db::interrupts::is_assigned_any(tx, thread, assignee).await?;
             }
             Ok(Some(facts))

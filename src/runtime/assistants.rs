@@ -42,27 +42,11 @@ pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult
 }
 
 async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
-    let locked = match assistants::lock(tx, ours.id).await {
+    let stored = match assistants::lock(tx, ours.id).await {
         Ok(None) => return Ok(()),
-        Ok(Some(stored)) => Ok(stored),
-        Err(error) if error.is_corrupt() => Err(error),
+        Ok(Some(stored)) => stored,
+        Err(error) if error.is_corrupt() => return repair(tx, ours, &error).await,
         Err(error) => return Err(error),
-    };
-    // Asked when the row is locked, since a client may just be changing the assistant.
-    let is_untouched = assistants::newest_version(tx, ours.id).await? == 1;
-    let stored = match locked {
-        Ok(stored) => stored,
-        Err(error) => {
-            tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
-            assistants::give_to_server(tx, &[ours.id]).await?;
-            // The content of an assistant that was never changed is known, so it is written anew. Any other assistant
-            // is created again after a client has deleted it.
-            return if is_untouched {
-                assistants::update(tx, ours).await
-            } else {
-                Ok(())
-            };
-        }
     };
     // This happens once: an assistant from before there were owners, or one that a client has created.
     if !stored.ownership.is_of_server() {
@@ -70,8 +54,28 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
     }
     let old = &stored.settings;
     let new = &ours.settings;
-    if is_untouched && (&old.name, &old.description) != (&new.name, &new.description) {
-        assistants::rename(tx, ours.id, &new.name, new.description.as_deref()).await?;
+    let is_same = old.name == new.name && old.description == new.description;
+    if is_same || !is_untouched(tx, ours.id).await? {
+        return Ok(());
+    }
+    assistants::rename(tx, ours.id, &new.name, new.description.as_deref()).await?;
+    Ok(())
+}
+
+/// Returns whether no client has changed an assistant. It is asked when the row is locked, since a client may just be
+/// changing the assistant.
+async fn is_untouched(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
+    Ok(assistants::newest_version(tx, id).await? == 1)
+}
+
+/// Gives a default assistant that cannot be read to the server. The content of an assistant that was never changed is
+/// known, so it is written anew. Any other assistant is created again after a client has deleted it.
+async fn repair(tx: &mut Tx<'_>, ours: &Assistant, error: &DbError) -> DbResult<()> {
+    let is_untouched = is_untouched(tx, ours.id).await?;
+    tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
+    assistants::give_to_server(tx, &[ours.id]).await?;
+    if is_untouched {
+        assistants::update(tx, ours).await?;
     }
     Ok(())
 }

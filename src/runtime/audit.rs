@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::ResourceRef;
 use super::shared::Core;
 use crate::db::{self, Db, DbResult, PendingEntries, Tx};
 use crate::domain::access::Action;
@@ -43,24 +44,22 @@ impl Audit {
         Self { core }
     }
 
-    /// Returns whether requests of this caller can be in the audit. Without authentication there is nobody to record.
-    pub fn covers(&self, caller: &Identity) -> bool {
-        !caller.is_unrestricted()
-    }
-
-    /// Returns whether the audit contains such requests.
+    /// Returns whether the audit contains such requests. Without authentication there is no caller to record.
     pub fn contains(&self, caller: &Identity, action: Action, outcome: AuditOutcome) -> bool {
         let is_recorded = outcome == AuditOutcome::Denied || !action.is_read() || self.core.audit.reads;
-        self.covers(caller) && is_recorded
+        !caller.is_unrestricted() && is_recorded
     }
 
-    /// Runs the work of one request. The entries that are [recorded](Self::record) meanwhile are stored with the first
-    /// write of the request, and at its end if it writes nothing more; so they are durable when this returns. If the
-    /// request is dropped before, they are stored all the same.
+    /// Runs the work of one request of this caller. The entries that are [recorded](Self::record) meanwhile are stored
+    /// with the first write of the request, and at its end if it writes nothing more; so they are durable when this
+    /// returns. If the request is dropped before, they are stored all the same.
     ///
     /// # Errors
     /// When the entries cannot be stored.
-    pub async fn run_request<W: Future>(&self, work: W) -> DbResult<W::Output> {
+    pub async fn run_request<W: Future>(&self, caller: Option<&Identity>, work: W) -> DbResult<W::Output> {
+        if caller.is_none_or(Identity::is_unrestricted) {
+            return Ok(work.await);
+        }
         let core = Arc::clone(&self.core);
         let entries = PendingEntries::new(move |left| store_soon(&core, left));
         let output = entries.clone().scope(work).await;
@@ -108,11 +107,22 @@ pub(super) async fn store_pending(db: &Db) -> DbResult<()> {
     }
 }
 
-/// Records that a caller was refused.
-pub(super) fn record_refusal(core: &Arc<Core>, caller: &Identity, action: Action, resource: String) {
-    tracing::debug!(user = %caller.user, tenant = %caller.tenant, %action, %resource, "refused");
+/// Records that a caller was refused, because of these policies if there are any.
+pub(super) fn record_refusal(
+    core: &Arc<Core>,
+    caller: &Identity,
+    action: Action,
+    resource: String,
+    policies: &[String],
+) {
+    tracing::debug!(user = %caller.user, tenant = %caller.tenant, %action, %resource, ?policies, "refused");
     let entry = AuditEntry::new(caller, action, resource, AuditOutcome::Denied, core.clock.now());
-    record(core, entry);
+    record(core, entry.because_of(policies));
+}
+
+/// Returns an interrupt as the audit shows it.
+pub(super) fn interrupt_text(thread: ThreadId, interrupt: &InterruptId) -> String {
+    format!("{}/interrupt:{interrupt}", ResourceRef::Thread(thread))
 }
 
 /// Records the answer to an interrupt, in the transaction that stores the answer. Of decisions only the types are
@@ -128,7 +138,7 @@ pub(super) async fn record_answer(
     if caller.is_unrestricted() {
         return Ok(());
     }
-    let resource = format!("thread:{thread}/interrupt:{interrupt}");
+    let resource = interrupt_text(thread, interrupt);
     let entry = AuditEntry::new(caller, Action::InterruptsResolve, resource, AuditOutcome::Allowed, now);
     let decisions = answer.get("decisions").and_then(Value::as_array);
     let types = decisions.map(|all| all.iter().map(|decision| decision["type"].clone()).collect::<Vec<_>>());

@@ -17,12 +17,13 @@ use super::shared::Core;
 use super::{AssistantRef, BatchError, CronError, NewRun, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
-use crate::domain::access::Ownership;
+use crate::domain::access::{Action, Ownership};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::identity::Identity;
 use crate::domain::run::RunRequest;
+use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 
 /// A request for a cron whose form was checked.
@@ -141,13 +142,55 @@ async fn check_cron(
 ) -> Result<Cron, CronError> {
     let resolved = context.core.registry.resolve(tx, &new_cron.assistant).await?;
     admission::check_assistant(&resolved.assistant, &new_cron.caller, &context.core).map_err(CronError::of_check)?;
+    let caller = Arc::clone(&new_cron.caller);
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
+    if !caller.is_unrestricted() {
+        let checked = check_thread_by_policies(tx, &cron, &caller, &context.core).await;
+        checked.map_err(CronError::of_check)?;
+    }
     admission::check_ahead(&new_run_of(&cron), &resolved, context)?;
     if cron.thread.is_none() && cron.request.checkpoint.is_some() {
         let reason = "needs a thread: a cron without one begins anew each time";
         return Err(Invalid::new("checkpoint", reason).into());
     }
     Ok(cron)
+}
+
+/// Checks that no policy forbids a user the runs of a cron on their thread, or on threads that the cron creates.
+async fn check_thread_by_policies(
+    tx: &mut Tx<'_>,
+    cron: &Cron,
+    user: &Identity,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
+    let new = || {
+        Thread::new(
+            ThreadId::mint(),
+            cron.ownership.clone(),
+            new_run_of(cron).metadata,
+            cron.created_at,
+        )
+    };
+    let thread = match cron.thread {
+        Some(id) => db::threads::find(tx, id).await?.ok_or(StartError::NoThread(id))?,
+        None => new(),
+    };
+    if cron.thread.is_none() && cron.keep_threads {
+        admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreate, core).await?;
+    }
+    admission::refuse_by_policies(tx, &thread, user, Action::ThreadsCreateRun, core).await
+}
+
+/// Checks that no policy forbids the user of a cron its next run: its thread may have other metadata than before.
+pub(super) async fn check_by_policies(tx: &mut Tx<'_>, cron: &Cron, core: &Arc<Core>) -> Result<(), StartError> {
+    let Some(user) = &cron.request.caller else {
+        return Ok(());
+    };
+    let user = user.to_identity();
+    if let Some(assistant) = db::assistants::find(tx, cron.assistant).await? {
+        admission::refuse_assistant_by_policies(&assistant, &user, core)?;
+    }
+    check_thread_by_policies(tx, cron, &user, core).await
 }
 
 /// The handle for crons: creates, changes and deletes them. Cheap to clone.

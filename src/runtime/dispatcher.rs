@@ -97,6 +97,7 @@ impl Dispatcher {
             bounds: parts.bounds,
             sizes: parts.sizes,
             sharing: parts.sharing,
+            policies: parts.policies,
             audit: parts.audit,
             quotas: parts.quotas,
             stored: StoredSums::default(),

@@ -2,6 +2,7 @@
 
 use crate::db;
 use crate::domain::Invalid;
+use crate::domain::access::Action;
 use crate::domain::approvers::Approvers;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::quota::QuotaReached;
@@ -33,6 +34,9 @@ pub enum StartError {
     /// The thread does not exist.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
+    /// An access policy forbids the action, which would be allowed without it.
+    #[error("an access policy forbids `{0}` here")]
+    ForbiddenByPolicy(Action),
     /// The assistant or the graph does not exist.
     #[error("there is no assistant {0}")]
     NoAssistant(String),

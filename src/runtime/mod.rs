@@ -32,6 +32,7 @@ use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::identity::Identity;
 use crate::domain::quota::Quotas;
+use crate::domain::ruling::AccessPolicies;
 use crate::domain::run::{Run, RunCaller, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
@@ -71,7 +72,7 @@ mod threads;
 mod turns;
 mod webhooks;
 
-pub use access::{AccessControl, AccessError, ResourceRef, SharingRules};
+pub use access::{AccessControl, AccessError, AccessRefusal, ResourceRef, SharingRules};
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
 pub use audit::{Audit, AuditSettings};
@@ -202,6 +203,8 @@ pub struct RuntimeParts {
     pub sizes: SizeLimits,
     /// The rules by which owners share resources with their tenant.
     pub sharing: SharingRules,
+    /// The access policies.
+    pub policies: Arc<dyn AccessPolicies>,
     /// What the audit contains.
     pub audit: AuditSettings,
     /// What accounts may use.

@@ -12,6 +12,7 @@ use crate::db::{self, Db, DbError, DbResult, PendingEntries};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::quota::Quotas;
+use crate::domain::ruling::AccessPolicies;
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
 use crate::events::Events;
@@ -37,6 +38,8 @@ pub(super) struct Core {
     pub(super) sizes: SizeLimits,
     /// The rules by which owners share resources with their tenant.
     pub(super) sharing: SharingRules,
+    /// The access policies.
+    pub(super) policies: Arc<dyn AccessPolicies>,
     /// What the audit contains.
     pub(super) audit: AuditSettings,
     /// What accounts may use.

@@ -15,7 +15,6 @@ use super::servers;
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::check::address_problem;
-use crate::domain::api_key::hexadecimal;
 
 /// The maximum length of a generated server name.
 const MAX_NAME_CHARS: usize = 32;
@@ -135,7 +134,7 @@ impl ToolServers {
         if !name.is_empty() && self.names.values().all(|taken| taken != name) {
             return name.to_owned();
         }
-        let mark = hexadecimal(&Sha256::digest(url)[..4]);
+        let mark = hex::encode(&Sha256::digest(url)[..4]);
         let kept: String = name.chars().take(MAX_NAME_CHARS - mark.len() - 1).collect();
         format!("{kept}-{mark}").trim_start_matches('-').to_owned()
     }

@@ -137,3 +137,68 @@ fn a_section_that_lets_nobody_in_is_refused() {
     assert!(auth_complaints("api_keys = false").contains("accepts nobody"));
     assert_eq!(auth_complaints(""), "");
 }
+
+#[test]
+fn a_build_without_policies_refuses_them_by_the_name_of_the_feature() {
+    let mut section = PoliciesSection {
+        files: vec!["policies/*.cedar".to_owned()],
+        ..PoliciesSection::default()
+    };
+    let findings = section.load_if(Path::new("."), false);
+    let [only] = findings.of_settings.as_slice() else {
+        panic!("one finding")
+    };
+    assert_eq!(only.field.to_string(), "auth.policies.files");
+    assert!(
+        only.message.contains("the cargo feature `policies`"),
+        "{}",
+        only.message
+    );
+    assert!(section.loaded.is_none() && findings.in_files.is_empty());
+    let unused = PoliciesSection::default().load_if(Path::new("."), false);
+    assert!(unused.of_settings.is_empty());
+}
+
+/// Returns the problems of a configuration with these policies.
+#[cfg(feature = "policies")]
+fn policy_complaints(files: &str, policies: &str) -> String {
+    let text = format!("[agents.a]\nmodel = \"scripted:x\"\n[auth.policies]\nfiles = {files}\n");
+    Directory::with(&[("adjutant.toml", &text), ("policies/one.cedar", policies)]).complaints()
+}
+
+#[cfg(feature = "policies")]
+#[test]
+fn mistakes_in_policies_are_named_with_their_place() {
+    let good = "permit(\n  principal,\n  action == Action::\"threads:read\",\n  resource\n);\n";
+    assert_eq!(policy_complaints("[\"policies/*.cedar\"]", good), "");
+    let found = policy_complaints("[\"policies/one.cedar\"]", &good.replace("threads:read", "threads:fly"));
+    assert!(found.starts_with("policies/one.cedar:3:13: error: "), "{found}");
+    assert!(found.contains("threads:fly"), "{found}");
+    let found = policy_complaints("[\"policies/one.cedar\"]", "permit(principal, action resource);");
+    assert!(found.starts_with("policies/one.cedar:1:26: error: "), "{found}");
+    let unfit = "permit(principal, action, resource)\nwhen { principal.salary > 3 };";
+    let found = policy_complaints("[\"policies/one.cedar\"]", unfit);
+    assert!(found.starts_with("policies/one.cedar:2:8: error: "), "{found}");
+    assert!(found.contains("salary"), "{found}");
+    let deep = format!(
+        "permit(principal, action, resource) when {{\n{}true }};",
+        "(".repeat(300)
+    );
+    let found = policy_complaints("[\"policies/one.cedar\"]", &deep);
+    assert!(found.starts_with("policies/one.cedar:2:"), "{found}");
+    assert!(found.contains("nests deeper than 256 levels"), "{found}");
+}
+
+#[cfg(feature = "policies")]
+#[test]
+fn files_of_policies_must_exist() {
+    let good = "permit(principal, action == Action::\"threads:read\", resource);";
+    for files in [
+        "[\"policies/two.cedar\"]",
+        "[\"policies/*.txt\"]",
+        "[\"nowhere/*.cedar\"]",
+    ] {
+        let found = policy_complaints(files, good);
+        assert!(found.contains("auth.policies.files[0]"), "{files}: {found}");
+    }
+}

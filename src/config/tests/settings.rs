@@ -79,6 +79,7 @@ fn page() -> String {
     page.push_str(
         "## `[checkpointer.ttl]`\n\nWhen the history of a thread goes. The keys are those of `[threads.ttl]`.\n\n",
     );
+    section::<EncryptionSection>(&mut page, "[encryption]");
     section::<WebhooksSection>(&mut page, "[webhooks]");
     section::<PeersSection>(&mut page, "[peers]");
     section::<AgentsApi>(&mut page, "[agents_api]");
@@ -88,6 +89,7 @@ fn page() -> String {
     section::<JwtSection>(&mut page, "[[auth.jwt]]");
     section::<HookSection>(&mut page, "[auth.hook]");
     section::<SharingSection>(&mut page, "[auth.sharing.threads], [auth.sharing.assistants]");
+    section::<PoliciesSection>(&mut page, "[auth.policies]");
     section::<QuotasSection>(&mut page, "[quotas]");
     section::<QuotaSection>(
         &mut page,
@@ -96,6 +98,7 @@ fn page() -> String {
     section::<PriceSection>(&mut page, "[prices.\"PROVIDER:MODEL\"]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
+    section::<SecretSection>(&mut page, "[secrets.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");
     section::<McpServerDefinition>(&mut page, "[mcp_servers.NAME]");
     page.push_str(

@@ -3,7 +3,7 @@
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
-use super::TaskRow;
+use super::{TABLE, TaskRow};
 use crate::db::access::push_scope_of_thread;
 use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
@@ -64,7 +64,13 @@ pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResu
 pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, version: Option<i64>) -> DbResult<bool> {
     const SQL: &str = "update remote_runs set seen = $2, seen_status = $3, seen_run = $4, unwanted = $5, attempts = $6, \
         lost_since = $7, version = version + 1 where remote_run_id = $1 and version = coalesce(cast($8 as bigint), version)";
-    let seen = work.seen.as_ref().map(encode).transpose()?;
+    let sealer = tx.sealer_of_thread(task.parent_thread).await?;
+    let cell = ColumnRef {
+        table: TABLE,
+        column: "seen",
+        id: &task.task,
+    };
+    let seen = work.seen.as_ref().map(|seen| sealer.encode(&cell, seen)).transpose()?;
     let status = work.seen.as_ref().map(|seen| seen.status.word());
     let run = work.seen.as_ref().and_then(|seen| seen.run.parse::<Uuid>().ok());
     let changed = on_engine!(tx, |conn| query(SQL)

@@ -1,10 +1,10 @@
 //! Restores machines from checkpoints: the state, phase and pending tasks of an agent.
 
-use sqlx::query_scalar;
+use sqlx::{query_as, query_scalar};
+use uuid::Uuid;
 
 use super::super::engine::on_engine;
-use super::super::json::ColumnRef;
-use super::{DbResult, Head, TABLE, Tx, find_head, head, lane_id, load_state};
+use super::{DbResult, Head, Tx, cell, find_head, head, lane_id, load_state};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
@@ -52,26 +52,27 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Mach
     })
 }
 
+/// The first step of a subagent.
+#[derive(sqlx::FromRow)]
+struct InputRow {
+    checkpoint_id: Uuid,
+    writes: String,
+}
+
 /// Returns the input of a subagent's lane; none if the lane has no checkpoint yet.
 pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Update>> {
-    const SQL: &str = "select writes from checkpoints \
+    const SQL: &str = "select checkpoint_id, writes from checkpoints \
         where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
-    let lane = lane_id(lane);
-    let writes: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
+    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane)
+        .bind(lane_id(lane))
         .bind(START)
         .fetch_optional(conn)
         .await)?;
-    let Some(writes) = writes else {
+    let Some(row) = row else {
         return Ok(None);
     };
-    let updates: Vec<Update> = ColumnRef {
-        table: TABLE,
-        column: "writes",
-        id: &lane,
-    }
-    .decode(&writes)?;
+    let updates: Vec<Update> = cell("writes", &row.checkpoint_id).decode(&row.writes)?;
     Ok(Some(updates.into_iter().fold(Update::none(), |mut sum, update| {
         sum.merge(update);
         sum

@@ -10,6 +10,20 @@ use sqlx::{Decode, Encode, Postgres, Sqlite, Type};
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::db) struct Vector(pub(in crate::db) Vec<f32>);
 
+impl Vector {
+    /// Returns the numbers as little-endian bytes.
+    pub(in crate::db) fn to_bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    /// Reads what [`Vector::to_bytes`] has returned; none if the length is wrong.
+    pub(in crate::db) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (numbers, rest) = bytes.as_chunks::<4>();
+        let numbers = numbers.iter().map(|number| f32::from_le_bytes(*number));
+        rest.is_empty().then(|| Self(numbers.collect()))
+    }
+}
+
 impl Type<Postgres> for Vector {
     fn type_info() -> PgTypeInfo {
         f32::array_type_info()
@@ -40,18 +54,13 @@ impl Type<Sqlite> for Vector {
 
 impl Encode<'_, Sqlite> for Vector {
     fn encode_by_ref(&self, buffer: &mut SqliteArgumentsBuffer) -> Result<IsNull, BoxDynError> {
-        let bytes: Vec<u8> = self.0.iter().flat_map(|number| number.to_le_bytes()).collect();
-        <Vec<u8> as Encode<'_, Sqlite>>::encode(bytes, buffer)
+        <Vec<u8> as Encode<'_, Sqlite>>::encode(self.to_bytes(), buffer)
     }
 }
 
 impl<'r> Decode<'r, Sqlite> for Vector {
     fn decode(value: SqliteValueRef<'r>) -> Result<Self, BoxDynError> {
         let bytes = <&[u8] as Decode<'r, Sqlite>>::decode(value)?;
-        let (numbers, rest) = bytes.as_chunks::<4>();
-        if !rest.is_empty() {
-            return Err("the length of a vector is not a multiple of four bytes".into());
-        }
-        Ok(Self(numbers.iter().map(|number| f32::from_le_bytes(*number)).collect()))
+        Self::from_bytes(bytes).ok_or_else(|| "the length of a vector is not a multiple of four bytes".into())
     }
 }

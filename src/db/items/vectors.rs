@@ -7,15 +7,20 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use const_format::concatcp;
+use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query, query_scalar};
 
-use super::{ItemRow, NamespaceRange, SELECT, namespace_of, push_addresses, push_matching, push_range, text_of};
+use super::{
+    ItemRow, NamespaceRange, SELECT, namespace_of, place, place_of_vector, push_addresses, push_matching,
+    push_not_expired, push_range, sealed, text_of,
+};
 use crate::db::access::push_owner;
 use crate::db::engine::{Engine, Vector, on_engine};
-use crate::db::json::{readable_with, unless_corrupt};
+use crate::db::json::{ColumnRef, readable_with, unless_corrupt};
+use crate::db::sealing::open_bytes;
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::access::Ownership;
-use crate::domain::item::{FoundItem, Item, ItemAddress, ItemSearch, PreparedItem};
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemFilter, ItemSearch, PreparedItem};
 use crate::domain::time::Timestamp;
 
 /// The number of vectors read at a time.
@@ -49,7 +54,8 @@ impl Db {
     pub async fn vector_search(&self) -> DbResult<VectorSearch> {
         const OFFERED: &str = "select count(*) from pg_available_extensions where name = 'vector'";
         const INSTALLED: &str = "select count(*) from pg_extension where extname = 'vector'";
-        if self.engine() == Engine::Sqlite {
+        // The database cannot compare vectors that are sealed.
+        if self.engine() == Engine::Sqlite || self.is_sealing() {
             return Ok(VectorSearch::Scan);
         }
         if self.has_rows(INSTALLED).await? {
@@ -87,6 +93,22 @@ impl Db {
     }
 }
 
+/// Returns the column with a sealed vector.
+fn cell(id: &String) -> ColumnRef<'_, String> {
+    ColumnRef {
+        table: "item_vectors",
+        column: "sealed",
+        id,
+    }
+}
+
+/// A vector to be stored: plain or sealed.
+struct NewVector<'a> {
+    path: &'a str,
+    vector: Vector,
+    sealed: Option<Vec<u8>>,
+}
+
 /// Replaces the vectors of a stored item.
 pub(super) async fn replace(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem) -> DbResult<()> {
     const DELETE: &str = "delete from item_vectors where tenant = $3 and owner = $4 and namespace = $1 and key = $2";
@@ -103,12 +125,29 @@ pub(super) async fn replace(tx: &mut Tx<'_>, space: &Ownership, draft: &Prepared
     if draft.vectors.is_empty() {
         return Ok(());
     }
+    let item = place(space.owner.as_str(), &namespace, key);
+    let sealer = tx.sealer(space.tenant.as_str()).await?;
+    let mut rows = Vec::with_capacity(draft.vectors.len());
+    for found_by in &draft.vectors {
+        let id = place_of_vector(&item, &found_by.path);
+        let vector = Vector(found_by.vector.clone());
+        let sealed = match sealer.is_on() {
+            true => sealer.seal_bytes(&cell(&id), &vector.to_bytes())?,
+            false => None,
+        };
+        rows.push(NewVector {
+            path: &found_by.path,
+            vector: if sealed.is_some() { Vector(vec![]) } else { vector },
+            sealed,
+        });
+    }
     on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("insert into item_vectors (tenant, owner, namespace, key, path, vector) ");
-        sql.push_values(&draft.vectors, |mut row, found_by| {
-            row.push_bind(space.tenant.as_str()).push_bind(space.owner.as_str());
-            row.push_bind(&namespace).push_bind(key).push_bind(&found_by.path);
-            row.push_bind(Vector(found_by.vector.clone()));
+        let mut sql =
+            QueryBuilder::new("insert into item_vectors (tenant, owner, namespace, key, path, vector, sealed) ");
+        sql.push_values(rows, |mut values, row| {
+            values.push_bind(space.tenant.as_str()).push_bind(space.owner.as_str());
+            values.push_bind(&namespace).push_bind(key).push_bind(row.path);
+            values.push_bind(row.vector).push_bind(row.sealed);
         });
         sql.build().execute(conn).await.map(drop)
     })?;
@@ -160,7 +199,8 @@ async fn search_in_postgres(
             .push_bind(length)
             .push(" group by namespace, key) ");
         sql.push(
-            "select i.namespace, i.key, cast(i.value as text) as value, i.expires_at, i.created_at, i.updated_at, ",
+            "select i.namespace, i.key, cast(i.value as text) as value, i.expires_at, i.created_at, i.updated_at, \
+             i.owner, ",
         );
         sql.push("near.score from near join items i on i.namespace = near.namespace and i.key = near.key ");
         sql.push("where ");
@@ -187,6 +227,33 @@ struct VectorRow {
     #[sqlx(flatten)]
     position: VectorPosition,
     vector: Vector,
+    sealed: Option<Vec<u8>>,
+    /// The value of the item, if the filter is to be applied here.
+    value: Option<String>,
+}
+
+impl VectorRow {
+    /// Returns the vector; none if it cannot be read.
+    fn opened(&mut self, space: &Ownership) -> DbResult<Option<Vector>> {
+        let Some(sealed) = self.sealed.take() else {
+            return Ok(Some(std::mem::replace(&mut self.vector, Vector(vec![]))));
+        };
+        let position = &self.position;
+        let item = place(space.owner.as_str(), &position.namespace, &position.key);
+        let id = place_of_vector(&item, &position.path);
+        let opened = open_bytes(&cell(&id), sealed)
+            .and_then(|bytes| Vector::from_bytes(&bytes).ok_or_else(|| cell(&id).corrupt()));
+        unless_corrupt(opened)
+    }
+
+    /// Returns whether the value of the item matches the filter, as far as the database has not decided that.
+    fn matches(&self, space: &Ownership, filter: &ItemFilter) -> DbResult<bool> {
+        let Some(text) = &self.value else { return Ok(true) };
+        let position = &self.position;
+        let id = place(space.owner.as_str(), &position.namespace, &position.key);
+        let value = unless_corrupt(super::cell(&id).decode::<Map<String, Value>>(text))?;
+        Ok(value.is_some_and(|value| filter.matches(&value)))
+    }
 }
 
 /// The score of an item: the highest cosine of its vectors.
@@ -231,19 +298,25 @@ async fn search_by_scan(
         if compared > MOST_COMPARED {
             return Ok(None);
         }
+        if compared > sealed::MOST_OPENED && rows.iter().any(|row| row.value.is_some()) {
+            return Err(sealed::too_many());
+        }
         let is_last = i64::try_from(rows.len()) != Ok(BATCH);
-        for VectorRow { position, vector } in rows {
-            if let Some(score) = cosine(&vector.0, &near.vector) {
-                match best.last_mut().filter(|last| last.has(&position)) {
+        for mut row in rows {
+            if row.matches(space, &wanted.filter)?
+                && let Some(vector) = row.opened(space)?
+                && let Some(score) = cosine(&vector.0, &near.vector)
+            {
+                match best.last_mut().filter(|last| last.has(&row.position)) {
                     Some(same) => same.score = same.score.max(score),
                     None => best.push(Scored {
-                        namespace: position.namespace.clone(),
-                        key: position.key.clone(),
+                        namespace: row.position.namespace.clone(),
+                        key: row.position.key.clone(),
                         score,
                     }),
                 }
             }
-            last_read = position;
+            last_read = row.position;
         }
         // The next batch may have more vectors of the last item, so it stays at the end.
         if is_last || best.len() > 4 * most + 1024 {
@@ -274,9 +347,13 @@ async fn vectors_after(
     to: &str,
     now: Timestamp,
 ) -> DbResult<Vec<VectorRow>> {
+    // The database cannot look into sealed values.
+    let filters_here = tx.sealing.is_on() && !wanted.filter.conditions().is_empty();
+    let value = if filters_here { "i.value" } else { "null" };
     let rows = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(
-            "select v.namespace, v.key, v.path, v.vector from item_vectors v \
+        let mut sql = QueryBuilder::new("select v.namespace, v.key, v.path, v.vector, v.sealed, cast(");
+        sql.push(value).push(
+            " as text) as value from item_vectors v \
              join items i on i.tenant = v.tenant and i.owner = v.owner and i.namespace = v.namespace and i.key = v.key \
              where ",
         );
@@ -288,7 +365,10 @@ async fn vectors_after(
             .push(", ")
             .push_bind(&after.path);
         sql.push(") and v.namespace < ").push_bind(to);
-        push_matching(&mut sql, "i.", wanted, now);
+        match filters_here {
+            true => push_not_expired(&mut sql, "i.", now),
+            false => push_matching(&mut sql, "i.", wanted, now),
+        }
         sql.push(" order by v.namespace, v.key, v.path limit ").push_bind(BATCH);
         sql.build_query_as().fetch_all(conn).await
     })?;

@@ -6,7 +6,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::WITH_TREE;
-use super::{COLUMNS, ReadRun, RunRow, SELECT};
+use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
@@ -71,6 +71,11 @@ async fn claim_row(
             fence,
             crashes,
         })),
+        // A server that lacks a key must not end the runs of those that have it.
+        ReadRun {
+            run: _,
+            corrupt: Some(error),
+        } if !error.is_corrupt() => Err(error),
         ReadRun {
             run,
             corrupt: Some(error),
@@ -92,7 +97,7 @@ async fn end_unreadable(
     const SQL: &str = "update runs set status = 'error', error = $2, worker = null, updated_at = $3 where run_id = $1";
     tracing::error!(run = %run.id, thread = %run.thread, %error, "ended a run whose row cannot be read");
     let failure = super::unreadable(error);
-    let error = encode(&failure)?;
+    let error = encode_error(tx, run.id, Some(&failure)).await?;
     on_engine!(tx, |conn| query(SQL)
         .bind(run.id.0)
         .bind(error)
@@ -253,7 +258,7 @@ pub async fn end_fenced(
 ) -> DbResult<bool> {
     const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
         usage = coalesce($8, usage) where run_id = $1 and worker = $2 and fence = $3";
-    let error = error.map(encode).transpose()?;
+    let error = encode_error(tx, holder.run, error).await?;
     let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
         .bind(holder.run.0)
@@ -419,7 +424,7 @@ pub async fn set_child_status(
         SAVE_STATUS,
         " where run_id = $1 and depth > 0"
     );
-    let error = error.map(encode).transpose()?;
+    let error = encode_error(tx, child, error).await?;
     on_engine!(tx, |conn| query(SQL)
         .bind(child.0)
         .bind(by.0)

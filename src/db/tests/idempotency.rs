@@ -26,6 +26,7 @@ fn response(number: i32) -> StoredResponse {
         status: 200,
         body: number.to_string(),
         location: Some("/threads/x".to_owned()),
+        thread: None,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
+use crate::domain::ruling::RowCondition;
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -79,6 +80,7 @@ async fn interrupts_are_stored_and_answered(db: Db) {
     let everywhere = InterruptScope {
         threads: AccessScope::Server,
         assigned: None,
+        forbids: RowCondition::NEVER,
     };
     assert_eq!(
         read!(db, |tx| interrupts::pending(tx, &everywhere, 2, 1)),
@@ -192,6 +194,7 @@ fn assigned_to(user: &str, roles: &[UserRole]) -> InterruptScope {
             user: UserId::stored(user.to_owned()),
             roles: roles.to_vec(),
         }),
+        forbids: RowCondition::NEVER,
     }
 }
 

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 use serde_json::{Map, Value, json};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
@@ -15,10 +18,12 @@ use crate::db::access::{assistant_facts, cron_facts, delivery_facts, run_thread,
 use crate::db::assistants::{self, AssistantQuery};
 use crate::db::crons::{self, CronQuery};
 use crate::db::deliveries::{self, DeliverySearch};
+use crate::db::engine::on_engine;
 use crate::db::interrupts;
 use crate::db::items::{self, NamespaceSearch, VectorQuery, VectorSearch, nearest};
 use crate::db::runs;
 use crate::db::threads::{self, ThreadOrder, ThreadQuery};
+use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, InterruptScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings};
 use crate::domain::checkpoint::Lane;
@@ -28,12 +33,16 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId, WorkerId};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
+use crate::domain::ruling::{RowCondition, Ruling};
 use crate::domain::run::{RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
 on_both!(
     searches_for_threads_keep_to_their_scope,
+    searches_find_what_generated_rulings_leave,
+    the_largest_rulings_are_searched_with,
+    metadata_that_cannot_be_read_are_forbidden_where_policies_ask_for_them,
     a_thread_that_is_no_longer_shared_is_not_found,
     a_copy_belongs_to_whom_it_was_made_for,
     searches_for_assistants_keep_to_their_scope,
@@ -92,7 +101,62 @@ fn scopes() -> Vec<AccessScope> {
         };
         all.extend(rules.iter().map(own));
     }
+    all.extend(rulings().into_iter().flat_map(ruled));
     all
+}
+
+fn owned_by(user: &str) -> RowCondition {
+    RowCondition::OwnedBy(UserId::stored(user.to_owned()))
+}
+
+fn with(wanted: Value) -> RowCondition {
+    RowCondition::Metadata(filter(wanted))
+}
+
+/// Rulings of access policies with all forms of conditions.
+fn rulings() -> Vec<Ruling> {
+    let ruling = |permits, forbids| Ruling { permits, forbids };
+    let team = || with(json!({"visibility": "team"}));
+    let open = || with(json!({"visibility": "open"}));
+    vec![
+        ruling(owned_by("bob"), RowCondition::NEVER),
+        ruling(RowCondition::ALWAYS, owned_by("ann").negated()),
+        ruling(team(), with(json!({"even": true}))),
+        ruling(
+            RowCondition::NEVER,
+            RowCondition::any([owned_by(""), with(json!({"list": [{"a": 1, "b": 2}]}))]),
+        ),
+        ruling(
+            RowCondition::any([RowCondition::all([team(), owned_by("bob")]), open()]),
+            RowCondition::all([RowCondition::any([open(), owned_by("ann")]).negated(), team().negated()]),
+        ),
+    ]
+}
+
+/// Returns the scopes of callers with different roles to whom a ruling applies.
+fn ruled(ruling: Ruling) -> impl Iterator<Item = AccessScope> {
+    let own = AccessScope::Own {
+        ownership: of("acme", "ann"),
+        shared: vec![filter(json!({"visibility": "team"}))],
+    };
+    let acme = Tenant::stored("acme".to_owned());
+    let bases = [AccessScope::Nothing, own, AccessScope::Tenant(acme.clone())];
+    bases.into_iter().map(move |base| AccessScope::Ruled {
+        tenant: acme.clone(),
+        base: Box::new(base),
+        ruling: ruling.clone(),
+    })
+}
+
+/// Returns whether a scope contains what belongs to the server and has these metadata.
+fn has_those_of_server(scope: &AccessScope, metadata: &Map<String, Value>) -> bool {
+    match scope {
+        AccessScope::Nothing => false,
+        AccessScope::Server | AccessScope::Tenant(_) | AccessScope::Own { .. } => true,
+        AccessScope::Ruled { base, ruling, .. } => {
+            has_those_of_server(base, metadata) && !ruling.forbids.is_met(&Ownership::of_server(), metadata)
+        }
+    }
 }
 
 /// Returns whether a resource is in a scope, as the rules of access say.
@@ -101,6 +165,12 @@ fn is_in(scope: &AccessScope, ownership: &Ownership, metadata: &Map<String, Valu
         AccessScope::Server => true,
         AccessScope::Nothing => false,
         AccessScope::Tenant(tenant) => *tenant == ownership.tenant,
+        AccessScope::Ruled { tenant, base, ruling } => {
+            let is_met = |condition: &RowCondition| condition.is_met(ownership, metadata);
+            *tenant == ownership.tenant
+                && !is_met(&ruling.forbids)
+                && (is_in(base, ownership, metadata) || is_met(&ruling.permits))
+        }
         AccessScope::Own {
             ownership: caller,
             shared,
@@ -219,6 +289,144 @@ async fn searches_for_threads_keep_to_their_scope(db: Db) {
     }
 }
 
+/// A condition of any form.
+fn any_condition() -> impl Strategy<Value = RowCondition> {
+    let leaf = prop_oneof![
+        any::<bool>().prop_map(RowCondition::Is),
+        prop::sample::select(vec!["ann", "bob", "", "zoe"]).prop_map(owned_by),
+        prop::sample::select(vec!["private", "team", "open"]).prop_map(|word| with(json!({"visibility": word}))),
+        any::<bool>().prop_map(|even| with(json!({"even": even}))),
+        Just(with(json!({"list": [{"a": 1, "b": 2}]}))),
+    ];
+    leaf.prop_recursive(4, 16, 3, |inner| {
+        let some = prop::collection::vec(inner.clone(), 1..4);
+        prop_oneof![
+            inner.prop_map(|one| RowCondition::Not(Box::new(one))),
+            some.clone().prop_map(RowCondition::All),
+            some.prop_map(RowCondition::Any),
+        ]
+    })
+}
+
+/// Returns generated rulings, the same in each run.
+fn generated_rulings(number: usize) -> Vec<Ruling> {
+    let mut runner = TestRunner::deterministic();
+    let both = [any_condition(), any_condition()];
+    let next = || {
+        let [permits, forbids] = both.new_tree(&mut runner).expect("conditions").current();
+        Ruling { permits, forbids }
+    };
+    std::iter::repeat_with(next).take(number).collect()
+}
+
+async fn searches_find_what_generated_rulings_leave(db: Db) {
+    let threads = stored_threads(&db).await;
+    let mut kept = vec![];
+    for (place, ownership) in owners().into_iter().cycle().take(24).enumerate() {
+        let assistant = assistant_of(ownership, metadata(place / 6), i64::try_from(place).expect("few"));
+        let stored = assistant.clone();
+        assert!(write!(db, |tx| assistants::insert(tx, &stored)));
+        kept.push(assistant);
+    }
+    for scope in generated_rulings(40).into_iter().flat_map(ruled) {
+        let left = threads
+            .iter()
+            .filter(|thread| is_in(&scope, &thread.ownership, &thread.metadata));
+        let expected: Vec<ThreadId> = left.map(|thread| thread.id).collect();
+        let wanted = ThreadQuery {
+            ascending: true,
+            ..ThreadQuery::within(scope.clone())
+        };
+        check_threads(&db, wanted, &expected).await;
+        let left = kept
+            .iter()
+            .filter(|assistant| is_in(&scope, &assistant.ownership, &assistant.settings.metadata));
+        let expected: Vec<Assistant> = left.cloned().collect();
+        let wanted = AssistantQuery {
+            ascending: true,
+            limit: 100,
+            ..AssistantQuery::within(scope.clone())
+        };
+        let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
+        assert_eq!(found, expected, "{scope:?}");
+    }
+}
+
+async fn the_largest_rulings_are_searched_with(db: Db) {
+    let thread = Thread {
+        ownership: of("acme", "ann"),
+        metadata: object(json!({"visibility": "team"})),
+        ..thread_at(1)
+    };
+    let id = thread.id;
+    write!(db, |tx| threads::insert(tx, &thread));
+    // As large as the policies of a server can be: each of 512 parts in the rulings about searching and reading.
+    let part = |number: usize| with(json!({"visibility": format!("word {number}")}));
+    let policies = (0..256).map(|policy| RowCondition::any((0..2).map(|number| part(policy * 2 + number))));
+    let wide = RowCondition::any(policies);
+    let deep = (0..64).fold(with(json!({"visibility": "team"})), |inner, number| {
+        let around = RowCondition::any([part(number), inner]).negated();
+        RowCondition::all([owned_by("ann"), around]).negated()
+    });
+    assert!(deep.is_met(&of("acme", "ann"), &object(json!({"visibility": "team"}))));
+    for permits in [
+        RowCondition::any([wide.clone(), with(json!({"visibility": "team"}))]),
+        deep,
+    ] {
+        let scope = AccessScope::Ruled {
+            tenant: Tenant::stored("acme".to_owned()),
+            base: Box::new(AccessScope::Nothing),
+            ruling: Ruling {
+                permits,
+                forbids: wide.clone(),
+            },
+        };
+        check_threads(&db, ThreadQuery::within(scope), &[id]).await;
+    }
+}
+
+/// Makes the metadata of all threads unreadable.
+async fn lose_metadata(tx: &mut Tx<'_>) -> DbResult<()> {
+    const SQL: &str = "update threads set metadata = '[]'";
+    on_engine!(tx, |conn| raw_sql(SQL).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+async fn metadata_that_cannot_be_read_are_forbidden_where_policies_ask_for_them(db: Db) {
+    let thread = Thread {
+        ownership: of("acme", "ann"),
+        ..thread_at(1)
+    };
+    let id = thread.id;
+    write!(db, |tx| threads::insert(tx, &thread));
+    write!(db, |tx| lose_metadata(tx));
+    let team = || with(json!({"visibility": "team"}));
+    for (permits, forbids, is_found) in [
+        (RowCondition::NEVER, owned_by("bob"), true),
+        (RowCondition::NEVER, team(), false),
+        (RowCondition::NEVER, team().negated(), false),
+    ] {
+        let scope = AccessScope::Ruled {
+            tenant: Tenant::stored("acme".to_owned()),
+            base: Box::new(AccessScope::Tenant(Tenant::stored("acme".to_owned()))),
+            ruling: Ruling { permits, forbids },
+        };
+        let expected: Vec<ThreadId> = is_found.then_some(id).into_iter().collect();
+        check_threads(&db, ThreadQuery::within(scope), &expected).await;
+    }
+    let scope = AccessScope::Ruled {
+        tenant: Tenant::stored("acme".to_owned()),
+        base: Box::new(AccessScope::Nothing),
+        ruling: Ruling {
+            permits: team().negated(),
+            forbids: RowCondition::NEVER,
+        },
+    };
+    check_threads(&db, ThreadQuery::within(scope), &[]).await;
+    let facts = read!(db, |tx| thread_facts(tx, id, true)).expect("a thread");
+    assert!(facts.is_unreadable);
+}
+
 async fn a_thread_that_is_no_longer_shared_is_not_found(db: Db) {
     let shared = Thread {
         ownership: of("acme", "ann"),
@@ -277,8 +485,9 @@ async fn searches_for_assistants_keep_to_their_scope(db: Db) {
         for graph_id in [None, Some("agent".to_owned()), Some("nothing".to_owned())] {
             let matches = |assistant: &&Assistant| {
                 let settings = &assistant.settings;
-                let is_of_all = assistant.ownership.is_of_server() && scope != AccessScope::Nothing;
-                (is_of_all || is_in(&scope, &assistant.ownership, &settings.metadata))
+                let is_of_all = assistant.ownership.is_of_server();
+                (is_of_all && has_those_of_server(&scope, &settings.metadata)
+                    || is_in(&scope, &assistant.ownership, &settings.metadata))
                     && graph_id.as_ref().is_none_or(|graph_id| *graph_id == settings.graph_id)
             };
             let expected: Vec<Assistant> = all.iter().filter(matches).cloned().collect();
@@ -435,6 +644,7 @@ async fn pending_interrupts_are_listed_within_a_scope(db: Db) {
         let within = InterruptScope {
             threads: scope.clone(),
             assigned: None,
+            forbids: RowCondition::NEVER,
         };
         let found = read!(db, |tx| interrupts::pending(tx, &within, 100, 0));
         assert_eq!(found, expected, "{scope:?}");
@@ -442,6 +652,7 @@ async fn pending_interrupts_are_listed_within_a_scope(db: Db) {
         let within = InterruptScope {
             threads: scope.clone(),
             assigned: None,
+            forbids: RowCondition::NEVER,
         };
         let found = read!(db, |tx| interrupts::pending(tx, &within, 2, 2));
         assert_eq!(found, second, "{scope:?}");
@@ -597,7 +808,7 @@ async fn facts_name_the_owner(db: Db) {
     let run = run_at(thread.id, 1);
     let delivery = Delivery::new(run.id, thread.id, ann.clone(), url, "{}".to_owned(), Timestamp(1));
     let ids = (thread.id, assistant.id, cron.id, delivery.id, run.id);
-    write!(db, |tx| async {
+    write!(db, |tx| async move {
         threads::insert(tx, &thread).await?;
         assistants::insert(tx, &assistant).await?;
         crons::insert(tx, &cron).await?;

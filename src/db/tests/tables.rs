@@ -45,6 +45,8 @@ async fn tables_are_the_same_on_both_engines() {
             "checkpoints",
             "crons",
             "daily_usage",
+            "data_key_changes",
+            "data_keys",
             "definition_changes",
             "definition_versions",
             "definitions",

@@ -14,7 +14,7 @@ use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
 use super::{COLUMNS, ThreadRow};
-use crate::db::access::push_owner;
+use crate::db::access::{ScopedRows, push_owner, push_permitted, push_unforbidden};
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
@@ -24,6 +24,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Tenant;
+use crate::domain::ruling::RowCondition;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
@@ -142,7 +143,8 @@ impl<'a> Candidates<'a> {
         match scope {
             AccessScope::Server => Self::All,
             AccessScope::Nothing => Self::None,
-            AccessScope::Tenant(tenant) => Self::OfTenant(tenant),
+            AccessScope::Ruled { base, ruling, .. } if ruling.permits == RowCondition::NEVER => Self::of(base),
+            AccessScope::Tenant(tenant) | AccessScope::Ruled { tenant, .. } => Self::OfTenant(tenant),
             AccessScope::Own { ownership, shared } => {
                 let terms = shared.iter().map(|filter| filter.terms().first().copied());
                 // A rule without a value shares everything with the tenant.
@@ -156,6 +158,9 @@ impl<'a> Candidates<'a> {
 
     /// Returns whether all of them are in the scope.
     fn are_decided(&self, scope: &AccessScope) -> bool {
+        if matches!(scope, AccessScope::Ruled { .. }) {
+            return false;
+        }
         match self {
             Self::All | Self::None => true,
             Self::OfTenant(_) => matches!(scope, AccessScope::Tenant(_)),
@@ -187,10 +192,9 @@ impl ThreadQuery {
 
     /// Returns whether not all candidates of this path are in the scope.
     fn checks_scope(&self, path: AccessPath) -> bool {
-        let candidates = Candidates::of(&self.scope);
         match path {
-            AccessPath::Scope => !candidates.are_decided(&self.scope),
-            AccessPath::Ids | AccessPath::Term(_) | AccessPath::Order => !matches!(candidates, Candidates::All),
+            AccessPath::Scope => !Candidates::of(&self.scope).are_decided(&self.scope),
+            AccessPath::Ids | AccessPath::Term(_) | AccessPath::Order => !matches!(self.scope, AccessScope::Server),
         }
     }
 
@@ -322,7 +326,7 @@ where
             sql.push(" and false");
             return Ok(());
         }
-        AccessScope::Tenant(tenant) => tenant,
+        AccessScope::Tenant(tenant) | AccessScope::Ruled { tenant, .. } => tenant,
         AccessScope::Own { ownership, .. } => &ownership.tenant,
     };
     sql.push(" and ")
@@ -337,6 +341,21 @@ where
             sql.push(")");
         }
         sql.push(")");
+    }
+    if let AccessScope::Ruled { base, ruling, .. } = scope {
+        let rows = ScopedRows {
+            alias: "found.",
+            can_be_shared: true,
+            are_threads: true,
+            some_are_of_server: false,
+            by_other_index: true,
+        };
+        push_unforbidden(sql, &ruling.forbids, rows)?;
+        sql.push(" and ((true");
+        push_scope(sql, base)?;
+        sql.push(") or (true");
+        push_permitted(sql, &ruling.permits, rows)?;
+        sql.push("))");
     }
     Ok(())
 }

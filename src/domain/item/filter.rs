@@ -1,6 +1,8 @@
 //! Filters of searches in the Store: comparisons of the fields of items.
 
-use serde_json::{Map, Value};
+use std::cmp::Ordering;
+
+use serde_json::{Map, Number, Value};
 
 use crate::domain::Invalid;
 use crate::domain::json_limits::find_nul;
@@ -84,6 +86,58 @@ impl ItemFilter {
     /// Returns the conditions in the order given.
     pub fn conditions(&self) -> &[Condition] {
         &self.0
+    }
+
+    /// Returns whether a value meets all conditions. The database decides the same, unless values are encrypted.
+    pub fn matches(&self, value: &Map<String, Value>) -> bool {
+        self.0.iter().all(|condition| condition.is_met_by(value))
+    }
+}
+
+impl Condition {
+    /// Returns whether the field of a value passes the test.
+    fn is_met_by(&self, value: &Map<String, Value>) -> bool {
+        let mut names = self.path.iter();
+        let first = names.next().and_then(|name| value.get(name));
+        let field = names.fold(first, |at, name| at?.as_object()?.get(name));
+        let field = field.unwrap_or(&Value::Null);
+        let order = match (field, &self.operand) {
+            (_, _) if !self.test.is_order() => None,
+            (Value::String(text), Value::String(other)) => Some(text.cmp(other)),
+            (Value::Number(number), Value::Number(other)) => compare_numbers(number, other),
+            (_, _) => None,
+        };
+        match self.test {
+            Test::Eq => are_equal(field, &self.operand),
+            Test::Ne => !are_equal(field, &self.operand),
+            Test::Gt => order.is_some_and(Ordering::is_gt),
+            Test::Gte => order.is_some_and(Ordering::is_ge),
+            Test::Lt => order.is_some_and(Ordering::is_lt),
+            Test::Lte => order.is_some_and(Ordering::is_le),
+        }
+    }
+}
+
+/// Compares two numbers by value: whole ones exactly, others as floating-point numbers.
+fn compare_numbers(one: &Number, other: &Number) -> Option<Ordering> {
+    match (one.as_i128(), other.as_i128()) {
+        (Some(one), Some(other)) => Some(one.cmp(&other)),
+        (_, _) => one.as_f64()?.partial_cmp(&other.as_f64()?),
+    }
+}
+
+/// Returns whether two values are equal, numbers by value. The order of keys does not matter.
+fn are_equal(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => compare_numbers(one, other) == Some(Ordering::Equal),
+        (Value::Array(some), Value::Array(others)) => {
+            some.len() == others.len() && some.iter().zip(others).all(|(one, other)| are_equal(one, other))
+        }
+        (Value::Object(some), Value::Object(others)) => {
+            let is_there = |(key, one)| others.get(key).is_some_and(|other| are_equal(one, other));
+            some.len() == others.len() && some.iter().all(is_there)
+        }
+        (one, other) => one == other,
     }
 }
 

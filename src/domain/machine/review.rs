@@ -7,7 +7,6 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
-use crate::domain::api_key::hexadecimal;
 use crate::domain::call::CallStatus;
 use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
@@ -73,5 +72,5 @@ fn digest(call: &ToolCall) -> String {
     hash.update(&call.name);
     hash.update([0]);
     hash.update(Value::Object(call.args.clone()).to_string());
-    hexadecimal(&hash.finalize())
+    hex::encode(hash.finalize())
 }

@@ -17,6 +17,7 @@ use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{ThreadEvent, ThreadTail};
 use crate::http::access::Api;
+use crate::http::audit;
 use crate::http::bodies::BodyReader;
 use crate::http::client::ClientId;
 use crate::http::connections::{ConnectionHandle, RequestGuard};
@@ -197,8 +198,8 @@ impl SocketSession {
                 };
                 // Each command is a request of its own. Its answer is sent when its entries are durable.
                 let work = Box::pin(handler.handle(command));
-                let done = self.api.audit.run_request(work).await;
-                done.unwrap_or_else(|error| Err(command_error(ApiError::from(error))))
+                let done = self.api.audit.run_request(Some(&self.api.caller), work).await;
+                done.unwrap_or_else(|error| Err(command_error(audit::not_stored(error))))
             }
         };
         let id = json!(command.id);

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::run::{RunStatusWord, RunView};
 use crate::domain::background::{TaskRecord, TaskStatus};
 use crate::domain::id::RunId;
-use crate::domain::limits::Usage;
+use crate::domain::limits::{Usage, is_free};
 use crate::domain::run::Run;
 
 /// A run of a subagent.
@@ -71,10 +71,6 @@ pub struct UsageView {
     pub cost_micros: u64,
     /// Seconds of work; for several runs, the sum of all.
     pub seconds: f64,
-}
-
-fn is_free(cost_micros: &u64) -> bool {
-    *cost_micros == 0
 }
 
 impl From<Usage> for UsageView {

@@ -1,6 +1,5 @@
 //! The transaction that admits a run: it checks the request against the thread and stores the run.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,9 +24,10 @@ use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunReq
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
+use crate::runtime::access::{self, Denial};
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
-use crate::runtime::{CancelAction, NewRun, Resolution, StartError, Target, access, audit, interrupts, quotas};
+use crate::runtime::{CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -105,10 +105,13 @@ pub(in crate::runtime) async fn start_as(
     if !context.has_checked(number, &resolved.known.digest) {
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }
-    let thread = find_or_make_thread(tx, new_run, context.core.retention.threads, now).await?;
+    let thread = find_or_make_thread(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
     check_room(new_run, in_flight, context.most_waiting)?;
+    if action_on_displaced(new_run.request.multitask).is_some() && !in_flight.is_none() {
+        check_by_policies(tx, &thread, new_run, Action::ThreadsUpdate, &context.core).await?;
+    }
     if let Some(checkpoint) = new_run.request.checkpoint
         && db::checkpoints::find_head(tx, thread.id, checkpoint).await?.is_none()
     {
@@ -174,7 +177,7 @@ async fn find_before(tx: &mut Tx<'_>, new_run: &NewRun, thread: ThreadId) -> DbR
 /// Gives a run the priority and the user of the run whose work it continues.
 fn take_over(run: &mut Run, before: RunBefore, new_run: &NewRun, thread: &Thread) {
     run.queue.priority = run.queue.priority.max(before.queue.priority);
-    // The server continues work on the thread, or somebody else has decided: on behalf of the same user as before.
+    // The server continues work on the thread, or an approver has decided: on behalf of the same user as before.
     if !is_on_behalf_of_caller(new_run, thread) && run.request.caller.is_none() {
         run.request.caller = before.caller;
     }
@@ -205,39 +208,26 @@ pub(in crate::runtime) fn check_assistant(
     if caller.is_unrestricted() {
         return Ok(());
     }
-    let facts = ResourceFacts {
-        ownership: assistant.ownership.clone(),
-        metadata: assistant.settings.metadata.clone(),
-        is_assigned: false,
-    };
-    if is_allowed(
-        core,
-        caller,
-        Action::AssistantsRead,
-        &facts,
-        format_args!("assistant:{}", assistant.id),
-    ) {
-        return Ok(());
-    }
-    Err(StartError::NoAssistant(assistant.id.to_string()))
+    let facts = facts_of(assistant);
+    let resource = ResourceRef::Assistant(assistant.id);
+    let decided = check_access(core, caller, Action::AssistantsRead, &facts, resource);
+    decided.map_err(|_| StartError::NoAssistant(assistant.id.to_string()))
 }
 
 /// Decides about a resource that a request names, and records a refusal.
-fn is_allowed(
+fn check_access(
     core: &Arc<Core>,
     caller: &Identity,
     action: Action,
     facts: &ResourceFacts,
-    resource: fmt::Arguments<'_>,
-) -> bool {
-    let is_allowed = access::decide(caller, action, facts, &core.sharing);
-    if !is_allowed {
-        audit::record_refusal(core, caller, action, resource.to_string());
-    }
-    is_allowed
+    resource: ResourceRef,
+) -> Result<(), Denial> {
+    access::decide(core, caller, action, facts).inspect_err(|denial| {
+        audit::record_refusal(core, caller, action, resource.to_string(), &denial.policies);
+    })
 }
 
-/// Returns whether a run works on behalf of its caller. An approver of somebody else's thread decides, and the agent
+/// Returns whether a run works on behalf of its caller. An approver of another user's thread decides, and the agent
 /// goes on working for whom it worked before.
 fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
     let caller = &new_run.caller;
@@ -268,14 +258,75 @@ async fn check_thread(tx: &mut Tx<'_>, thread: &Thread, new_run: &NewRun, core: 
         Some(_) | None => false,
     };
     let facts = ResourceFacts {
-        ownership: thread.ownership.clone(),
-        metadata: thread.metadata.clone(),
         is_assigned,
+        ..access::facts_of_thread(tx, core, caller, action, thread).await?
     };
-    if is_allowed(core, caller, action, &facts, format_args!("thread:{}", thread.id)) {
+    let decided = check_access(core, caller, action, &facts, ResourceRef::Thread(thread.id));
+    decided.map_err(|denial| refusal(&denial, action, thread.id))
+}
+
+/// Returns the refusal of a run because of a denial on its thread.
+fn refusal(denial: &Denial, action: Action, thread: ThreadId) -> StartError {
+    match denial.is_by_policy {
+        true => StartError::ForbiddenByPolicy(action),
+        false => StartError::NoThread(thread),
+    }
+}
+
+/// Checks that no policy forbids the caller what a run does besides: it creates its thread, or cancels other runs.
+async fn check_by_policies(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    new_run: &NewRun,
+    action: Action,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
+    let caller = &new_run.caller;
+    if caller.is_unrestricted() {
         return Ok(());
     }
-    Err(StartError::NoThread(thread.id))
+    refuse_by_policies(tx, thread, caller, action, core).await
+}
+
+/// Refuses to run an assistant that policies forbid a user to read, and records it.
+pub(in crate::runtime) fn refuse_assistant_by_policies(
+    assistant: &Assistant,
+    user: &Identity,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
+    let action = Action::AssistantsRead;
+    let facts = facts_of(assistant);
+    let Some(denial) = access::denial_by_policies(core, user, action, &facts) else {
+        return Ok(());
+    };
+    let resource = ResourceRef::Assistant(assistant.id);
+    audit::record_refusal(core, user, action, resource.to_string(), &denial.policies);
+    Err(StartError::NoAssistant(assistant.id.to_string()))
+}
+
+fn facts_of(assistant: &Assistant) -> ResourceFacts {
+    ResourceFacts {
+        ownership: assistant.ownership.clone(),
+        metadata: assistant.settings.metadata.clone(),
+        ..ResourceFacts::default()
+    }
+}
+
+/// Refuses what policies forbid a user to do on a thread, and records it.
+pub(in crate::runtime) async fn refuse_by_policies(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    user: &Identity,
+    action: Action,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
+    let facts = access::facts_of_thread(tx, core, user, action, thread).await?;
+    let Some(denial) = access::denial_by_policies(core, user, action, &facts) else {
+        return Ok(());
+    };
+    let resource = ResourceRef::Thread(thread.id);
+    audit::record_refusal(core, user, action, resource.to_string(), &denial.policies);
+    Err(refusal(&denial, action, thread.id))
 }
 
 /// Checks whether a run may start, or at least wait, on its thread.
@@ -298,6 +349,15 @@ pub(in crate::runtime) fn check_stateless(new_run: &NewRun) -> Result<(), StartE
     }
 }
 
+/// Returns what happens to the runs in flight, if a new run displaces them.
+fn action_on_displaced(strategy: Multitask) -> Option<CancelAction> {
+    match strategy {
+        Multitask::Rollback => Some(CancelAction::Rollback),
+        Multitask::Interrupt => Some(CancelAction::Interrupt),
+        Multitask::Enqueue | Multitask::Reject => None,
+    }
+}
+
 /// Stops the runs in flight for a run that displaces them: queued ones at once, running ones through their process.
 async fn displace(
     tx: &mut Tx<'_>,
@@ -306,10 +366,8 @@ async fn displace(
     in_flight: InFlight,
     context: &AdmissionContext,
 ) -> DbResult<Vec<(RunId, CancelAction)>> {
-    let action = match strategy {
-        Multitask::Rollback => CancelAction::Rollback,
-        Multitask::Interrupt => CancelAction::Interrupt,
-        Multitask::Enqueue | Multitask::Reject => return Ok(vec![]),
+    let Some(action) = action_on_displaced(strategy) else {
+        return Ok(vec![]);
     };
     if in_flight.is_none() {
         return Ok(vec![]);
@@ -333,9 +391,9 @@ async fn displace(
 async fn find_or_make_thread(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
-    ttl: Option<Ttl>,
-    now: Timestamp,
+    context: &AdmissionContext,
 ) -> Result<Thread, StartError> {
+    let now = context.now;
     let (id, may_make) = match new_run.target {
         Target::Thread(id) => (id, false),
         Target::ThreadOrNew(id) => (id, true),
@@ -348,13 +406,17 @@ async fn find_or_make_thread(
         return Err(StartError::NoThread(id));
     }
     // The thread of a stateless run has a TTL in case nothing else deletes it.
-    let ttl = if new_run.target == (Target::Stateless { keep: false }) {
+    let is_temporary = new_run.target == (Target::Stateless { keep: false });
+    let ttl = if is_temporary {
         Some(TEMPORARY)
     } else {
-        ttl
+        context.core.retention.threads
     };
     let thread = Thread::new(id, Ownership::of(&new_run.caller), new_run.metadata.clone(), now).with_ttl(ttl);
     if db::threads::insert(tx, &thread).await? {
+        if !is_temporary {
+            check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
+        }
         return Ok(thread);
     }
     // Another client may have created the thread meanwhile.

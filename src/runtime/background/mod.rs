@@ -318,6 +318,7 @@ fn refusal_text(error: &StartError) -> String {
         }
         StartError::Quota(reached) => format!("The task was not started. {reached}"),
         StartError::NoThread(_)
+        | StartError::ForbiddenByPolicy(_)
         | StartError::NoAssistant(_)
         | StartError::NoAgent { .. }
         | StartError::NoCheckpoint(_)

@@ -128,6 +128,7 @@ impl Interrupts {
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)
+                | StartError::ForbiddenByPolicy(_)
                 | StartError::NoCheckpoint(_)
                 | StartError::QuestionPending(_)
                 | StartError::NoOpenInterrupt

@@ -34,15 +34,15 @@ pub(super) fn check_answers<'a>(
     }
 }
 
-/// Records that somebody tried to answer, or to get around, an interrupt that is assigned to others.
+/// Records that a caller tried to answer, or to get around, an interrupt that is assigned to others.
 pub(in crate::runtime) fn record_attempt(
     core: &Arc<Core>,
     caller: &Identity,
     thread: ThreadId,
     assigned: &AssignedToOthers,
 ) {
-    let resource = format!("thread:{thread}/interrupt:{}", assigned.interrupt);
-    audit::record_refusal(core, caller, Action::InterruptsResolve, resource);
+    let resource = audit::interrupt_text(thread, &assigned.interrupt);
+    audit::record_refusal(core, caller, Action::InterruptsResolve, resource, &[]);
 }
 
 /// Checks that no open interrupt of a thread is assigned to others than the user for whom a request continues the

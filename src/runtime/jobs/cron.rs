@@ -10,7 +10,7 @@ use crate::domain::id::CronId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
-use crate::runtime::crons::{PrecheckedRun, new_run_of};
+use crate::runtime::crons::{self, PrecheckedRun, new_run_of};
 use crate::runtime::{RuntimeHandles, StartError};
 
 /// The lease of a claim: longer than it takes to start the runs.
@@ -113,6 +113,11 @@ async fn fire(
         return Ok(Fired::Tried(Err(refusal)));
     }
     // The due time is used up even if the run is refused.
+    match crons::check_by_policies(tx, &cron, &context.core).await {
+        Ok(()) => {}
+        Err(StartError::Fault(error)) => return Err(error),
+        Err(refusal) => return Ok(Fired::Tried(Err(refusal))),
+    }
     let started = admission::try_start(tx, &new_run_of(&cron), &context).await?;
     if started.as_ref().is_err_and(is_full) {
         db::crons::move_on(tx, id, job, cron.due_at).await?;

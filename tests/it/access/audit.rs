@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::quotas::numbers;
 use crate::support::client::{Client, reply};
 use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, script};
 
@@ -206,24 +204,6 @@ async fn commands_to_a_thread_are_recorded(server: TestServer) {
     assert_eq!(&refused[0]["user"], &json!("bob"));
 }
 
-/// Runs statements on the database of a server.
-async fn executes(server: &TestServer, sql: &str) {
-    let url = server.database_url();
-    let sql = AssertSqlSafe(sql.to_owned());
-    match server.engine {
-        Engine::Sqlite => {
-            let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
-            raw_sql(sql).execute(&mut conn).await.expect("the statements");
-            conn.close().await.expect("a clean close");
-        }
-        Engine::Postgres => {
-            let mut conn = PgConnection::connect(&url).await.expect("a connection");
-            raw_sql(sql).execute(&mut conn).await.expect("the statements");
-            conn.close().await.expect("a clean close");
-        }
-    }
-}
-
 async fn a_change_whose_entry_cannot_be_stored_is_not_made(server: TestServer) {
     let keys = server.is_protected().await;
     let ann = keys.client("ann");
@@ -238,7 +218,7 @@ async fn a_change_whose_entry_cannot_be_stored_is_not_made(server: TestServer) {
         }
     };
     let thread = ann.thread().await;
-    executes(&server, refuse).await;
+    server.executes_sql(refuse).await;
     let new = uuid::Uuid::new_v4();
     let created = ann.post("/threads", json!({"thread_id": new})).await;
     assert!(created.status >= 500, "{created:?}");
@@ -249,7 +229,7 @@ async fn a_change_whose_entry_cannot_be_stored_is_not_made(server: TestServer) {
         Engine::Sqlite => "drop trigger no_entry",
         Engine::Postgres => "drop trigger no_entry on audit",
     };
-    executes(&server, accept).await;
+    server.executes_sql(accept).await;
     ann.get(&format!("/threads/{new}")).await.refused(404);
     let runs = ann.get(&format!("/threads/{thread}/runs")).await.ok();
     assert_eq!(runs, json!([]));
@@ -278,11 +258,13 @@ async fn a_kill_separates_no_change_from_its_entry(server: TestServer) {
         is_over.store(true, Ordering::SeqCst);
     };
     futures::join!(kills, creates(), creates(), creates(), creates());
-    let threads = numbers(&server, "select count(*) from threads where owner = 'ann'").await;
+    let threads = server
+        .number_in_database("select count(*) from threads where owner = 'ann'")
+        .await;
     let created = i64::try_from(created.into_inner()).expect("a small number");
     assert!(threads >= created, "{threads} of {created}");
     let entries = "select count(*) from audit where user_id = 'ann' and action = 'threads:create'";
     // A request that was interrupted before its change may have an entry.
-    let recorded = numbers(&server, entries).await;
+    let recorded = server.number_in_database(entries).await;
     assert!(recorded >= threads, "{recorded} for {threads}");
 }

@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::quotas::numbers;
 use crate::support::client::{Client, reply};
 use crate::support::{Engine, Human, Keys, TestServer, lookup, mail, on_both_engines, on_postgres, script, task};
 
@@ -154,18 +153,20 @@ async fn a_change_and_its_entry_are_one_transaction(server: TestServer) {
     let item = json!({"namespace": ["a"], "key": "k", "value": {"n": 1}});
     ann.put("/store/items", item).await.ok();
     assert_eq!(
-        numbers(&server, "select count(*) from audit where user_id = 'ann'").await,
+        server
+            .number_in_database("select count(*) from audit where user_id = 'ann'")
+            .await,
         5
     );
     // Postgres marks each row with the transaction that has written it.
     let apart = "select count(*) from audit where user_id = 'ann' \
         and not exists (select 1 from idempotency_keys k where k.xmin = audit.xmin) \
         and not exists (select 1 from items i where i.xmin = audit.xmin)";
-    assert_eq!(numbers(&server, apart).await, 0);
+    assert_eq!(server.number_in_database(apart).await, 0);
     human.says(script().calls(mail("m", "bob")).says("sent")).await;
     let question = human.question().await;
     human.approves(&question).await.finishes().await;
     let decision = "select count(*) from audit gate join audit decision on gate.xmin = decision.xmin \
         where gate.action = 'threads:create_run' and decision.action = 'interrupts:resolve'";
-    assert_eq!(numbers(&server, decision).await, 1);
+    assert_eq!(server.number_in_database(decision).await, 1);
 }

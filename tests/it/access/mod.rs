@@ -4,11 +4,14 @@ mod approvers;
 mod audit;
 mod authentication;
 mod costs;
+mod encryption;
 mod hook;
 mod issuer;
 mod jwt;
 mod keys;
 mod matrix;
+#[cfg(feature = "policies")]
+mod policies;
 mod quotas;
 mod sdk;
 mod tickets;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar};
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
@@ -247,7 +246,12 @@ async fn the_tokens_of_subagents_count(server: TestServer) {
     assert!(ann.says(text).await["messages"].is_array());
     let sums = sums_and_usage(&server).await;
     assert_eq!(sums[0], sums[1]);
-    assert!(numbers(&server, "select count(*) from runs where usage is not null").await >= 2);
+    assert!(
+        server
+            .number_in_database("select count(*) from runs where usage is not null")
+            .await
+            >= 2
+    );
 }
 
 async fn a_used_up_amount_of_money_is_answered_402(server: TestServer) {
@@ -422,9 +426,9 @@ async fn sums_of_days_long_ago_are_deleted(server: TestServer) {
         .is_configured_with("[quotas.per_tenant]\ntokens_per_day = 1000000")
         .await;
     server.human("agent").await.says("hi").await;
-    assert_eq!(numbers(&server, "select count(*) from daily_usage").await, 1);
+    assert_eq!(server.number_in_database("select count(*) from daily_usage").await, 1);
     clock.advance(40 * DAY);
-    crate::support::eventually(async || numbers(&server, "select count(*) from daily_usage").await == 0).await;
+    crate::support::eventually(async || server.number_in_database("select count(*) from daily_usage").await == 0).await;
 }
 
 async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted(server: TestServer) {
@@ -480,28 +484,10 @@ async fn sums_and_usage(server: &TestServer) -> [i64; 2] {
         }
     };
     let sums = "select cast(coalesce(sum(tokens), 0) as bigint) from daily_usage";
-    [numbers(server, sums).await, numbers(server, usage).await]
-}
-
-/// Returns the number that a query finds in the database.
-pub(super) async fn numbers(server: &TestServer, sql: &str) -> i64 {
-    let url = server.database_url();
-    match server.engine {
-        Engine::Sqlite => {
-            let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
-            query_scalar(AssertSqlSafe(sql.to_owned()))
-                .fetch_one(&mut conn)
-                .await
-                .expect("a number")
-        }
-        Engine::Postgres => {
-            let mut conn = PgConnection::connect(&url).await.expect("a connection");
-            query_scalar(AssertSqlSafe(sql.to_owned()))
-                .fetch_one(&mut conn)
-                .await
-                .expect("a number")
-        }
-    }
+    [
+        server.number_in_database(sums).await,
+        server.number_in_database(usage).await,
+    ]
 }
 
 /// Returns the queries of the calls of `lookup`, in order of arrival.

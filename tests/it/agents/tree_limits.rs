@@ -8,9 +8,14 @@ use crate::support::{Human, TestServer, eventually, lookup, mail, on_both_engine
 
 /// Starts an agent with these limits of its tree, and a task that executes this script.
 async fn begins(server: &TestServer, tree: &str, work: impl ToString) -> (Human, Run, Human) {
-    server
-        .is_configured_with(&boss(&format!("limits = {{ tree = {{ {tree} }} }}")))
-        .await;
+    begins_with(server, tree, "", work).await
+}
+
+/// Starts an agent with these limits of its tree, these further lines of the configuration, and a task that executes
+/// this script.
+async fn begins_with(server: &TestServer, tree: &str, lines: &str, work: impl ToString) -> (Human, Run, Human) {
+    let agents = boss(&format!("limits = {{ tree = {{ {tree} }} }}"));
+    server.is_configured_with(&format!("{agents}\n{lines}")).await;
     let alice = server.human("boss").await;
     let run = alice
         .asks(script().calls(start("a1", "courier", work)).says("it is under way"))
@@ -111,18 +116,11 @@ async fn tokens_of_all_agents_count_in_the_tree(server: TestServer) {
 async fn the_cost_of_all_agents_counts_in_the_tree(server: TestServer) {
     // Each token costs a millionth.
     let prices = "[prices.\"scripted:*\"]\ninput = 1.0\noutput = 1.0\n";
-    let limits = boss("limits = { tree = { cost = 0.00016 } }");
-    server.is_configured_with(&format!("{limits}\n{prices}")).await;
-    let alice = server.human("boss").await;
     let work = script()
         .calls(lookup("l1", "x"))
         .calls(lookup("l2", "y"))
         .says("written");
-    let run = alice
-        .asks(script().calls(start("a1", "courier", work)).says("it is under way"))
-        .await;
-    run.finishes().await;
-    let courier = worker(&alice, &the_task(&alice).await);
+    let (_, run, courier) = begins_with(&server, "cost = 0.00016", prices, work).await;
     let end = is_over(&courier).await;
     let used = run.record().await["tree_usage"].clone();
     assert_eq!(end["status"], "error", "{used}");

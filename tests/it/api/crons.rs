@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use adjutant::domain::time::{ManualClock, Timestamp};
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection, SqliteConnection, query};
 
 use crate::support::client::Client;
 use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engines, play, script};
@@ -71,22 +70,9 @@ async fn threads_of(client: &Client, cron: &Value) -> usize {
 
 /// Makes all crons due at once, whatever their schedules say.
 pub(crate) async fn all_are_due(server: &TestServer) {
-    const SQL: &str = "update jobs set due_at = 1 where kind = 'cron'";
-    let url = server.database_url();
-    match server.engine {
-        Engine::Sqlite => {
-            _ = query(SQL)
-                .execute(&mut SqliteConnection::connect(&url).await.unwrap())
-                .await
-                .unwrap();
-        }
-        Engine::Postgres => {
-            _ = query(SQL)
-                .execute(&mut PgConnection::connect(&url).await.unwrap())
-                .await
-                .unwrap();
-        }
-    }
+    server
+        .executes_sql("update jobs set due_at = 1 where kind = 'cron'")
+        .await;
 }
 
 on_both_engines! {

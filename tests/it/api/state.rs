@@ -1,7 +1,6 @@
 //! The state of a thread, its history, updates, and runs from older checkpoints.
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar};
 use uuid::Uuid;
 
 use crate::support::{Engine, Human, TestServer, lookup, mail, on_both_engines, script, task, transcript};
@@ -17,22 +16,15 @@ async fn write(server: &TestServer, human: &Human, body: Value) -> Value {
 
 /// Returns the number of bytes in the tables of the database.
 async fn stored(server: &TestServer) -> i64 {
-    let url = server.database_url();
     if server.engine == Engine::Sqlite {
-        let mut conn = SqliteConnection::connect(&url).await.unwrap();
-        return query_scalar("select sum(pgsize - unused) from dbstat")
-            .fetch_one(&mut conn)
-            .await
-            .unwrap();
+        return server
+            .number_in_database("select sum(pgsize - unused) from dbstat")
+            .await;
     }
-    let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut bytes = 0;
     for table in ["threads", "checkpoints", "events", "runs", "interrupts"] {
         let sql = format!("select coalesce(sum(pg_column_size(t.*)), 0)::bigint from {table} t");
-        bytes += query_scalar::<_, i64>(AssertSqlSafe(sql))
-            .fetch_one(&mut conn)
-            .await
-            .unwrap();
+        bytes += server.number_in_database(&sql).await;
     }
     bytes
 }

@@ -50,6 +50,8 @@ on_both_engines! {
     a_body_that_does_not_arrive_times_out,
     a_body_that_does_not_arrive_delays_no_restart,
     concurrent_bodies_share_one_bound,
+    a_response_to_a_body_that_is_not_read_announces_the_close,
+    a_connection_survives_a_refusal_before_a_short_body,
 }
 
 async fn oversized_metadata_is_refused_by_every_endpoint(server: TestServer) {
@@ -121,6 +123,25 @@ async fn a_body_that_does_not_arrive_times_out(server: TestServer) {
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
     assert!(answer.contains("body_timeout"), "{answer}");
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+}
+
+async fn a_response_to_a_body_that_is_not_read_announces_the_close(server: TestServer) {
+    let client = server.client();
+    let mut half = half_body(&client, "/threads", 1 << 30, b"{").await;
+    let answer = timeout(SOON, rest(&mut half)).await.expect("the server closes");
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert!(answer.contains("connection: close"), "{answer}");
+}
+
+async fn a_connection_survives_a_refusal_before_a_short_body(server: TestServer) {
+    let nobody = server.is_protected().await.nobody();
+    let mut stream = half_body(&nobody, "/threads", 2, b"{}").await;
+    let address = nobody.base().replacen("http://", "", 1);
+    let next = format!("GET /ok HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(next.as_bytes()).await.expect("the connection is open");
+    let answers = timeout(SOON, rest(&mut stream)).await.expect("the server closes");
+    assert!(answers.starts_with("HTTP/1.1 401"), "{answers}");
+    assert!(answers.contains("HTTP/1.1 200"), "{answers}");
 }
 
 async fn a_body_that_does_not_arrive_delays_no_restart(server: TestServer) {

@@ -269,27 +269,11 @@ on_both_engines! {
 }
 
 async fn the_database_check_writes_a_row(server: TestServer) {
-    const SQL: &str = "select written_at from probes where probe = 1";
     let client = server.client();
     let written = async || {
-        let url = server.database_url();
-        let found: Option<i64> = match server.engine {
-            Engine::Sqlite => {
-                let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
-                sqlx::query_scalar(SQL)
-                    .fetch_optional(&mut conn)
-                    .await
-                    .expect("the table")
-            }
-            Engine::Postgres => {
-                let mut conn = PgConnection::connect(&url).await.expect("a connection");
-                sqlx::query_scalar(SQL)
-                    .fetch_optional(&mut conn)
-                    .await
-                    .expect("the table")
-            }
-        };
-        found.unwrap_or_default()
+        server
+            .number_in_database("select coalesce(max(written_at), 0) from probes where probe = 1")
+            .await
     };
     let before = written().await;
     client.get("/ok?check_db=1").await.ok();

@@ -238,6 +238,36 @@ fn a_duplicate_key_is_named() {
     );
 }
 
+#[cfg(feature = "policies")]
+#[test]
+fn mistakes_in_policies_are_named_with_their_place_and_prevent_the_start() {
+    let text =
+        format!("[server]\nlisten = \"127.0.0.1:0\"\n{AGENT}\n[auth.policies]\nfiles = [\"policies/*.cedar\"]\n");
+    let folder = folder(&[
+        ("adjutant.toml", &text),
+        (
+            "policies/a.cedar",
+            "permit(principal, action == Action::\"threads:read\", resource);\n",
+        ),
+        (
+            "policies/b.cedar",
+            "permit(principal, action, resource)\n  when { principal.salary > 3 };\n",
+        ),
+        ("policies/c.cedar", "permit(principal action, resource);\n"),
+    ]);
+    for arguments in [&["check"][..], &[]] {
+        let (output, said) = ends(folder.path(), arguments);
+        assert!(!output.status.success(), "{arguments:?}: {said}");
+        for mistake in [
+            "policies/b.cedar:2:10: error: ",
+            "salary",
+            "policies/c.cedar:1:18: error: ",
+        ] {
+            assert!(said.contains(mistake), "{arguments:?}: {mistake}: {said}");
+        }
+    }
+}
+
 #[test]
 fn the_start_log_names_the_agents_and_the_api_document() {
     let empty = folder(&[]);

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 17] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("auth", &["domain", "net"]),
+    ("cedar", &["domain"]),
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition", "net"]),
@@ -51,7 +52,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
-    ("config", &["domain", "definition"]),
+    ("config", &["cedar", "domain", "definition"]),
     ("shutdown", &[]),
 ];
 

@@ -126,7 +126,7 @@ async fn requests_carry_key_system_tools_and_settings() {
             received
                 .headers
                 .get(name)
-                .map(|value| value.to_str().unwrap().to_owned())
+                .map(|value| value.to_str().expect("a text").to_owned())
         };
         let body = received.body;
         match kind {
@@ -255,7 +255,7 @@ async fn a_refused_connection_is_unavailable() {
         ..RetryPolicy::default()
     };
     let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
-    let end = ask(&providers.model("lab:m").unwrap(), hello()).await.1;
+    let end = ask(&providers.model("lab:m").expect("a model"), hello()).await.1;
     assert!(matches!(end, Err(ModelError::Unavailable { .. })), "{end:?}");
 }
 
@@ -275,7 +275,7 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
         .collect();
     let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
     let (model, _) = fake(ProviderKind::OpenAi, vec![Reply::stream(&frames)]).await;
-    let answer = ask(&model, hello()).await.1.unwrap();
+    let answer = ask(&model, hello()).await.1.expect("an answer");
     assert_eq!(answer.response_metadata["finish_reason"], "length");
     assert_eq!(answer.tool_calls().len(), 1);
     assert_eq!(answer.invalid_tool_calls().len(), 1);
@@ -295,7 +295,7 @@ fn user_messages(kind: ProviderKind, body: &Value) -> Vec<Vec<String>> {
     };
     messages
         .as_array()
-        .unwrap()
+        .expect("messages")
         .iter()
         .filter(|message| message["role"] == "user")
         .map(texts)
@@ -340,7 +340,7 @@ async fn a_message_after_a_tools_result_is_one_of_its_own() {
         let body = server.last().body;
         let roles: Vec<&str> = body["messages"]
             .as_array()
-            .unwrap()
+            .expect("messages")
             .iter()
             .filter_map(|m| m["role"].as_str())
             .collect();

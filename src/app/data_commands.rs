@@ -1,0 +1,171 @@
+//! The commands about the data of users and tenants: `rekey`, `export-user`, `delete-user` and `delete-tenant`. They work
+//! on the configured database.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::builder::Prepared;
+use super::export;
+use crate::config::DataCommand;
+use crate::db::erasure::{self, DataSubject, ErasedRows, ErasureRequest};
+use crate::db::{Db, RekeyProgress, RekeyTarget};
+use crate::domain::access::Ownership;
+use crate::domain::account::{Account, QuotaLevel};
+use crate::domain::idempotency::IdempotencyKey;
+use crate::domain::identity::{Tenant, UserId};
+use crate::http::ClientId;
+use crate::shutdown::Shutdown;
+
+/// The time for tasks of the database to finish.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The hint for operators of a SQLite database, which has one process at a time.
+const IN_USE: &str = "A server is using the database: stop it first";
+
+/// Runs a command, which writes its result to `output`.
+///
+/// # Errors
+/// Returns an error if an argument is invalid, if the database cannot be opened or fails, or if `output` is closed.
+pub async fn run(prepared: &Prepared, command: &DataCommand, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+    let shutdown = Shutdown::new(DEADLINE);
+    let opened = super::database(&prepared.loaded().config, &shutdown).await;
+    let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
+    let done = run_on(&db, command, output).await;
+    shutdown.begin();
+    db.close().await;
+    shutdown.finished().await?;
+    done
+}
+
+async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+    match command {
+        DataCommand::Rekey {
+            settings: _,
+            new_data_keys,
+            plain,
+        } => {
+            let target = match (plain, new_data_keys) {
+                (true, _) => RekeyTarget::Plain,
+                (false, true) => RekeyTarget::NewDataKeys,
+                (false, false) => RekeyTarget::FirstMasterKey,
+            };
+            rekey(db, target, output).await
+        }
+        DataCommand::ExportUser {
+            settings: _,
+            user,
+            tenant,
+        } => export::write_user(db, &owner(tenant, user)?, output).await,
+        DataCommand::DeleteUser {
+            settings: _,
+            user,
+            tenant,
+            audit,
+        } => {
+            let owner = owner(tenant, user)?;
+            let account = Account::of_owner(&owner);
+            let request = ErasureRequest {
+                clients: vec![client_prefix(&owner)],
+                account: account.subject(QuotaLevel::User).unwrap_or_default().to_owned(),
+                with_audit: *audit,
+                subject: DataSubject {
+                    tenant: owner.tenant,
+                    user: Some(owner.owner),
+                },
+            };
+            report_erased(db.erase(request).await?, output)
+        }
+        DataCommand::DeleteTenant {
+            settings: _,
+            tenant,
+            audit,
+        } => {
+            let tenant = Tenant::new("TENANT", tenant)?;
+            let of_tenant = tenant.clone();
+            let owners = db.read(move |tx| Box::pin(async move { erasure::owners_of(tx, &of_tenant).await }));
+            let account = Account::of_owner(&Ownership {
+                tenant: tenant.clone(),
+                owner: UserId::default(),
+            });
+            let owners = owners.await?.into_iter().map(|owner| Ownership {
+                tenant: tenant.clone(),
+                owner,
+            });
+            let request = ErasureRequest {
+                clients: owners.map(|owner| client_prefix(&owner)).collect(),
+                account: account.subject(QuotaLevel::Tenant).unwrap_or_default().to_owned(),
+                with_audit: *audit,
+                subject: DataSubject {
+                    tenant: tenant.clone(),
+                    user: None,
+                },
+            };
+            report_erased(db.erase(request).await?, output)
+        }
+    }
+}
+
+fn owner(tenant: &str, user: &str) -> anyhow::Result<Ownership> {
+    Ok(Ownership {
+        tenant: Tenant::new("--tenant", tenant)?,
+        owner: UserId::new("USER", user)?,
+    })
+}
+
+/// Returns the beginning of the names of the idempotency keys of a user.
+fn client_prefix(owner: &Ownership) -> String {
+    IdempotencyKey::prefix_of(&ClientId::of_owner(owner).key())
+}
+
+async fn rekey(db: &Db, target: RekeyTarget, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+    let mut last = RekeyProgress::default();
+    let mut lines: Vec<String> = vec![];
+    let report = |table: &str, progress: RekeyProgress| {
+        let rows = progress.rows - last.rows;
+        let values = progress.values - last.values;
+        lines.push(format!("{table}: {rows} rows read, {values} values rewritten"));
+        last = progress;
+    };
+    let done = db.rekey(target, report).await.context("could not rekey the database")?;
+    for line in lines {
+        writeln!(output, "{line}")?;
+    }
+    writeln!(output, "{} data keys wrapped anew", done.rewrapped)?;
+    if done.unreadable > 0 {
+        writeln!(
+            output,
+            "{} values could not be read and stay as they are",
+            done.unreadable
+        )?;
+    }
+    Ok(())
+}
+
+fn report_erased(erased: ErasedRows, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+    let ErasedRows {
+        keys,
+        threads,
+        assistants,
+        crons,
+        items,
+        deliveries,
+        audit,
+        data_keys,
+    } = erased;
+    let counts = [
+        ("API keys", keys),
+        ("threads", threads),
+        ("assistants", assistants),
+        ("crons", crons),
+        ("items", items),
+        ("webhook deliveries", deliveries),
+        ("entries of the audit", audit),
+        ("data keys", data_keys),
+    ];
+    for (what, count) in counts {
+        writeln!(output, "{what} deleted: {count}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,329 @@
+//! The table of data keys: creates, reads, rewraps and destroys the keys of tenants.
+//!
+//! A transaction that needs a key which no committed transaction has stored creates it, and uses it for itself alone: if
+//! it is rolled back, nothing may be sealed with that key. The next transaction reads the key back.
+
+use std::sync::{Arc, PoisonError};
+
+use secrecy::ExposeSecret;
+use sqlx::{query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::master_keys::WrappedKey;
+use super::{DataKey, KEY_LEN, KeyBytes, Keyring, Sealer, Sealing, fill_random};
+use crate::db::engine::on_engine;
+use crate::db::{DbError, DbResult, Tx};
+use crate::domain::access::Ownership;
+use crate::domain::id::{RunId, ThreadId};
+
+/// The keys that a transaction has looked up.
+#[derive(Default)]
+pub(in crate::db) struct TxKeys {
+    /// The keys of tenants that are not known to be committed.
+    own: Vec<(String, Arc<DataKey>)>,
+    /// The thread that was looked up last, with the sealer of its tenant.
+    last_thread: Option<(ThreadId, Sealer)>,
+}
+
+#[derive(sqlx::FromRow)]
+struct KeyRow {
+    key_id: Uuid,
+    tenant: String,
+    master: String,
+    wrapped: Option<Vec<u8>>,
+    change: i64,
+}
+
+impl KeyRow {
+    /// Unwraps the key; none if its tenant was deleted.
+    fn unwrap_with(self, keyring: &Keyring) -> DbResult<Option<DataKey>> {
+        let Some(bytes) = self.wrapped else { return Ok(None) };
+        let wrapped = WrappedKey {
+            id: self.key_id,
+            tenant: self.tenant,
+            master: self.master,
+            bytes,
+        };
+        let key = keyring.masters.unwrap_key(&wrapped);
+        let key = key.ok_or_else(|| cannot_unwrap(&wrapped, keyring))?;
+        Ok(Some(DataKey::new(wrapped.id, &key)))
+    }
+}
+
+/// Returns the error that a data key cannot be unwrapped.
+fn cannot_unwrap(wrapped: &WrappedKey, keyring: &Keyring) -> DbError {
+    let WrappedKey { tenant, master, .. } = wrapped;
+    let known: Vec<&str> = keyring.masters.names().collect();
+    DbError::Sealed(match known.contains(&master.as_str()) {
+        true => format!(
+            "the key `{master}` of [encryption] does not open the values of the tenant `{tenant}`: it is another key than \
+             the one under which they were encrypted"
+        ),
+        false => format!(
+            "the values of the tenant `{tenant}` are encrypted under the key `{master}`, which is not among the keys of \
+             [encryption] ({}): add it",
+            known.join(", ")
+        ),
+    })
+}
+
+const SELECT_CHANGED: &str =
+    "select key_id, tenant, master, wrapped, change from data_keys where change > $1 order by change, key_id";
+
+impl Sealing {
+    /// Reads the data keys that have changed since they were read last. To be called where a transaction begins, before it
+    /// has written: what is read must be committed.
+    pub(in crate::db) async fn refresh(&self, tx: &mut Tx<'_>) -> DbResult<()> {
+        const NUMBER: &str = "select coalesce(max(number), 0) from data_key_changes";
+        let Some(keyring) = &self.0 else { return Ok(()) };
+        let number: i64 = on_engine!(tx, |conn| query_scalar(NUMBER).fetch_one(conn).await)?;
+        let known = keyring.known.read().unwrap_or_else(PoisonError::into_inner).change;
+        if number == known {
+            return Ok(());
+        }
+        let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(known).fetch_all(conn).await)?;
+        for row in rows {
+            // A server with new master keys must not stop the others: only the values under those are out of reach.
+            if let Err(error) = keyring.learn(row) {
+                tracing::error!(%error, "a data key cannot be read");
+            }
+        }
+        let mut known = keyring.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.change = known.change.max(number);
+        Ok(())
+    }
+
+    /// Checks that this server can open what is sealed in the database, and reads all data keys.
+    ///
+    /// # Errors
+    /// [`DbError::Sealed`] when a master key is missing or wrong.
+    pub(in crate::db) async fn check(&self, tx: &mut Tx<'_>) -> DbResult<()> {
+        const ANY: &str = "select master from data_keys where wrapped is not null limit 1";
+        if let Some(keyring) = &self.0 {
+            let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(0_i64).fetch_all(conn).await)?;
+            return rows.into_iter().try_for_each(|row| keyring.learn(row));
+        }
+        let master: Option<String> = on_engine!(tx, |conn| query_scalar(ANY).fetch_optional(conn).await)?;
+        match master {
+            None => Ok(()),
+            Some(master) => Err(DbError::Sealed(format!(
+                "the database has values that are encrypted under the key `{master}`: add the section [encryption] with \
+                 this key"
+            ))),
+        }
+    }
+}
+
+impl Keyring {
+    /// Adds or removes the key of a committed row.
+    fn learn(&self, row: KeyRow) -> DbResult<()> {
+        let id = row.key_id;
+        let change = row.change;
+        let tenant = row.tenant.clone();
+        let key = row.unwrap_with(self)?.map(Arc::new);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        match key {
+            Some(key) => {
+                known.by_id.insert(id, Arc::clone(&key));
+                known.by_tenant.insert(tenant, key);
+            }
+            None => {
+                known.by_id.remove(&id);
+                known.destroyed.insert(id);
+                if known.by_tenant.get(&tenant).is_some_and(|key| key.id == id) {
+                    known.by_tenant.remove(&tenant);
+                }
+            }
+        }
+        known.change = known.change.max(change);
+        Ok(())
+    }
+}
+
+impl Tx<'_> {
+    /// Returns the sealer for values of this tenant. The first one of a tenant creates its data key.
+    pub(in crate::db) async fn sealer(&mut self, tenant: &str) -> DbResult<Sealer> {
+        let Some(keyring) = self.sealing.0.clone() else {
+            return Ok(Sealer::default());
+        };
+        if let Some(key) = keyring.of_tenant(tenant) {
+            return Ok(Sealer(Some(key)));
+        }
+        let own = self.keys.own.iter().find(|(of, _)| of == tenant);
+        if let Some((_, key)) = own {
+            return Ok(Sealer(Some(Arc::clone(key))));
+        }
+        let key = match find(self, &keyring, tenant).await? {
+            Some(key) => key,
+            None => create_unless_stored(self, &keyring, tenant).await?,
+        };
+        let key = Arc::new(key);
+        keyring.add(&key);
+        self.keys.own.push((tenant.to_owned(), Arc::clone(&key)));
+        Ok(Sealer(Some(key)))
+    }
+
+    /// Returns the sealer for values of the server, which belong to no tenant.
+    pub(in crate::db) async fn sealer_of_server(&mut self) -> DbResult<Sealer> {
+        match self.sealing.is_on() {
+            false => Ok(Sealer::default()),
+            true => self.sealer(Ownership::of_server().tenant.as_str()).await,
+        }
+    }
+
+    /// Returns the sealer for values on this thread: that of its tenant.
+    pub(in crate::db) async fn sealer_of_thread(&mut self, thread: ThreadId) -> DbResult<Sealer> {
+        const SQL: &str = "select tenant from threads where thread_id = $1";
+        if !self.sealing.is_on() {
+            return Ok(Sealer::default());
+        }
+        if let Some((last, sealer)) = &self.keys.last_thread
+            && *last == thread
+        {
+            return Ok(sealer.clone());
+        }
+        let tenant: Option<String> =
+            on_engine!(self, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+        // Nothing can be stored on a thread that does not exist.
+        let sealer = match tenant {
+            Some(tenant) => self.sealer(&tenant).await?,
+            None => return self.sealer_of_server().await,
+        };
+        self.keys.last_thread = Some((thread, sealer.clone()));
+        Ok(sealer)
+    }
+}
+
+impl Tx<'_> {
+    /// Returns the sealer for values of this run: that of its thread.
+    pub(in crate::db) async fn sealer_of_run(&mut self, run: RunId) -> DbResult<Sealer> {
+        const SQL: &str = "select thread_id from runs where run_id = $1";
+        if !self.sealing.is_on() {
+            return Ok(Sealer::default());
+        }
+        let thread: Option<Uuid> = on_engine!(self, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
+        match thread {
+            Some(thread) => self.sealer_of_thread(ThreadId(thread)).await,
+            None => self.sealer_of_server().await,
+        }
+    }
+}
+
+/// Returns the newest key of a tenant.
+async fn find(tx: &mut Tx<'_>, keyring: &Keyring, tenant: &str) -> DbResult<Option<DataKey>> {
+    const SQL: &str = "select key_id, tenant, master, wrapped, change from data_keys \
+        where tenant = $1 and wrapped is not null order by change desc limit 1";
+    let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL).bind(tenant).fetch_optional(conn).await)?;
+    Ok(row.map(|row| row.unwrap_with(keyring)).transpose()?.flatten())
+}
+
+/// Creates a key for a tenant, unless another transaction has just done so.
+async fn create_unless_stored(tx: &mut Tx<'_>, keyring: &Keyring, tenant: &str) -> DbResult<DataKey> {
+    let change = note_change(tx).await?;
+    // Other servers that create a key have waited for the end of this transaction, or this one for theirs.
+    match find(tx, keyring, tenant).await? {
+        Some(key) => Ok(key),
+        None => create(tx, keyring, tenant, change).await,
+    }
+}
+
+/// Counts a change of the table, and returns its number. Other transactions that change it wait for the end of this one.
+async fn note_change(tx: &mut Tx<'_>) -> DbResult<i64> {
+    const SQL: &str = "insert into data_key_changes (one, number) values (1, 1) \
+        on conflict (one) do update set number = data_key_changes.number + 1 returning number";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}
+
+async fn create(tx: &mut Tx<'_>, keyring: &Keyring, tenant: &str, change: i64) -> DbResult<DataKey> {
+    const SQL: &str = "insert into data_keys (key_id, tenant, master, wrapped, change) values ($1, $2, $3, $4, $5)";
+    let mut bytes = Box::new([0; KEY_LEN]);
+    fill_random(bytes.as_mut_slice())?;
+    let bytes = KeyBytes::new(bytes);
+    let mut id = [0; 16];
+    fill_random(&mut id)?;
+    let id = uuid::Builder::from_random_bytes(id).into_uuid();
+    let wrapped = keyring.masters.wrap(id, tenant, bytes.expose_secret())?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(id)
+        .bind(tenant)
+        .bind(keyring.masters.first())
+        .bind(wrapped)
+        .bind(change)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(DataKey::new(id, &bytes))
+}
+
+/// Wraps all data keys under the first master key. Returns the number of those that were not.
+pub(super) async fn rewrap(tx: &mut Tx<'_>) -> DbResult<u64> {
+    const FIND: &str = "select key_id, tenant, master, wrapped, change from data_keys \
+        where master <> $1 and wrapped is not null order by key_id";
+    const UPDATE: &str = "update data_keys set master = $2, wrapped = $3, change = $4 where key_id = $1";
+    let Some(keyring) = tx.sealing.0.clone() else {
+        return Ok(0);
+    };
+    let first = keyring.masters.first().to_owned();
+    let change = note_change(tx).await?;
+    let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(FIND).bind(&first).fetch_all(conn).await)?;
+    let mut rewrapped = 0;
+    for row in rows {
+        let Some(bytes) = row.wrapped else { continue };
+        let old = WrappedKey {
+            id: row.key_id,
+            tenant: row.tenant,
+            master: row.master,
+            bytes,
+        };
+        let key = keyring
+            .masters
+            .unwrap_key(&old)
+            .ok_or_else(|| cannot_unwrap(&old, &keyring))?;
+        let wrapped = keyring.masters.wrap(old.id, &old.tenant, key.expose_secret())?;
+        on_engine!(tx, |conn| query(UPDATE)
+            .bind(old.id)
+            .bind(&first)
+            .bind(wrapped)
+            .bind(change)
+            .execute(conn)
+            .await
+            .map(drop))?;
+        rewrapped += 1;
+    }
+    Ok(rewrapped)
+}
+
+/// Creates a new data key for each tenant that has one. Values that are written from now on are sealed with the new keys.
+pub(super) async fn renew(tx: &mut Tx<'_>) -> DbResult<()> {
+    const TENANTS: &str = "select distinct tenant from data_keys where wrapped is not null order by tenant";
+    let Some(keyring) = tx.sealing.0.clone() else {
+        return Ok(());
+    };
+    let change = note_change(tx).await?;
+    let tenants: Vec<String> = on_engine!(tx, |conn| query_scalar(TENANTS).fetch_all(conn).await)?;
+    for tenant in tenants {
+        create(tx, &keyring, &tenant, change).await?;
+    }
+    Ok(())
+}
+
+/// Destroys the data keys of a tenant: what was sealed with them can never be opened again, wherever a copy of it is.
+/// Returns their number.
+pub(in crate::db) async fn destroy(tx: &mut Tx<'_>, tenant: &str) -> DbResult<u64> {
+    const SQL: &str = "update data_keys set wrapped = null, change = $2 where tenant = $1 and wrapped is not null";
+    let change = note_change(tx).await?;
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(tenant)
+        .bind(change)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?)
+}
+
+/// Deletes all data keys, when nothing is sealed any more.
+pub(super) async fn forget_all(tx: &mut Tx<'_>) -> DbResult<()> {
+    const SQL: &str = "delete from data_keys";
+    note_change(tx).await?;
+    on_engine!(tx, |conn| query(SQL).execute(conn).await.map(drop))?;
+    Ok(())
+}
