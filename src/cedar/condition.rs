@@ -22,6 +22,11 @@ const MAX_PARTS: usize = 64;
 /// The maximum nesting of a condition on the caller. Cedar evaluates it for each request, calling itself for each level
 /// on the stack of a thread that serves requests.
 const MAX_CALLER_NESTING: usize = 32;
+/// The stack that Cedar needs for such a condition, with room to spare in builds without optimisation. Cedar refuses to
+/// evaluate where less than its own bound is left.
+const EVALUATION_STACK_BYTES: usize = 1024 * 1024;
+/// The size of the stack that is allocated where less is left.
+const NEW_STACK_BYTES: usize = 4 * EVALUATION_STACK_BYTES;
 
 /// The questions about a resource that a policy can ask, for errors.
 const ALLOWED: &str = "it may compare `resource.owner` with `principal` or with a user, compare a text in the metadata as in \
@@ -179,7 +184,8 @@ impl CedarCaller<'_> {
         let resource = self.user.clone();
         let request = Request::new(self.user.clone(), self.action.clone(), resource, Context::empty(), None);
         let request = request.map_err(|error| error.to_string())?;
-        let response = Authorizer::new().is_authorized(&request, condition, &self.entities);
+        let evaluate = || Authorizer::new().is_authorized(&request, condition, &self.entities);
+        let response = stacker::maybe_grow(EVALUATION_STACK_BYTES, NEW_STACK_BYTES, evaluate);
         match response.diagnostics().errors().next() {
             Some(error) => Err(error.to_string()),
             None => Ok(response.decision() == Decision::Allow),

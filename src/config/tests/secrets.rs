@@ -11,6 +11,7 @@ fn settings_refer_to_secrets() {
         file = \"keys/hook\"\n\
         [tools.find]\n\
         description = \"Finds.\"\n\
+        parameters = { type = \"object\" }\n\
         url = \"https://crm.example.org/find\"\n\
         headers = { authorization = \"Bearer ${secrets.crm}\" }\n\
         [providers.lab]\n\
