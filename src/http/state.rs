@@ -1,5 +1,7 @@
 //! States and histories of threads and subagents.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -17,7 +19,6 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::machine::TOOLS;
-use crate::domain::run::RunCaller;
 use crate::runtime::StateWrite;
 
 /// Shows the newest state of a thread.
@@ -194,7 +195,7 @@ pub(super) async fn update(
         values: body.values.unwrap_or_default(),
         as_node: body.as_node,
         checkpoint,
-        caller: RunCaller::of(&api.caller),
+        caller: Arc::clone(&api.caller),
     };
     let thread = path.thread_id;
     api.check_room()?;

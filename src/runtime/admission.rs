@@ -131,11 +131,16 @@ impl Admission {
                 error: error.into(),
             })?;
         }
-        // Requests that are admitted together have the same caller.
-        if let Some(first) = new_runs.first() {
+        // Requests that are admitted together have the same caller. An answer continues a run that was accepted, which
+        // may be that of another user.
+        let first = new_runs
+            .iter()
+            .enumerate()
+            .find(|(_, new_run)| new_run.resume.is_none());
+        if let Some((at, first)) = first {
             let checked = stored_bytes::check(&self.core, &Ownership::of(&first.caller));
             checked.map_err(|reached| BatchError {
-                at: 0,
+                at,
                 error: reached.into(),
             })?;
         }

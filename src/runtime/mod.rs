@@ -33,7 +33,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::identity::Identity;
 use crate::domain::quota::Quotas;
 use crate::domain::ruling::AccessPolicies;
-use crate::domain::run::{Run, RunCaller, RunRequest};
+use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
 use crate::events::Events;
@@ -159,7 +159,7 @@ impl AssistantRef {
 }
 
 /// A write into the state of a thread from outside the loop.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct StateWrite {
     /// The values: an object, a list of objects, or null.
     pub values: Value,
@@ -167,8 +167,8 @@ pub struct StateWrite {
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
-    /// Who writes; none without authentication.
-    pub caller: Option<RunCaller>,
+    /// Who writes.
+    pub caller: Arc<Identity>,
 }
 
 /// The parts of the runtime.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::shared::Core;
 use super::state_update::{self, History};
-use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError};
+use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts};
 use crate::db::{self, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -84,6 +84,7 @@ impl Threads {
         key: Option<IdempotencyKey>,
         shown: fn(ThreadId, CheckpointId) -> StoredResponse,
     ) -> Result<Once<CheckpointId>, StateWriteError> {
+        let caller = Arc::clone(&write.caller);
         let checked = match self.runs.admission.precheck_write(thread, write).await {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
@@ -94,7 +95,11 @@ impl Threads {
         let write = self.core.db.write_once(key, now, kept, move |tx| {
             Box::pin(async move { state_update::write(tx, thread, checked, &registry, now).await })
         });
-        write.await
+        let written = write.await;
+        if let Err(StateWriteError::WaitsForApprovers(assigned)) = &written {
+            interrupts::record_attempt(&self.core, &caller, thread, assigned);
+        }
+        written
     }
 
     /// Stops the work on a thread, then deletes the thread. Returns false if it does not exist.

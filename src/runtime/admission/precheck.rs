@@ -122,7 +122,7 @@ impl Admission {
                 update,
                 as_node,
                 checkpoint,
-                caller,
+                caller: RunCaller::of(&caller),
                 digest,
                 sizes,
             })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::approvers::{check_answers, record_attempt};
+use super::approvers::check_answers;
 use super::{Interrupts, Resolution, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
@@ -157,10 +157,7 @@ impl Interrupts {
             })
         });
         let (record, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
-        if let Err(assigned) = check_answers(caller, [&record]) {
-            record_attempt(&self.core, caller, thread, &assigned);
-            return Err(assigned.into());
-        }
+        self.check_answer(caller, thread, &record)?;
         match (record.status, record.resumed_by) {
             (InterruptState::Pending, _) => Ok(AnswerState::Open(assistant)),
             (InterruptState::Resolved, Some(by)) if record.resolution.as_ref() == Some(answer) => {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::pending;
+use super::{Interrupts, pending};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::{Action, is_entitled};
@@ -31,6 +31,25 @@ pub(super) fn check_answers<'a>(
     match answered.into_iter().find(is_for_others) {
         Some(record) => Err(AssignedToOthers::of(record)),
         None => Ok(()),
+    }
+}
+
+impl Interrupts {
+    /// Checks that the caller may answer an interrupt of this thread. A refusal is recorded in the audit.
+    ///
+    /// # Errors
+    /// Returns the interrupt, which is assigned to others.
+    pub(super) fn check_answer(
+        &self,
+        caller: &Identity,
+        thread: ThreadId,
+        record: &InterruptRecord,
+    ) -> Result<(), AssignedToOthers> {
+        let checked = check_answers(caller, [record]);
+        if let Err(assigned) = &checked {
+            record_attempt(&self.core, caller, thread, assigned);
+        }
+        checked
     }
 }
 

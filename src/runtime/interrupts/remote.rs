@@ -10,7 +10,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::approvers::check_answers;
 use super::{Interrupts, Resolution, continue_thread, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
@@ -86,7 +85,7 @@ impl Interrupts {
             .iter()
             .rfind(|asked| asked.interrupt.id == *interrupt)
             .ok_or(ResolveError::NoInterrupt)?;
-        check_answers(caller, [found])?;
+        self.check_answer(caller, task, found)?;
         match (found.status, found.resumed_by) {
             (InterruptState::Pending, _) => {}
             (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),

@@ -351,6 +351,16 @@ async fn a_write_into_the_state_does_not_get_past_an_approver(server: TestServer
             is_refused_as_assigned(&reply, &question);
         }
     }
+    let path = format!("/audit?resource=thread:{}/interrupt:{}", ann.thread, question.id());
+    let root = keys.client("root");
+    let denied = async |user: &str| {
+        let entries = root.get(&path).await.ok();
+        let all = entries.as_array().expect("a list").clone();
+        let is_denial = |entry: &&Value| entry["user"] == user && entry["outcome"] == "denied";
+        all.iter().filter(is_denial).count()
+    };
+    // The refusals are recorded beside the responses.
+    eventually(async || [denied("ann").await, denied("operator").await] == [4, 4]).await;
     is_still_asked(&server, &keys, &ann, &question).await;
     let written = ann
         .client()
