@@ -6,7 +6,7 @@ use super::*;
 fn settings_refer_to_secrets() {
     let config = "\
         [secrets.crm]\n\
-        command = [\"printf\", \"%s\", \"from-a-program\"]\n\
+        command = [\"printf\", \"from-%s\", \"a-program\"]\n\
         [secrets.hook]\n\
         file = \"keys/hook\"\n\
         [tools.find]\n\
