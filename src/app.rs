@@ -53,7 +53,6 @@ mod credentials;
 mod data_commands;
 mod definitions;
 mod encryption;
-mod export;
 mod key_commands;
 mod keys;
 

@@ -2,20 +2,23 @@
 //! on the configured database.
 
 use std::io::Write;
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::StreamExt;
+use futures::future::BoxFuture;
 
 use super::builder::Prepared;
-use super::export;
 use crate::config::DataCommand;
 use crate::db::erasure::{self, DataSubject, ErasedRows, ErasureRequest};
-use crate::db::{Db, RekeyProgress, RekeyTarget};
+use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget, threads};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
-use crate::domain::idempotency::IdempotencyKey;
+use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
-use crate::http::ClientId;
+use crate::http::export;
+use crate::http::users::{erasure_of_user, idempotency_prefix};
 use crate::shutdown::Shutdown;
 
 /// The time for tasks of the database to finish.
@@ -57,25 +60,21 @@ async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send))
             settings: _,
             user,
             tenant,
-        } => export::write_user(db, &owner(tenant, user)?, output).await,
+        } => {
+            let mut lines = pin!(export::user_lines(db.clone(), owner(tenant, user)?));
+            while let Some(chunk) = lines.next().await {
+                output.write_all(&chunk?)?;
+            }
+            Ok(())
+        }
         DataCommand::DeleteUser {
             settings: _,
             user,
             tenant,
             audit,
         } => {
-            let owner = owner(tenant, user)?;
-            let account = Account::of_owner(&owner);
-            let request = ErasureRequest {
-                clients: vec![client_prefix(&owner)],
-                account: account.subject(QuotaLevel::User).unwrap_or_default().to_owned(),
-                with_audit: *audit,
-                subject: DataSubject {
-                    tenant: owner.tenant,
-                    user: Some(owner.owner),
-                },
-            };
-            report_erased(db.erase(request).await?, output)
+            let request = erasure_of_user(owner(tenant, user)?, *audit);
+            report_erased(erase(db, request).await?, output)
         }
         DataCommand::DeleteTenant {
             settings: _,
@@ -94,7 +93,7 @@ async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send))
                 owner,
             });
             let request = ErasureRequest {
-                clients: owners.map(|owner| client_prefix(&owner)).collect(),
+                clients: owners.map(|owner| idempotency_prefix(&owner)).collect(),
                 account: account.subject(QuotaLevel::Tenant).unwrap_or_default().to_owned(),
                 with_audit: *audit,
                 subject: DataSubject {
@@ -102,7 +101,7 @@ async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send))
                     user: None,
                 },
             };
-            report_erased(db.erase(request).await?, output)
+            report_erased(erase(db, request).await?, output)
         }
     }
 }
@@ -114,9 +113,14 @@ fn owner(tenant: &str, user: &str) -> anyhow::Result<Ownership> {
     })
 }
 
-/// Returns the beginning of the names of the idempotency keys of a user.
-fn client_prefix(owner: &Ownership) -> String {
-    IdempotencyKey::prefix_of(&ClientId::of_owner(owner).key())
+/// Erases data. No server is at work on the threads, so their rows are all that there is.
+async fn erase(db: &Db, request: ErasureRequest) -> DbResult<ErasedRows> {
+    let of_threads = db.clone();
+    let delete_thread = move |thread: ThreadId| -> BoxFuture<'static, DbResult<bool>> {
+        let db = of_threads.clone();
+        Box::pin(async move { db.write(move |tx| Box::pin(threads::delete(tx, thread))).await })
+    };
+    db.erase(request, delete_thread).await
 }
 
 async fn rekey(db: &Db, target: RekeyTarget, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {

@@ -59,6 +59,11 @@ impl<K: Eq + Hash, V: Clone> ExpiringCache<K, V> {
         self.entries().remove(key);
     }
 
+    /// Removes all values.
+    pub(super) fn clear(&self) {
+        self.entries().clear();
+    }
+
     fn entries(&self) -> MutexGuard<'_, HashMap<K, CachedValue<V>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -161,6 +161,17 @@ impl ApiKeys {
         self.0.changes.send_modify(|_| {});
     }
 
+    /// Forgets what is cached of all keys, after some were deleted.
+    pub fn forget_all(&self) {
+        self.0.changes.send_if_modified(|count| {
+            *count += 1;
+            false
+        });
+        self.0.known.clear();
+        self.0.gaps.clear();
+        self.0.changes.send_modify(|_| {});
+    }
+
     /// Passes the use of a key on to be recorded, at most once a minute.
     fn note_use(&self, key: &ApiKey, now: Timestamp) {
         let is_recent = |at: Timestamp| now < at.plus(USE_INTERVAL);

@@ -2,13 +2,15 @@
 //!
 //! Everything is deleted in batches, each a transaction. Erasing that was interrupted is finished by erasing again.
 
+use futures::future::BoxFuture;
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::jobs;
 use super::sealing::destroy_keys;
-use super::{Db, DbResult, Tx, threads};
+use super::{Db, DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::account::end_of_subject;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
@@ -24,6 +26,16 @@ pub struct DataSubject {
     pub tenant: Tenant,
     /// The user; the whole tenant if absent.
     pub user: Option<UserId>,
+}
+
+impl DataSubject {
+    /// Creates the subject for the data of one user.
+    pub fn user(owner: Ownership) -> Self {
+        Self {
+            tenant: owner.tenant,
+            user: Some(owner.owner),
+        }
+    }
 }
 
 /// The data of a user or a tenant that is not found by tenant and user alone.
@@ -221,19 +233,23 @@ async fn delete_by_names(tx: &mut Tx<'_>, request: &ErasureRequest) -> DbResult<
 }
 
 impl Db {
-    /// Erases everything that belongs to a user or a tenant, credentials first. Of a tenant, the data keys are destroyed at
-    /// the end, so that what was encrypted under them can be read nowhere any more, not even from a backup.
+    /// Erases everything that belongs to a user or a tenant, credentials first. `delete_thread` deletes a thread and returns
+    /// whether it was there. Of a tenant, the data keys are destroyed at the end, so that what was encrypted under them can
+    /// be read nowhere any more, not even from a backup.
     ///
     /// # Errors
     /// Returns an error when the database fails. What was erased before stays erased.
-    pub async fn erase(&self, request: ErasureRequest) -> DbResult<ErasedRows> {
+    pub async fn erase<F>(&self, request: ErasureRequest, delete_thread: F) -> DbResult<ErasedRows>
+    where
+        F: Fn(ThreadId) -> BoxFuture<'static, DbResult<bool>> + Send + Sync,
+    {
         let subject = &request.subject;
         let keys = self.erase_rows(API_KEYS, subject).await?;
         self.erase_rows(TICKETS, subject).await?;
         let erased = ErasedRows {
             keys,
             crons: self.erase_rows(CRONS, subject).await?,
-            threads: self.erase_threads(subject).await?,
+            threads: self.erase_threads(subject, delete_thread).await?,
             assistants: self.erase_rows(ASSISTANTS, subject).await?,
             items: self.erase_rows(ITEMS, subject).await?,
             deliveries: self.erase_rows(DELIVERIES, subject).await?,
@@ -272,7 +288,10 @@ impl Db {
         }
     }
 
-    async fn erase_threads(&self, subject: &DataSubject) -> DbResult<u64> {
+    async fn erase_threads<F>(&self, subject: &DataSubject, delete_thread: F) -> DbResult<u64>
+    where
+        F: Fn(ThreadId) -> BoxFuture<'static, DbResult<bool>> + Send + Sync,
+    {
         let mut all = 0;
         loop {
             let subject = subject.clone();
@@ -282,8 +301,7 @@ impl Db {
                 return Ok(all);
             }
             for thread in found {
-                let write = self.write(move |tx| Box::pin(async move { threads::delete(tx, thread).await }));
-                all += u64::from(write.await?);
+                all += u64::from(delete_thread(thread).await?);
             }
         }
     }

@@ -108,6 +108,10 @@ actions! {
     KeysWrite = "keys:write",
     /// Read the audit.
     AuditRead = "audit:read",
+    /// Export everything that belongs to a user.
+    UsersExport = "users:export",
+    /// Delete everything that belongs to a user.
+    UsersDelete = "users:delete",
 }
 
 impl Action {
@@ -337,7 +341,7 @@ fn reach_of_role(role: UserRole, identity: &Identity, action: Action) -> Reach {
     }
     match (role, action.resource()) {
         (_, "server" | "tickets") | (UserRole::Admin, _) => Reach::Tenant,
-        (_, "keys" | "audit") => Reach::Nothing,
+        (_, "keys" | "audit" | "users") => Reach::Nothing,
         (UserRole::Approver, "interrupts") => Reach::Assigned,
         (UserRole::Approver, _) => Reach::Nothing,
         (UserRole::Developer, "agents" | "assistants") => Reach::Tenant,
@@ -502,6 +506,8 @@ mod tests {
             Action::KeysRead,
             Action::KeysWrite,
             Action::AuditRead,
+            Action::UsersExport,
+            Action::UsersDelete,
         ] {
             assert!(!may(&operator, action, &theirs), "{action}");
         }

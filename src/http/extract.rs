@@ -271,6 +271,14 @@ pub struct KeyPath {
     pub key_id: String,
 }
 
+/// The path of a user.
+#[derive(Debug, Clone, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct UserPath {
+    /// The user, a name within the caller's tenant.
+    pub user_id: String,
+}
+
 /// Refuses texts of the URL that contain U+0000.
 fn without_nul<'a>(mut texts: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), Invalid> {
     match texts.find(|(name, text)| name.contains('\0') || text.contains('\0')) {

@@ -41,6 +41,7 @@ mod crons;
 mod deadline;
 mod deliveries;
 pub mod error;
+pub mod export;
 pub mod extract;
 mod history;
 mod idempotency;
@@ -62,6 +63,7 @@ mod system;
 mod thread_events;
 mod threads;
 mod unknown_keys;
+pub mod users;
 mod wait;
 pub mod wire;
 
@@ -164,6 +166,9 @@ fn discovery_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::get, keys::revoke))
         .routes(routes!(keys::rotate))
+        // The data of users.
+        .routes(routes!(users::export))
+        .routes(routes!(users::delete))
         // Assistants.
         .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))

@@ -38,7 +38,7 @@ use super::{AppState, table};
     components(schemas(ErrorBody)),
     tags(
         (name = "Server", description = "The server itself: health, version, metrics"),
-        (name = "Access", description = "Who calls, API keys, and the audit"),
+        (name = "Access", description = "Who calls, API keys, the audit, and the data of users"),
         (name = "Assistants", description = "Agent definitions with settings, which clients run"),
         (name = "Agents", description = "Agent definitions: from files, or created by clients"),
         (name = "Threads", description = "Conversations with an assistant"),

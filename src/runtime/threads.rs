@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
 use super::shared::Core;
 use super::state_update::{self, History};
 use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts};
+use crate::db::erasure::{ErasedRows, ErasureRequest};
 use crate::db::{self, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -120,6 +122,19 @@ impl Threads {
             .db
             .write(move |tx| Box::pin(db::threads::delete(tx, thread)))
             .await
+    }
+
+    /// Stops the work of a user, and erases everything that belongs to the user.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails. What was erased before stays erased; the same request again finishes it.
+    pub async fn erase_user(&self, request: ErasureRequest) -> DbResult<ErasedRows> {
+        let threads = self.clone();
+        let delete_thread = move |thread: ThreadId| -> BoxFuture<'static, DbResult<bool>> {
+            let threads = threads.clone();
+            Box::pin(async move { threads.delete_thread(thread).await })
+        };
+        self.core.db.erase(request, delete_thread).await
     }
 
     /// Creates a thread, once per key. Returns it with the state that results from its history. `shown` renders the

@@ -36,6 +36,7 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
         DeliveriesRedeliver, DeliveriesSearch, InterruptsRead, InterruptsResolve, InterruptsSearch, KeysRead,
         KeysWrite, MetricsRead, ServerRead, StoreDelete, StoreGet, StoreListNamespaces, StorePut, StoreSearch,
         ThreadsCreate, ThreadsCreateRun, ThreadsDelete, ThreadsRead, ThreadsSearch, ThreadsUpdate, TicketsCreate,
+        UsersDelete, UsersExport,
     };
     use Rule::{Allow, Public};
     use Subject::{Assistant, Collection, Cron, Delivery, Thread};
@@ -50,6 +51,9 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
         ("GET", "/auth/keys" | "/auth/keys/{key_id}") => Allow(KeysRead, Collection),
         ("POST", "/auth/keys" | "/auth/keys/{key_id}/rotate") => Allow(KeysWrite, Collection),
         ("DELETE", "/auth/keys/{key_id}") => Allow(KeysWrite, Collection),
+
+        ("GET", "/users/{user_id}/export") => Allow(UsersExport, Collection),
+        ("DELETE", "/users/{user_id}") => Allow(UsersDelete, Collection),
 
         ("POST", "/assistants") => Allow(AssistantsCreate, Collection),
         ("POST", "/assistants/search" | "/assistants/count") => Allow(AssistantsSearch, Collection),

@@ -25,6 +25,7 @@ pub mod server_sent_event;
 pub mod state;
 pub mod thread;
 pub mod thread_command;
+pub mod user;
 pub mod values;
 pub mod webhook_report;
 

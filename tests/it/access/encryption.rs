@@ -29,7 +29,7 @@ without_postgres! {
 }
 
 /// A text that only a conversation has.
-const MARKER: &str = "xyzzy-plugh-0815";
+pub(super) const MARKER: &str = "xyzzy-plugh-0815";
 
 /// Two keys for the database: 32 bytes in base64.
 const OLD_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
@@ -119,7 +119,7 @@ async fn put_item(client: &Client, key: &str, value: Value) {
 }
 
 /// A conversation with a text in its messages, files, tool calls and questions, and in the Store.
-async fn converses(client: Client, text: &str) -> Human {
+pub(super) async fn converses(client: Client, text: &str) -> Human {
     let human = Human::on_new_thread(client, "agent").await;
     let write = call("w", "write_file", json!({"file_path": "/note.txt", "content": text}));
     let send = json!({"to": "ann@example.org", "body": text});
@@ -162,7 +162,7 @@ async fn a_deleted_thread_leaves_nothing(server: TestServer) {
 }
 
 /// Returns the lines of an export, by type.
-fn of_type<'a>(lines: &'a [Value], kind: &str) -> Vec<&'a Value> {
+pub(super) fn of_type<'a>(lines: &'a [Value], kind: &str) -> Vec<&'a Value> {
     let of_kind = lines.iter().filter(|line| line["type"] == kind);
     of_kind.map(|line| &line["data"]).collect()
 }

@@ -147,6 +147,15 @@ impl Fixture {
             ("post", "/auth/keys") => (Admins, Some(json!({"name": "k", "user": "u", "roles": ["user"]}))),
             ("get" | "delete", "/auth/keys/{key_id}") => (Admins, None),
             ("post", "/auth/keys/{key_id}/rotate") => (Admins, empty),
+            ("get", "/users/{user_id}/export") => {
+                path = "/users/new-here/export".to_owned();
+                is_stream = true;
+                (Admins, None)
+            }
+            ("delete", "/users/{user_id}") => {
+                path = "/users/new-here".to_owned();
+                (Admins, None)
+            }
             ("post", "/auth/tickets") => (Users, empty),
             ("put", "/agents/{graph_id}") => {
                 path = "/agents/matrix".to_owned();

@@ -15,3 +15,4 @@ mod policies;
 mod quotas;
 mod sdk;
 mod tickets;
+mod users;
