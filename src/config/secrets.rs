@@ -112,6 +112,7 @@ fn trimmed(text: &str) -> Result<SecretString, String> {
 }
 
 /// Waits for a future in a thread of its own, since the configuration is read by code that may itself run in a runtime.
+#[expect(clippy::disallowed_methods, reason = "the thread is joined here")]
 fn wait_for<T: Send + 'static>(future: impl Future<Output = Result<T, String>> + Send + 'static) -> Result<T, String> {
     let waiting = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -545,7 +545,7 @@ async fn the_policies_of_the_documents_do_what_they_say(server: TestServer) {
     ann.patch(&format!("/threads/{locked}"), unlocking).await.refused(403);
     let case = thread(&ann, json!({"project": "apollo"})).await;
     let bob = keys.client("bob");
-    assert_eq!(found(&bob, json!({})).await, [case.clone()]);
+    assert_eq!(found(&bob, json!({})).await, std::slice::from_ref(&case));
     bob.get(&format!("/threads/{case}")).await.ok();
     bob.delete(&format!("/threads/{case}")).await.refused(404);
     let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {}});
