@@ -5,7 +5,6 @@ use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures::TryStreamExt;
-use utoipa::IntoParams;
 
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
@@ -40,19 +39,11 @@ pub(super) async fn export(api: Api, ApiPath(path): ApiPath<UserPath>, client: C
     Ok((headers, Body::from_stream(lines)).into_response())
 }
 
-/// The parameters of a deletion.
-#[derive(Debug, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "only for the API document")]
-struct DeletionParams {
-    /// True to delete the user's entries of the audit, too.
-    audit: Option<bool>,
-}
-
 /// Stops the work of a user of the caller's tenant, and deletes everything that belongs to the user.
 ///
 /// The API keys are deleted first. A request that was interrupted is finished by the same request again.
-#[utoipa::path(delete, path = "/users/{user_id}", tag = "Access", params(UserPath, DeletionParams),
+#[utoipa::path(delete, path = "/users/{user_id}", tag = "Access",
+    params(UserPath, ("audit" = Option<bool>, Query, description = "True to delete the user's entries of the audit, too")),
     responses((status = 200, description = "What was deleted", body = ErasedView),
         (status = 409, description = "The server runs without authentication", body = ErrorBody)))]
 pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<UserPath>, params: Params) -> JsonResult<ErasedView> {

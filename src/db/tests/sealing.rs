@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, query, query_scalar};
 
@@ -25,7 +26,7 @@ use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::event::Fact;
-use crate::domain::id::{AssistantId, CheckpointId, RunId, WorkerId};
+use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
@@ -318,7 +319,7 @@ async fn nothing_that_was_said_is_stored_in_the_clear(place: &Place) {
         },
         false => {
             let db = place.open(None).await;
-            let erased = db.erase(request_of("plain", None)).await.expect("erased");
+            let erased = erase(&db, request_of("plain", None)).await.expect("erased");
             assert_eq!(erased.threads, 1);
             db.close().await;
             Place { url: place.url.clone() }
@@ -583,12 +584,21 @@ fn request_of(tenant: &str, user: Option<&str>) -> ErasureRequest {
     }
 }
 
+async fn erase(db: &Db, request: ErasureRequest) -> DbResult<ErasedRows> {
+    let of_threads = db.clone();
+    let delete_thread = move |thread: ThreadId| -> BoxFuture<'static, DbResult<bool>> {
+        let db = of_threads.clone();
+        Box::pin(async move { db.write(move |tx| Box::pin(threads::delete(tx, thread))).await })
+    };
+    db.erase(request, delete_thread).await
+}
+
 async fn a_user_is_erased_and_others_stay(place: &Place) {
     let db = place.open(None).await;
     store(&db, ownership("acme", "ann"), MARKER).await;
     let bob = store(&db, ownership("acme", "bob"), "of bob").await;
     assert!(everything_in(&db, place).await.contains(MARKER));
-    let erased = db.erase(request_of("acme", Some("ann"))).await.expect("erased");
+    let erased = erase(&db, request_of("acme", Some("ann"))).await.expect("erased");
     let expected = ErasedRows {
         threads: 1,
         assistants: 1,
@@ -627,7 +637,7 @@ async fn an_erased_tenant_cannot_be_read_from_a_backup(place: &Place) {
             .fetch_one(conn)
             .await)?)
     });
-    let erased = db.erase(request_of("acme", None)).await.expect("erased");
+    let erased = erase(&db, request_of("acme", None)).await.expect("erased");
     assert_eq!((erased.threads, erased.data_keys), (1, 1));
     check(&db, &bob, "of bob").await;
     let restored = run.0;
