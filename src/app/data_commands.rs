@@ -10,7 +10,7 @@ use super::builder::Prepared;
 use super::export;
 use crate::config::DataCommand;
 use crate::db::erasure::{self, DataSubject, ErasedRows, ErasureRequest};
-use crate::db::{Db, RekeyProgress, RekeyTarget};
+use crate::db::{Db, RekeyProgress, RekeyTarget, RowAccess};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
 use crate::domain::idempotency::IdempotencyKey;
@@ -32,7 +32,7 @@ pub async fn run(prepared: &Prepared, command: &DataCommand, output: &mut (dyn W
     let shutdown = Shutdown::new(DEADLINE);
     let opened = super::database(&prepared.loaded().config, &shutdown).await;
     let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-    let done = run_on(&db, command, output).await;
+    let done = RowAccess::Server.scope(run_on(&db, command, output)).await;
     shutdown.begin();
     db.close().await;
     shutdown.finished().await?;
