@@ -263,9 +263,10 @@ async fn searches_use_indexes_on_postgres() {
         })
         .await
         .expect("a write");
+        // The index of the metadata is for roles without row-level security: `@>` is not evaluated before a policy.
         let by_metadata = (
-            "select count(*) from assistants where metadata @> '{\"n\": 7}'",
-            "assistants_by_metadata",
+            "select count(*) from assistants where tenant in ('*', 'acme') and metadata @> '{\"n\": 7}'",
+            "assistants_by_tenant",
         );
         for (sql, index) in SEARCHES.into_iter().chain([by_metadata]) {
             let explained = sql.replace("{id}", "'00000000-0000-7000-8000-000000000000'");

@@ -265,12 +265,12 @@ async fn a_tenant_reads_the_assistants_of_the_server_and_cannot_change_them() {
     on_filled(async |db, _| {
         let give = "update assistants set tenant = '*' where tenant = 'other'";
         assert_eq!(execute(db, give.to_owned()).await.expect("an update"), 1);
-        for table in ["assistants", "assistant_versions"] {
+        for table in ["assistant_versions", "assistants"] {
             assert_eq!(tenant("acme").scope(count(db, table)).await, 2, "{table}");
             let update = execute(db, format!("update {table} set name = 'mine'"));
             assert_eq!(tenant("acme").scope(update).await.expect("an update"), 1, "{table}");
             let delete = execute(db, format!("delete from {table}"));
-            tenant("acme").scope(delete).await.expect("a deletion");
+            assert_eq!(tenant("acme").scope(delete).await.expect("a deletion"), 1, "{table}");
             assert_eq!(count(db, table).await, 1, "{table}");
         }
         let take = execute(db, "update assistants set tenant = 'acme'".to_owned());
