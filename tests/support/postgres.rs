@@ -63,8 +63,8 @@ struct DatabaseServer {
 pub(crate) struct Database {
     /// The URL of the database, for an ordinary role that owns it.
     pub(crate) url: String,
-    /// The URL of the database for a superuser, if the tests have one.
-    admin: String,
+    /// The URL of the database for a superuser; equal to `url` if the tests have none.
+    pub(crate) admin: String,
     name: String,
 }
 
@@ -82,7 +82,6 @@ pub(crate) async fn fresh_database() -> Option<Database> {
 }
 
 /// Connects to a database as the server does for itself: the rows of all tenants are found.
-#[allow(dead_code, reason = "not all test programs look into the database")]
 pub(crate) async fn connect(url: &str) -> PgConnection {
     let mut conn = PgConnection::connect(url).await.expect("a connection");
     raw_sql("set adjutant.tenant = '*'")
@@ -107,12 +106,6 @@ impl Database {
     pub(crate) async fn discard(self) {
         let sql = format!("drop database if exists {} with (force)", self.name);
         execute(&url_of_database(&self.admin, "postgres"), sql).await;
-    }
-
-    /// Returns the URL of the database for a superuser; `None` if the tests have none.
-    #[allow(dead_code, reason = "not all test programs need a superuser")]
-    pub(crate) fn url_of_superuser(&self) -> Option<&str> {
-        (self.admin != self.url).then_some(self.admin.as_str())
     }
 }
 

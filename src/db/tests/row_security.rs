@@ -286,8 +286,8 @@ async fn a_superuser_is_exempt_and_an_ordinary_role_is_not() {
     };
     let mut conn = PgConnection::connect(&database.url).await.expect("a connection");
     assert_eq!(exempt_role(&mut conn).await.expect("a role"), None);
-    if let Some(url) = database.url_of_superuser() {
-        let mut conn = PgConnection::connect(url).await.expect("a connection");
+    if database.admin != database.url {
+        let mut conn = PgConnection::connect(&database.admin).await.expect("a connection");
         assert!(exempt_role(&mut conn).await.expect("a role").is_some());
     }
     database.discard().await;

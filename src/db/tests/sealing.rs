@@ -706,9 +706,9 @@ async fn values_are_not_in_the_files_of_postgres() {
             ..thread_at(1)
         };
         write!(db, |tx| threads::insert(tx, &thread));
-        let folder = match database.url_of_superuser() {
-            Some(url) => Some(flushed_folder(url).await),
-            None => None,
+        let folder = match database.admin != database.url {
+            true => Some(flushed_folder(&database.admin).await),
+            false => None,
         };
         let grep = |text: &str| {
             let folder = folder.as_deref().unwrap_or("/nowhere");

@@ -436,8 +436,8 @@ async fn a_superuser_of_postgres_is_warned_once_that_there_is_no_second_fence() 
     };
     let said = said_to(&database.url);
     assert!(!said.contains(WARNING), "{said}");
-    if let Some(url) = database.url_of_superuser() {
-        let said = said_to(url);
+    if database.admin != database.url {
+        let said = said_to(&database.admin);
         assert_eq!(said.matches(WARNING).count(), 1, "{said}");
         assert!(said.contains("nosuperuser nobypassrls"), "{said}");
     }
