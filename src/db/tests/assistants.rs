@@ -239,7 +239,7 @@ async fn searches_use_indexes_on_sqlite() {
         }
         db.close().await;
     })
-    .await
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,5 +276,5 @@ async fn searches_use_indexes_on_postgres() {
         db.close().await;
         database.discard().await;
     })
-    .await
+    .await;
 }

@@ -39,5 +39,5 @@ async fn notifications_reach_another_server_after_the_commit() {
     receiver.close().await;
     database.discard().await;
     })
-    .await
+    .await;
 }

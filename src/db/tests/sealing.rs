@@ -664,7 +664,7 @@ async fn an_erased_tenant_cannot_be_read_from_a_backup(place: &Place) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_server_reads_what_the_first_server_sealed() {
-    super::on_server(async {
+    super::on_server(Box::pin(async {
         let Some(database) = super::postgres::fresh_database().await else {
             return;
         };
@@ -685,8 +685,8 @@ async fn another_server_reads_what_the_first_server_sealed() {
         one.close().await;
         other.close().await;
         database.discard().await;
-    })
-    .await
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -725,7 +725,7 @@ async fn values_are_not_in_the_files_of_postgres() {
         db.close().await;
         database.discard().await;
     })
-    .await
+    .await;
 }
 
 /// Writes everything to the files of the database, and returns their folder.

@@ -79,7 +79,7 @@ async fn tables_are_the_same_on_both_engines() {
             database.discard().await;
         }
     })
-    .await
+    .await;
 }
 
 /// Returns the engine's plan for a statement.
@@ -320,7 +320,7 @@ async fn queries_use_indexes_on_sqlite() {
         assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
         db.close().await;
     })
-    .await
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -367,7 +367,7 @@ async fn queries_use_indexes_on_postgres() {
     db.close().await;
     database.discard().await;
     })
-    .await
+    .await;
 }
 
 /// Checks that Postgres uses an index for each query. Which one, and sorting a few rows, is left to its planner.

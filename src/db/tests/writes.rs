@@ -205,7 +205,7 @@ async fn closing_finishes_accepted_writes() {
         );
         db.close().await;
     })
-    .await
+    .await;
 }
 
 async fn cancelled_reads_do_not_block_writes(db: Db) {

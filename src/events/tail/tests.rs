@@ -169,7 +169,7 @@ async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
             scene.commits(&run, &[ended()]).await;
             assert_eq!(all(&mut tail).await, [2, 3, 4]);
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn a_late_reader_reads_stored_events_and_then_those_in_memory() {
             assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2, 3, 4]);
             assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, [3, 4]);
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn a_reader_of_a_long_run_passes_from_stored_events_to_memory() {
                 assert_eq!(event.unwrap().map(|event| event.seq), Some(seq));
             }
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn a_slow_reader_gets_stored_events_and_misses_only_volatile_ones() {
             assert_eq!(seqs.len(), 2 + 1024);
             assert_eq!(seqs.last(), Some(&1028));
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -245,7 +245,7 @@ async fn a_reader_after_the_end_ends_at_once() {
             );
             assert_eq!(all(&mut scene.events.tail(&run, After::Now)).await, Vec::<i64>::new());
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn a_reader_of_an_ended_run_does_not_wait_for_another_run() {
             let end = timeout(PATIENCE, all(&mut tail)).await;
             assert_eq!(end.ok(), Some(vec![]));
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -275,7 +275,7 @@ async fn a_reader_from_before_the_start_gets_the_first_event() {
             scene.commits(&run, &[Fact::Paused, ended()]).await;
             assert_eq!(all(&mut tail).await, [1, 2]);
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -295,7 +295,7 @@ async fn a_reader_follows_a_run_in_another_process() {
                 "it ends without a last event when the run is over"
             );
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -313,7 +313,7 @@ async fn a_reader_does_not_get_the_events_of_other_runs() {
             assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [3]);
             assert_eq!(all(&mut scene.events.tail(&other, After::Start)).await, [1, 2]);
         })
-        .await
+        .await;
 }
 
 #[tokio::test]
@@ -330,5 +330,5 @@ async fn a_reader_from_now_on_gets_only_new_events() {
             scene.log.publish([Arc::new(event(&run, first, ended()))]);
             assert_eq!(all(&mut tail).await, [2]);
         })
-        .await
+        .await;
 }
