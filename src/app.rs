@@ -16,7 +16,7 @@ use crate::agent::assemble::AgentFactory;
 use crate::auth::Authenticator;
 use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
-use crate::db::{Db, DbError, DbLimits, Engine};
+use crate::db::{Db, DbError, DbLimits, Engine, RowAccess};
 use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
@@ -82,7 +82,8 @@ impl App {
         Builder::default()
     }
 
-    /// Assembles the agents and starts the worker, which continues unfinished runs.
+    /// Assembles the agents and starts the worker, which continues unfinished runs. The caller works for the server
+    /// itself.
     async fn open(
         config: Config,
         registered: Registered,
@@ -92,7 +93,7 @@ impl App {
     ) -> anyhow::Result<Self> {
         let events = Events::new(db.clone(), shutdown.soft().clone());
         if db.engine() == Engine::Postgres {
-            shutdown.spawn_essential("watch", events.clone().watch().map(Ok::<(), Infallible>));
+            spawn_essential(&shutdown, "watch", events.clone().watch());
         }
         let providers = Arc::new(providers(&config).with_own(registered.sources()));
         let index = config
@@ -105,7 +106,7 @@ impl App {
             .await
             .context("could not open the vector index of the Store")?;
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
-        shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
+        spawn_essential(&shutdown, "store sweeper", sweeping);
         let around = config::validation_context(&config);
         let tool_names = around.tools.iter().cloned().chain(policy_tools().map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
@@ -166,13 +167,13 @@ impl App {
         let auth = credentials::authenticator(config.auth.as_ref(), &db, &clock)?;
         if let Ok(keys) = auth.keys() {
             let recording = keys.clone().record_uses(shutdown.soft().clone());
-            shutdown.spawn_essential("uses of API keys", recording.map(Ok::<(), Infallible>));
+            spawn_essential(&shutdown, "uses of API keys", recording);
         }
         if let Some(pause) = config.runtime.reload() {
             let watch = Watch::new(&config.files);
             let soft = shutdown.soft().clone();
             let following = definitions::reload_on_change(watch, runtime.definitions.clone(), pause, soft);
-            shutdown.spawn_essential("definition files", following);
+            shutdown.spawn_essential("definition files", RowAccess::Server.scope(following));
         }
         Ok(Self {
             config,
@@ -242,7 +243,7 @@ impl App {
             self.shutdown.begin();
             // Runs store their last step before the database is closed.
             hard.run_until_cancelled(self.runtime.runs.rest()).await;
-            self.runtime.runs.close().await;
+            RowAccess::Server.scope(self.runtime.runs.close()).await;
             self.db.close().await;
         };
         // Both at once: the deadline starts with the first signal.
@@ -258,6 +259,12 @@ impl App {
         }
         Err(anyhow!("{address} {}", config::NEEDS_AUTH))
     }
+}
+
+/// Starts an essential task, which works for the server itself.
+fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    let task = RowAccess::Server.scope(task);
+    shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
 /// Returns the URL of the API document for a browser on this machine.

@@ -12,6 +12,7 @@ mod steps;
 mod stream;
 mod thread;
 
+use adjutant::db::RowAccess;
 use futures::future::BoxFuture;
 use lab::Lab;
 
@@ -40,10 +41,13 @@ async fn main() {
     for url in lab::databases() {
         for (name, measure) in BENCHMARKS {
             if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
-                let lab = Lab::open(url.as_deref()).await;
-                println!("\n{name}, on {:?}", lab.db.engine());
-                measure(&lab).await;
-                lab.close().await;
+                let measuring = async {
+                    let lab = Lab::open(url.as_deref()).await;
+                    println!("\n{name}, on {:?}", lab.db.engine());
+                    measure(&lab).await;
+                    lab.close().await;
+                };
+                RowAccess::Server.scope(measuring).await;
             }
         }
     }

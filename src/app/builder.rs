@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use super::{App, keys};
 use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
-use crate::db::Db;
+use crate::db::{Db, RowAccess};
 use crate::definition::AgentDefinition;
 use crate::definition::builtins::Builtin;
 use crate::definition::check::{RegisteredPolicy, is_word, tool_name_problem};
@@ -291,7 +291,8 @@ impl Prepared {
     }
 
     async fn start_on(self, db: Db, shutdown: Shutdown) -> anyhow::Result<App> {
-        let opened = App::open(self.loaded.config, self.registered, db, shutdown.clone(), self.clock).await;
+        let opening = App::open(self.loaded.config, self.registered, db, shutdown.clone(), self.clock);
+        let opened = RowAccess::Server.scope(opening).await;
         opened.inspect_err(|_| shutdown.begin())
     }
 

@@ -15,7 +15,7 @@ use crate::auth::{
     IssuerSettings, KeyPage, KeySearch,
 };
 use crate::config::{AuthKeySection, AuthSection, HookSection, JwtSection};
-use crate::db::{Db, DbError, keys};
+use crate::db::{Db, DbError, RowAccess, keys};
 use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, KeyRotation, SecretDigest, StoredApiKey, StoredTicket};
 use crate::domain::identity::{Credential, Identity, UserRole};
 use crate::domain::time::{Clock, Timestamp};
@@ -136,7 +136,8 @@ impl CredentialStore for StoredCredentials {
         let read = self
             .0
             .read(move |tx| Box::pin(async move { keys::find(tx, &id).await }));
-        Ok(read.await?)
+        // The tenant is known when the key is found.
+        Ok(RowAccess::Server.scope(read).await?)
     }
 
     async fn insert_key(&self, key: StoredApiKey, now: Timestamp) -> Result<bool, CredentialStoreError> {
@@ -191,20 +192,21 @@ impl CredentialStore for StoredCredentials {
         let write = self
             .0
             .write(move |tx| Box::pin(async move { keys::insert_ticket(tx, &ticket, now).await }));
-        Ok(write.await?)
+        // It also deletes expired tickets, whoever had them.
+        Ok(RowAccess::Server.scope(write).await?)
     }
 
     async fn take_ticket(&self, digest: SecretDigest) -> Result<Option<StoredTicket>, CredentialStoreError> {
-        // Most made-up tickets end here, without a write.
+        // The tenant is known when the ticket is found. Most made-up tickets end here, without a write.
         let read = self
             .0
             .read(move |tx| Box::pin(async move { keys::has_ticket(tx, &digest).await }));
-        if !read.await? {
+        if !RowAccess::Server.scope(read).await? {
             return Ok(None);
         }
         let write = self
             .0
             .write(move |tx| Box::pin(async move { keys::take_ticket(tx, &digest).await }));
-        Ok(write.await?)
+        Ok(RowAccess::Server.scope(write).await?)
     }
 }

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use super::builder::Prepared;
 use crate::config::DataCommand;
 use crate::db::erasure::{self, DataSubject, ErasedRows, ErasureRequest};
-use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget, threads};
+use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget, RowAccess, threads};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
 use crate::domain::id::ThreadId;
@@ -35,7 +35,7 @@ pub async fn run(prepared: &Prepared, command: &DataCommand, output: &mut (dyn W
     let shutdown = Shutdown::new(DEADLINE);
     let opened = super::database(&prepared.loaded().config, &shutdown).await;
     let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-    let done = run_on(&db, command, output).await;
+    let done = RowAccess::Server.scope(run_on(&db, command, output)).await;
     shutdown.begin();
     db.close().await;
     shutdown.finished().await?;

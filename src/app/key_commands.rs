@@ -11,7 +11,7 @@ use super::builder::Prepared;
 use super::credentials::StoredCredentials;
 use crate::auth::{ApiKeys, IssuedKey, KeySearch};
 use crate::config::KeysCommand;
-use crate::db::Db;
+use crate::db::{Db, RowAccess};
 use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::time::{Clock, SystemClock};
@@ -35,7 +35,7 @@ pub async fn run(prepared: &Prepared, command: &KeysCommand) -> anyhow::Result<S
     let shutdown = Shutdown::new(DEADLINE);
     let opened = super::database(&prepared.loaded().config, &shutdown).await;
     let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-    let done = run_on(&db, command).await;
+    let done = RowAccess::Server.scope(run_on(&db, command)).await;
     shutdown.begin();
     db.close().await;
     shutdown.finished().await?;

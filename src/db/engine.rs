@@ -19,6 +19,7 @@ use sqlx::{
 
 use super::error::{DbError, DbResult};
 use super::notifications;
+use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
@@ -50,6 +51,8 @@ pub struct Tx<'c> {
     pub(super) states: &'c StateCache,
     pub(super) sealing: &'c Sealing,
     pub(super) keys: TxKeys,
+    /// For whom the transaction works.
+    pub(super) access: RowAccess,
     has_erased: &'c AtomicBool,
 }
 
@@ -69,16 +72,17 @@ pub(super) enum Conn<'c> {
 }
 
 impl<'c> Tx<'c> {
-    pub(super) fn sqlite(conn: &'c mut SqliteConnection, parts: &'c TxParts) -> Self {
-        Self::of(Conn::Sqlite(conn), parts)
+    pub(super) fn sqlite(conn: &'c mut SqliteConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
+        Self::of(Conn::Sqlite(conn), parts, access)
     }
 
-    pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts) -> Self {
-        Self::of(Conn::Postgres(conn), parts)
+    pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
+        Self::of(Conn::Postgres(conn), parts, access)
     }
 
-    fn of(conn: Conn<'c>, parts: &'c TxParts) -> Self {
+    fn of(conn: Conn<'c>, parts: &'c TxParts, access: &RowAccess) -> Self {
         Self {
+            access: access.clone(),
             conn,
             states: &parts.states,
             sealing: &parts.sealing,
@@ -220,7 +224,7 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
     outfit
         .parts
         .sealing
-        .check(&mut Tx::sqlite(&mut conn, &outfit.parts))
+        .check(&mut Tx::sqlite(&mut conn, &outfit.parts, &RowAccess::Server))
         .await?;
     let readers = if in_memory {
         Readers::Writer
@@ -301,8 +305,14 @@ async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult
     // migrations may also take longer than other statements.
     let connecting = tokio::time::timeout(TO_CONNECT, options.connect());
     let mut first = connecting.await.map_err(|_| DbError::late())??;
+    // Migrations change the rows of all tenants.
+    raw_sql(RowAccess::Server.set_session()).execute(&mut first).await?;
     POSTGRES_TABLES.run(&mut first).await?;
-    parts.sealing.check(&mut Tx::postgres(&mut first, parts)).await?;
+    let sealing = &parts.sealing;
+    sealing
+        .check(&mut Tx::postgres(&mut first, parts, &RowAccess::Server))
+        .await?;
+    row_security::warn_without_effect(&mut first).await?;
     first.close().await?;
     let millis = limits.statement.as_millis();
     // The timeout for locks is a little shorter than that for statements, so that the two errors can be told apart.

@@ -31,6 +31,9 @@ pub enum DbError {
     /// A value that cannot be stored, such as a text with the character U+0000, or a search that is too expensive.
     #[error("cannot be stored: {0}")]
     Unfit(String),
+    /// The task does not say for which tenant it works, see [`RowAccess`](super::RowAccess). It is a fault of the program.
+    #[error("a task used the database without saying for which tenant")]
+    Unbound,
     /// The job panicked. Its transaction was rolled back.
     #[error("a database job panicked: {0}")]
     Panicked(String),
@@ -67,6 +70,7 @@ impl DbError {
             Self::Conflict(_)
             | Self::Corrupt { .. }
             | Self::Unfit(_)
+            | Self::Unbound
             | Self::Panicked(_)
             | Self::CannotOpen(_)
             | Self::InUse { .. }

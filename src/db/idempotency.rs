@@ -112,8 +112,8 @@ impl Db {
 /// here for the end of the first one's transaction, and must hold no locks meanwhile.
 async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<Once<()>> {
     const DELETE_EXPIRED: &str = "delete from idempotency_keys where idempotency_key = $1 and created_at <= $2";
-    const INSERT: &str = "insert into idempotency_keys (idempotency_key, fingerprint, created_at) \
-        values ($1, $2, $3) on conflict (idempotency_key) do nothing";
+    const INSERT: &str = "insert into idempotency_keys (idempotency_key, fingerprint, created_at, tenant) \
+        values ($1, $2, $3, $4) on conflict (idempotency_key) do nothing";
     const FIND: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1";
     on_engine!(tx, |conn| query(DELETE_EXPIRED)
@@ -122,10 +122,12 @@ async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResul
         .execute(conn)
         .await
         .map(drop))?;
+    let tenant = tx.access.word();
     let inserted = on_engine!(tx, |conn| query(INSERT)
         .bind(key.name())
         .bind(key.fingerprint())
         .bind(now.0)
+        .bind(tenant)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

@@ -35,6 +35,7 @@ pub mod quotas;
 mod reader;
 pub mod remote_runs;
 pub mod retention;
+mod row_security;
 pub mod runs;
 mod sealing;
 mod states;
@@ -62,6 +63,7 @@ pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::{ListPart, PageQuery};
 pub use pending_entries::PendingEntries;
+pub use row_security::RowAccess;
 pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
 pub use states::StateCache;
 
@@ -200,23 +202,26 @@ impl Db {
         self.0.notifications.subscribe()
     }
 
-    /// Runs `job` on one consistent view of the database. The job must not write.
+    /// Runs `job` on one consistent view of the database, with the [access](RowAccess) of the current task. The job must
+    /// not write.
     ///
     /// The transaction is dropped, not ended. Dropping also rolls it back, and the caller does not wait for that.
     ///
     /// # Errors
-    /// Those of the job, and [`DbError::Unavailable`].
+    /// Those of the job, [`DbError::Unbound`] when the task does not say for whom it works, and
+    /// [`DbError::Unavailable`].
     pub async fn read<T, J>(&self, job: J) -> DbResult<T>
     where
         T: Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
+        let access = RowAccess::required()?;
         match &self.0.readers {
-            Readers::Writer => self.0.queue.run(job).await,
+            Readers::Writer => self.0.queue.run(access, job).await,
             Readers::Sqlite(pool) => {
                 let read = async {
                     let mut transaction = pool.begin().await?;
-                    job(&mut Tx::sqlite(&mut transaction, &self.0.parts)).await
+                    job(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access)).await
                 };
                 self.in_time(Box::pin(self.0.parts.sealing.scope(read))).await
             }
@@ -225,8 +230,8 @@ impl Db {
                     .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
                     .await?;
                 let read = async {
-                    let mut transaction = reader.begin().await?;
-                    let mut tx = Tx::postgres(&mut transaction, &self.0.parts);
+                    let mut transaction = reader.begin(&access).await?;
+                    let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
                     self.0.parts.sealing.refresh(&mut tx).await?;
                     job(&mut tx).await
                 };
@@ -254,10 +259,11 @@ impl Db {
         let Readers::Sqlite(pool) = &self.0.readers else {
             return self.read(job).await;
         };
+        let access = RowAccess::required()?;
         let search = async {
             let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
             let mut transaction = reader.begin().await?;
-            let outcome = job(&mut Tx::sqlite(&mut transaction, &self.0.parts)).await;
+            let outcome = job(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access)).await;
             drop(transaction);
             reader.finish().await?;
             outcome
@@ -270,7 +276,8 @@ impl Db {
         done.unwrap_or_else(|_| Err(DbError::late()))
     }
 
-    /// Runs `job` as one transaction, and returns its result once the transaction is durable.
+    /// Runs `job` as one transaction with the [access](RowAccess) of the current task, and returns its result once the
+    /// transaction is durable.
     ///
     /// A job that returns any error is rolled back. To keep writes beside a refusal, return the refusal as a value, or
     /// use [`Tx::savepoint`]. After an error of the database the job must return an error, since only one of the two
@@ -281,18 +288,20 @@ impl Db {
     /// request, those that the job adds included.
     ///
     /// # Errors
-    /// Those of the job; [`DbError::Busy`] when the job lost a race and may be retried; [`DbError::Unavailable`].
+    /// Those of the job; [`DbError::Unbound`] when the task does not say for whom it works; [`DbError::Busy`] when the job
+    /// lost a race and may be retried; [`DbError::Unavailable`].
     pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
+        let access = RowAccess::required()?;
         let Some(entries) = PendingEntries::current() else {
-            return self.0.queue.run(job).await;
+            return self.0.queue.run(access, job).await;
         };
         let of_job = entries.clone();
-        let write = self.0.queue.run(move |tx| {
+        let write = self.0.queue.run(access, move |tx| {
             Box::pin(async move {
                 let value = of_job.clone().scope(job(tx)).await?;
                 // After the job, which may add entries, and which may have to begin without locks.

@@ -9,6 +9,7 @@ use sqlx::{Connection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 use tokio::time::Instant;
 
 use super::error::DbResult;
+use super::row_security::RowAccess;
 
 /// The statement that begins a read of one consistent snapshot.
 const BEGIN: &str = "begin isolation level repeatable read read only";
@@ -50,9 +51,9 @@ impl Reader {
         self.has_begun = false;
     }
 
-    /// Begins the read transaction.
-    pub(super) async fn begin(&mut self) -> DbResult<Transaction<'_, Postgres>> {
-        let transaction = self.conn.begin_with(BEGIN).await?;
+    /// Begins the read transaction, which finds the rows of `access`.
+    pub(super) async fn begin(&mut self, access: &RowAccess) -> DbResult<Transaction<'_, Postgres>> {
+        let transaction = self.conn.begin_with(access.begin(BEGIN)).await?;
         self.has_begun = true;
         Ok(transaction)
     }

@@ -17,6 +17,7 @@ mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod retention;
+mod row_security;
 mod runs;
 mod sealing;
 mod tables;
@@ -32,7 +33,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::{Db, DbError, DbLimits, DbResult, MasterKeys};
+use super::{Db, DbError, DbLimits, DbResult, MasterKeys, RowAccess};
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
@@ -104,14 +105,19 @@ async fn with_sqlite(keys: Option<MasterKeys>, test: impl FnOnce(Db) -> BoxFutur
     let directory = tempfile::tempdir().expect("a directory");
     let url = format!("sqlite://{}/adjutant.db", directory.path().display());
     let db = open_with(&url, keys).await.expect("a database");
-    test(db.clone()).await;
+    on_server(test(db.clone())).await;
     db.close().await;
+}
+
+/// Runs a test with access to the rows of all tenants.
+async fn on_server<T>(test: impl Future<Output = T>) -> T {
+    RowAccess::Server.scope(test).await
 }
 
 async fn with_postgres(keys: Option<MasterKeys>, test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
     if let Some(database) = postgres::fresh_database().await {
         let db = open_with(&database.url, keys).await.expect("a database");
-        test(db.clone()).await;
+        on_server(test(db.clone())).await;
         db.close().await;
         database.discard().await;
     }
@@ -226,12 +232,15 @@ fn texts(state: &State) -> Vec<String> {
 
 #[tokio::test]
 async fn a_database_in_memory_reads_what_it_wrote() -> DbResult<()> {
-    let db = open("sqlite::memory:").await;
-    let id = stored_thread(&db).await;
-    let found = db
-        .read(move |tx| Box::pin(async move { crate::db::threads::find(tx, id).await }))
-        .await?;
-    assert_eq!(found.map(|thread| thread.id), Some(id));
-    db.close().await;
-    Ok(())
+    on_server(async {
+        let db = open("sqlite::memory:").await;
+        let id = stored_thread(&db).await;
+        let found = db
+            .read(move |tx| Box::pin(async move { crate::db::threads::find(tx, id).await }))
+            .await?;
+        assert_eq!(found.map(|thread| thread.id), Some(id));
+        db.close().await;
+        Ok(())
+    })
+    .await
 }

@@ -87,11 +87,13 @@ const SUMS: &str = "model_calls, tool_calls, input_tokens, output_tokens, cost_m
 
 /// Creates the row of a tree and the row of a run's share in it, unless they exist.
 pub async fn enter(tx: &mut Tx<'_>, tree: RunId, share: RunId, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+    // The thread of a background task is entered before it exists; its tree exists then. The policy of the table refuses a
+    // row of no thread, even if there is a conflict.
     const TREE: &str = concatcp!(
         "insert into trees (tree_id, thread_id, ",
         SUMS,
-        ", busy_micros, busy_before, busy_from, busy_until) values ($1, $2, 0, 0, 0, 0, 0, 0, 0, 0, $3, $3, $3) \
-         on conflict (tree_id) do nothing"
+        ", busy_micros, busy_before, busy_from, busy_until) select $1, $2, 0, 0, 0, 0, 0, 0, 0, 0, $3, $3, $3 \
+         where exists (select 1 from threads where thread_id = $2) on conflict (tree_id) do nothing"
     );
     const SHARE: &str = concatcp!(
         "insert into tree_shares (tree_id, run_id, thread_id, ",

@@ -23,9 +23,12 @@ use super::engine::{FileLock, Tx, TxParts};
 use super::error::{DbError, DbResult};
 use super::notifications::Notification;
 use super::reader::give_back;
+use super::row_security::RowAccess;
 
 /// The capacity of the queue. When the queue is full, callers wait.
 const WAITING: usize = 1024;
+/// The statement that begins a write on Postgres.
+const BEGIN: &str = "begin";
 /// The maximum number of jobs that share a transaction.
 const GROUP: usize = 64;
 /// The time after a deletion at which SQLite's log is emptied, so that many deletions cost it once.
@@ -55,6 +58,9 @@ pub(super) fn queue() -> (WriteQueue, JobReceiver) {
 
 /// A write job.
 pub(super) trait Job: Send {
+    /// Returns for whom the job works.
+    fn access(&self) -> &RowAccess;
+
     /// Runs the job, without ending the transaction.
     fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob>;
 
@@ -72,6 +78,7 @@ pub(super) struct CompletedJob {
 
 struct QueuedJob<T, E, J> {
     job: J,
+    access: RowAccess,
     answer: oneshot::Sender<Result<T, E>>,
 }
 
@@ -81,8 +88,12 @@ where
     E: From<DbError> + Send + 'static,
     J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
 {
+    fn access(&self) -> &RowAccess {
+        &self.access
+    }
+
     fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob> {
-        let Self { job, answer } = *self;
+        let Self { job, access: _, answer } = *self;
         Box::pin(async move {
             // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
             let outcome = match AssertUnwindSafe(async { job(tx).await }).catch_unwind().await {
@@ -111,8 +122,8 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 impl WriteQueue {
-    /// Queues a job and waits until its transaction is durable or rolled back.
-    pub(super) async fn run<T, E, J>(&self, job: J) -> Result<T, E>
+    /// Queues a job that works for whom `access` says, and waits until its transaction is durable or rolled back.
+    pub(super) async fn run<T, E, J>(&self, access: RowAccess, job: J) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
@@ -120,7 +131,7 @@ impl WriteQueue {
     {
         let (answer, outcome) = oneshot::channel();
         self.0
-            .send(Box::new(QueuedJob { job, answer }))
+            .send(Box::new(QueuedJob { job, access, answer }))
             .await
             .map_err(|_| DbError::Closed)?;
         // A dropped job took too long. The queue is closed only when the database is closed.
@@ -243,11 +254,13 @@ async fn run_group(
         "begin immediate; savepoint job"
     };
     raw_sql(begin).execute(&mut *conn).await?;
-    parts.sealing.refresh(&mut Tx::sqlite(&mut *conn, parts)).await?;
+    let mut tx = Tx::sqlite(&mut *conn, parts, &RowAccess::Server);
+    parts.sealing.refresh(&mut tx).await?;
     // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
     group.reverse();
     while let Some(job) = group.pop() {
-        let job = job.run(&mut Tx::sqlite(&mut *conn, parts)).await;
+        let access = job.access().clone();
+        let job = job.run(&mut Tx::sqlite(&mut *conn, parts, &access)).await;
         let keep = job.keep;
         done.push(job);
         match keep {
@@ -306,11 +319,12 @@ async fn write_one(pool: &PgPool, parts: &TxParts, job: Box<dyn Job>, limit: Dur
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),
     };
-    let mut transaction = match writer.conn.begin().await {
+    let access = job.access().clone();
+    let mut transaction = match writer.conn.begin_with(access.begin(BEGIN)).await {
         Ok(transaction) => transaction,
         Err(error) => return job.refuse(error.into()),
     };
-    let mut tx = Tx::postgres(&mut transaction, parts);
+    let mut tx = Tx::postgres(&mut transaction, parts, &access);
     if let Err(error) = parts.sealing.refresh(&mut tx).await {
         return job.refuse(error);
     }

@@ -8,6 +8,8 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 use futures::future::BoxFuture;
 
+use crate::db::RowAccess;
+
 /// Holds `guard` until the response body ends or is dropped.
 pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
     response.map(|body| {
@@ -21,6 +23,18 @@ pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, gua
 /// what it has received.
 pub(super) fn abort_when(response: Response, end: BoxFuture<'static, ()>) -> Response {
     response.map(|body| Body::new(AbortableBody { body, end: Some(end) }))
+}
+
+/// Gives a response body this access to the database: a stream is read after its request has been handled.
+pub(super) fn bind(response: Response, access: RowAccess) -> Response {
+    // A body of known length is in memory.
+    if response.body().size_hint().exact().is_some() {
+        return response;
+    }
+    response.map(|body| {
+        let body = Some(body);
+        Body::new(BoundBody { body, access })
+    })
 }
 
 /// Calls `on_frame` for each frame of the body and at its end.
@@ -54,6 +68,46 @@ impl<W: Fn() + Unpin> HttpBody for ObservedBody<W> {
 
     fn size_hint(&self) -> http_body::SizeHint {
         self.body.size_hint()
+    }
+}
+
+struct BoundBody {
+    /// `None` only while it is dropped.
+    body: Option<Body>,
+    access: RowAccess,
+}
+
+impl HttpBody for BoundBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        let this = self.get_mut();
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        this.access.clone().sync_scope(|| Pin::new(body).poll_frame(context))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body
+            .as_ref()
+            .map_or_else(http_body::SizeHint::default, Body::size_hint)
+    }
+}
+
+impl Drop for BoundBody {
+    /// A body that is dropped early may cancel its run.
+    fn drop(&mut self) {
+        let body = self.body.take();
+        self.access.clone().sync_scope(|| drop(body));
     }
 }
 

@@ -535,6 +535,7 @@ impl From<DbError> for ApiError {
             }
             DbError::Conflict(_)
             | DbError::Corrupt { .. }
+            | DbError::Unbound
             | DbError::Panicked(_)
             | DbError::CannotOpen(_)
             | DbError::InUse { .. } => Self::fault(&error),

@@ -17,7 +17,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::auth::Authenticator;
-use crate::db::Db;
+use crate::db::{Db, RowAccess};
 use crate::domain::identity::Identity;
 use crate::domain::quota::Quotas;
 use crate::domain::time::Clock;
@@ -296,7 +296,8 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
     let mut response = match checks.check(&mut request).await {
         Ok(()) => {
             let caller = request.extensions().get::<Arc<Identity>>().cloned();
-            let response = checks.bodies.admit(request, next).await;
+            let access = caller.as_deref().map(RowAccess::of_caller);
+            let response = in_access(access, checks.bodies.admit(request, next)).await;
             authentication::end_with_key(&checks.auth, caller, response)
         }
         Err(error) => bodies::refuse(request, error).await,
@@ -306,6 +307,16 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
         .headers_mut()
         .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+/// Handles a request, and sends the response, with the access of the caller to the database. A request without a caller is
+/// one for a public page, and has none.
+async fn in_access(access: Option<RowAccess>, handling: impl Future<Output = Response>) -> Response {
+    let Some(access) = access else {
+        return handling.await;
+    };
+    let response = access.clone().scope(handling).await;
+    body_guard::bind(response, access)
 }
 
 async fn no_route() -> ApiError {

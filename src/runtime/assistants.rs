@@ -9,7 +9,7 @@ use super::shared::Core;
 use super::threads::Threads;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::threads::{ThreadOrder, ThreadQuery};
-use crate::db::{DbError, DbResult, Tx, assistants, threads};
+use crate::db::{DbError, DbResult, RowAccess, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
@@ -172,6 +172,7 @@ impl Assistants {
         if let Some(graph_id) = &change.graph_id {
             self.check_graph(graph_id)?;
         }
+        let access = self.access_to(id).await?;
         let now = self.core.clock.now();
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
@@ -187,7 +188,7 @@ impl Assistants {
                 Ok(assistant)
             })
         });
-        write.await
+        access.scope(write).await
     }
 
     /// Makes a version of an assistant the current one. Runs that were started keep the version with which they were
@@ -196,6 +197,7 @@ impl Assistants {
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
     pub async fn use_version(&self, id: AssistantId, number: i64) -> Result<Assistant, AssistantError> {
+        let access = self.access_to(id).await?;
         let now = self.core.clock.now();
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
@@ -210,7 +212,15 @@ impl Assistants {
                 Ok(assistant)
             })
         });
-        write.await
+        access.scope(write).await
+    }
+
+    /// Returns the access with which a caller who may do so changes an assistant: those of the server are changed as the
+    /// server.
+    async fn access_to(&self, id: AssistantId) -> Result<RowAccess, AssistantError> {
+        let found = self.core.db.read(move |tx| Box::pin(assistants::find(tx, id))).await?;
+        let found = found.ok_or(AssistantError::NoAssistant(id))?;
+        Ok(RowAccess::of_owner(&found.ownership))
     }
 
     /// Deletes an assistant with its versions. With a scope, also deletes the threads in that scope on which it worked
@@ -228,8 +238,7 @@ impl Assistants {
         {
             return Err(AssistantError::Automatic(graph_id.clone()));
         }
-        let found = self.core.db.read(move |tx| Box::pin(assistants::find(tx, id))).await?;
-        found.ok_or(AssistantError::NoAssistant(id))?;
+        let access = self.access_to(id).await?;
         loop {
             if let Some(scope) = &threads {
                 self.delete_threads_of(id, scope).await?;
@@ -246,7 +255,7 @@ impl Assistants {
                     assistants::delete(tx, id).await.map(Some)
                 })
             });
-            match write.await? {
+            match access.clone().scope(write).await? {
                 Some(true) => return Ok(()),
                 Some(false) => return Err(AssistantError::NoAssistant(id)),
                 None => {}

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::ResourceRef;
 use super::shared::Core;
-use crate::db::{self, Db, DbResult, PendingEntries, Tx};
+use crate::db::{self, Db, DbResult, PendingEntries, RowAccess, Tx};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::{InterruptId, ThreadId};
@@ -94,7 +94,8 @@ fn store_soon(core: &Arc<Core>, entries: Vec<Arc<AuditEntry>>) {
             tracing::error!(%error, "an entry of the audit cannot be stored");
         }
     };
-    drop(core.shutdown.spawn("audit", storing));
+    // The request is over, and the entries say for whom they are.
+    drop(core.spawn("audit", RowAccess::Server.scope(storing)));
 }
 
 /// Stores the pending entries of the request for which the current task works, before it does something that is no write

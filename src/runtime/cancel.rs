@@ -74,7 +74,7 @@ impl Runs {
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
         // No client is left for the result.
-        drop(self.core.shutdown.spawn("cancel", async move {
+        drop(self.core.spawn("cancel", async move {
             runs.cancel(thread, run, CancelAction::Interrupt).await.err()
         }));
     }

@@ -10,7 +10,7 @@ use super::OpenError;
 use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::shared::Core;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
     AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
@@ -268,7 +268,8 @@ impl Definitions {
         let write = registry
             .db
             .write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
-        match write.await? {
+        // Definitions and their default assistants belong to the server, whoever changes them.
+        match RowAccess::Server.scope(write).await? {
             Some((version, change)) => {
                 let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
                 registry.follow(&mut sources, change, apply).await?;
@@ -309,7 +310,9 @@ impl Definitions {
                 db::definitions::note_change(tx).await.map(Some)
             })
         });
-        let change = write
+        // Definitions and their default assistants belong to the server, whoever changes them.
+        let change = RowAccess::Server
+            .scope(write)
             .await?
             .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))?;
         registry

@@ -25,7 +25,7 @@ use super::turns::{Turns, claim_next};
 use super::{CancelAction, Store};
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
-use crate::db::{self, DbError, DbResult, Engine};
+use crate::db::{self, DbError, DbResult, Engine, RowAccess};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
@@ -218,7 +218,9 @@ impl Dispatcher {
         let id = run.id;
         let run_context = Arc::new(self.run_context(claim));
         let holder = run_context.log.expect_run(id, fresh);
-        self.core.shutdown.spawn("run", async move {
+        // Whoever starts the run, it works for the tenant of its thread.
+        let access = RowAccess::of_owner(&run_context.ownership);
+        let driving = async move {
             if let Some(active) = late {
                 this.at_rest(|other, _| other == id).await;
                 this.active().insert(id, active);
@@ -237,7 +239,8 @@ impl Dispatcher {
             this.look_for_next();
             this.core.jobs.run_ended(run_context.run.request.background.is_some());
             this.delete_temporary_thread(&run_context).await;
-        });
+        };
+        drop(self.core.spawn("run", access.scope(driving)));
     }
 
     /// Registers a run that is at work in this process. Returns `new` if the run is still registered under an earlier

@@ -27,7 +27,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde_json::{Map, Value};
 
-use crate::db::{Db, Engine};
+use crate::db::{Db, Engine, RowAccess};
 use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::identity::Identity;
@@ -215,8 +215,10 @@ pub struct RuntimeParts {
     pub max_calls_per_run: usize,
 }
 
-/// Starts an essential task, which ends only with the server. The process ends if the task ends before.
+/// Starts an essential task, which ends only with the server. The process ends if the task ends before. It works for the
+/// server itself.
 fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    let task = RowAccess::Server.scope(task);
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 

@@ -7,7 +7,7 @@ use super::admission::{self, Admission, AdmissionContext, Admitted};
 use super::dispatcher::Dispatcher;
 use super::shared::Core;
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::machine::Plan;
@@ -142,7 +142,8 @@ impl Runs {
             .core
             .db
             .read(move |tx| Box::pin(async move { Ok((db::runs::queue(tx, now).await?, db::jobs::count(tx).await?)) }));
-        let (queue, jobs) = read.await?;
+        // The queue is one of all tenants together.
+        let (queue, jobs) = RowAccess::Server.scope(read).await?;
         let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
         let at_work = self.dispatcher.active().len();
         Ok(Backlog {

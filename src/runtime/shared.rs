@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use tokio::task::JoinHandle;
+
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
 use super::registry::Registry;
 use super::stored_bytes::StoredSums;
 use super::turns::Turns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks};
-use crate::db::{self, Db, DbError, DbResult, PendingEntries};
+use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::quota::Quotas;
@@ -69,6 +71,16 @@ impl Core {
         Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
     }
 
+    /// Starts a task like [`Shutdown::spawn`], with the access of the current task to the database. All tasks of the
+    /// runtime that end by themselves are started here: a task that is started elsewhere has no access.
+    pub(super) fn spawn<W>(&self, name: &'static str, work: W) -> JoinHandle<Option<W::Output>>
+    where
+        W: Future + Send + 'static,
+        W::Output: Send + 'static,
+    {
+        self.shutdown.spawn(name, RowAccess::carry(work))
+    }
+
     /// Runs work to its end in a task of its own, even if the caller is dropped meanwhile.
     ///
     /// # Errors
@@ -82,7 +94,7 @@ impl Core {
         E: From<DbError> + Send + 'static,
     {
         let work = PendingEntries::carry(work);
-        let done = self.shutdown.spawn("change of runs", work).await;
+        let done = self.spawn("change of runs", work).await;
         done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::shared::Core;
 use crate::db::stored_bytes::{self, StoredBy};
-use crate::db::{DbError, DbResult};
+use crate::db::{DbError, DbResult, RowAccess};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
 use crate::domain::quota::{QuotaKind, QuotaReached};
@@ -115,6 +115,7 @@ pub(super) fn check(core: &Arc<Core>, owner: &Ownership) -> Result<(), QuotaReac
 
 fn start_measuring(core: &Arc<Core>, subject: String, by: StoredBy) {
     let core_of_task = Arc::clone(core);
+    let access = RowAccess::Tenant(by.tenant.clone());
     let measuring = async move {
         let measured = measure(&core_of_task, by).await;
         if let Err(error) = &measured {
@@ -122,7 +123,7 @@ fn start_measuring(core: &Arc<Core>, subject: String, by: StoredBy) {
         }
         core_of_task.stored.record(&subject, measured.ok());
     };
-    drop(core.shutdown.spawn("measuring of stored bytes", measuring));
+    drop(core.spawn("measuring of stored bytes", access.scope(measuring)));
 }
 
 /// Measures what has changed, and returns the sum.

@@ -3,6 +3,8 @@
 //! message.
 //!
 //! New databases on a server that was started here have the tables already, so that tests do not create them each time.
+//!
+//! Tests connect as an ordinary role that owns its databases: row-level security does not hold for superusers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -10,11 +12,18 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
 use tokio::sync::OnceCell;
 
 /// The environment variable with the URL of the server.
 const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
+
+/// The role as which tests connect, and its password.
+const ROLE: &str = "adjutant_tests";
+const PASSWORD: &str = "adjutant";
+
+/// The database of which new databases are copies, on a server that was started here.
+const TEMPLATE: &str = "adjutant_template";
 
 /// A shell script that starts a server in a new directory, prints the directory, and waits until standard input closes.
 /// The system closes it when this process ends, in whatever way; the script then stops the server and deletes the
@@ -40,42 +49,63 @@ kill -QUIT $server
 wait $server
 "#;
 
+/// The server of the tests.
+struct DatabaseServer {
+    /// The URL of a superuser, or of the role that the environment names.
+    admin: String,
+    /// The URL of the ordinary role.
+    ordinary: String,
+    /// The clauses with which databases are created.
+    clauses: String,
+}
+
 /// A database for one test.
 pub(crate) struct Database {
-    /// The URL of the database.
+    /// The URL of the database, for an ordinary role that owns it.
     pub(crate) url: String,
+    /// The URL of the database for a superuser; equal to `url` if the tests have none.
+    pub(crate) admin: String,
     name: String,
 }
 
 /// Creates a database without rows; `None` if there is no server.
 pub(crate) async fn fresh_database() -> Option<Database> {
-    static ADMIN: OnceCell<Option<String>> = OnceCell::const_new();
-    let admin = ADMIN.get_or_init(find_server).await.as_deref()?;
+    static FOUND: OnceCell<Option<DatabaseServer>> = OnceCell::const_new();
+    let server = FOUND.get_or_init(find_server).await.as_ref()?;
     let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
-    let mut conn = PgConnection::connect(admin).await.expect("the test server answers");
-    sqlx::raw_sql(AssertSqlSafe(format!("create database {name}")))
-        .execute(&mut conn)
-        .await
-        .expect("a new database");
-    conn.close().await.expect("a clean close");
+    execute(&server.admin, format!("create database {name} {}", server.clauses)).await;
     Some(Database {
-        url: url_of_database(admin, &name),
+        url: url_of_database(&server.ordinary, &name),
+        admin: url_of_database(&server.admin, &name),
         name,
     })
+}
+
+/// Connects to a database as the server does for itself: the rows of all tenants are found.
+pub(crate) async fn connect(url: &str) -> PgConnection {
+    let mut conn = PgConnection::connect(url).await.expect("a connection");
+    raw_sql("set adjutant.tenant = '*'")
+        .execute(&mut conn)
+        .await
+        .expect("the setting is made");
+    conn
+}
+
+/// Executes statements on a connection of their own.
+async fn execute(url: &str, sql: String) {
+    let mut conn = PgConnection::connect(url).await.expect("the test server answers");
+    raw_sql(AssertSqlSafe(sql))
+        .execute(&mut conn)
+        .await
+        .expect("the statement is executed");
+    conn.close().await.expect("a clean close");
 }
 
 impl Database {
     /// Drops the database. After a failed test it is kept for inspection.
     pub(crate) async fn discard(self) {
-        let mut conn = PgConnection::connect(&url_of_database(&self.url, "postgres"))
-            .await
-            .expect("the test server answers");
         let sql = format!("drop database if exists {} with (force)", self.name);
-        sqlx::raw_sql(AssertSqlSafe(sql))
-            .execute(&mut conn)
-            .await
-            .expect("the database is dropped");
-        conn.close().await.expect("a clean close");
+        execute(&url_of_database(&self.admin, "postgres"), sql).await;
     }
 }
 
@@ -88,29 +118,70 @@ fn url_of_database(url: &str, database: &str) -> String {
     format!("{}/{database}{mark}{settings}", &place[..server_end])
 }
 
-async fn find_server() -> Option<String> {
+/// Returns the URL of another role on the same server.
+fn url_of_role(url: &str, role: &str, password: &str) -> String {
+    let server_begin = url.find("://").map_or(0, |at| at + 3);
+    let (scheme, rest) = url.split_at(server_begin);
+    let server_end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let host = rest[..server_end].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}{role}:{password}@{}", &rest[host..])
+}
+
+async fn find_server() -> Option<DatabaseServer> {
     let named = std::env::var_os(SERVER)
         .and_then(|url| url.into_string().ok())
         .filter(|url| !url.is_empty());
-    if named.is_some() {
-        return named;
+    if let Some(url) = named {
+        return Some(with_ordinary_role(url).await);
     }
-    let started = start_server();
-    match &started {
-        Some(url) => create_tables(&url_of_database(url, "template1")).await,
-        None => {
-            // Not `eprintln!`, whose output is hidden for passing tests.
-            let text =
-                format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
-            let _ = std::io::stderr().write_all(text.as_bytes());
-        }
+    let Some(url) = start_server() else {
+        // Not `eprintln!`, whose output is hidden for passing tests.
+        let text = format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return None;
+    };
+    let mut server = with_ordinary_role(url).await;
+    execute(&server.admin, format!("create database {TEMPLATE} {}", server.clauses)).await;
+    create_tables(&url_of_database(&server.ordinary, TEMPLATE)).await;
+    server.clauses.push_str(&format!(" template {TEMPLATE}"));
+    Some(server)
+}
+
+/// Creates the ordinary role, unless the role of `admin` is one.
+async fn with_ordinary_role(admin: String) -> DatabaseServer {
+    const IS_SUPERUSER: &str = "select rolsuper from pg_roles where rolname = current_user";
+    let mut conn = PgConnection::connect(&admin).await.expect("the test server answers");
+    let is_superuser: bool = query_scalar(IS_SUPERUSER)
+        .fetch_one(&mut conn)
+        .await
+        .expect("the role is known");
+    if !is_superuser {
+        return DatabaseServer {
+            ordinary: admin.clone(),
+            clauses: String::new(),
+            admin,
+        };
     }
-    started
+    // Test programs that run at the same time on a named server share the role.
+    let create = format!(
+        "do $$ begin create role {ROLE} login nosuperuser nobypassrls password '{PASSWORD}'; \
+         exception when duplicate_object or unique_violation then null; end $$"
+    );
+    raw_sql(AssertSqlSafe(create))
+        .execute(&mut conn)
+        .await
+        .expect("the role is created");
+    conn.close().await.expect("a clean close");
+    DatabaseServer {
+        ordinary: url_of_role(&admin, ROLE, PASSWORD),
+        clauses: format!("owner {ROLE}"),
+        admin,
+    }
 }
 
 /// Creates the tables in the database that new databases are copies of.
 async fn create_tables(template: &str) {
-    let mut conn = PgConnection::connect(template).await.expect("the test server answers");
+    let mut conn = connect(template).await;
     let tables = sqlx::migrate!("migrations/postgres").run(&mut conn).await;
     tables.expect("the tables are created");
     conn.close().await.expect("a clean close");

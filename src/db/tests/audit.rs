@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{Db, Refusal, on_both, read, thread_at, write};
 use crate::db::audit::{self, AuditSearch};
 use crate::db::engine::on_engine;
-use crate::db::{DbError, DbResult, PendingEntries, threads};
+use crate::db::{DbError, DbResult, PendingEntries, RowAccess, threads};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::ThreadId;
@@ -176,7 +176,8 @@ async fn a_task_of_its_own_writes_for_the_request_that_it_carries_on(db: Db) {
         waits.await.expect("the test goes on");
         insert_thread(&writer, Ok(())).await
     };
-    let work = request.run(lazy(|_| PendingEntries::carry(writes))).await;
+    let carried = lazy(|_| RowAccess::carry(PendingEntries::carry(writes)));
+    let work = request.run(carried).await;
     let tasks = tokio_util::task::TaskTracker::new();
     let task = tasks.spawn(work);
     // The client is gone before the task has written.

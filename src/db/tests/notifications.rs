@@ -6,6 +6,7 @@ use crate::domain::id::{RunId, ThreadId};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn notifications_reach_another_server_after_the_commit() {
+    super::on_server(async {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
@@ -37,4 +38,6 @@ async fn notifications_reach_another_server_after_the_commit() {
     sender.close().await;
     receiver.close().await;
     database.discard().await;
+    })
+    .await;
 }

@@ -925,7 +925,7 @@ async fn a_sqlite_database_without_owners_is_upgraded() {
     let rows = old_rows("x'0000803f00000000'").replace("{id}", &format!("x'{}'", id.simple()));
     raw_sql(AssertSqlSafe(rows)).execute(&mut conn).await.expect("rows");
     conn.close().await.expect("a clean close");
-    check_upgraded(&url, id).await;
+    super::on_server(check_upgraded(&url, id)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -944,6 +944,6 @@ async fn a_postgres_database_without_owners_is_upgraded() {
     let rows = old_rows("'{1,0}'").replace("{id}", &format!("'{id}'"));
     raw_sql(AssertSqlSafe(rows)).execute(&mut conn).await.expect("rows");
     conn.close().await.expect("a clean close");
-    check_upgraded(&database.url, id).await;
+    super::on_server(check_upgraded(&database.url, id)).await;
     database.discard().await;
 }

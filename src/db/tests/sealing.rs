@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, query, query_scalar};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query, query_scalar};
 
 use super::crons::cron_at;
 use super::interrupts::pending_interrupt;
@@ -47,7 +47,7 @@ macro_rules! in_places {
             async fn $name() {
                 let folder = tempfile::tempdir().expect("a folder");
                 let url = format!("sqlite://{}/adjutant.db", folder.path().display());
-                super::$name(&super::Place { url }).await;
+                crate::db::tests::on_server(super::$name(&super::Place { url })).await;
             })*
         }
         mod postgres {
@@ -55,7 +55,7 @@ macro_rules! in_places {
             async fn $name() {
                 if let Some(database) = crate::db::tests::postgres::fresh_database().await {
                     let url = database.url.clone();
-                    super::$name(&super::Place { url }).await;
+                    crate::db::tests::on_server(super::$name(&super::Place { url })).await;
                     database.discard().await;
                 }
             })*
@@ -674,63 +674,79 @@ async fn an_erased_tenant_cannot_be_read_from_a_backup(place: &Place) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_server_reads_what_the_first_server_sealed() {
-    let Some(database) = super::postgres::fresh_database().await else {
-        return;
-    };
-    let place = Place {
-        url: database.url.clone(),
-    };
-    let one = place.open_with("test").await;
-    let other = place.open_with("test").await;
-    let ann = store(&one, ownership("acme", "ann"), MARKER).await;
-    check(&other, &ann, MARKER).await;
-    let bob = store(&other, ownership("acme", "bob"), MARKER).await;
-    check(&one, &bob, MARKER).await;
-    assert_eq!(
-        read!(one, |tx| data_key_count(tx)),
-        2,
-        "both use one key for the tenant"
-    );
-    one.close().await;
-    other.close().await;
-    database.discard().await;
+    super::on_server(Box::pin(async {
+        let Some(database) = super::postgres::fresh_database().await else {
+            return;
+        };
+        let place = Place {
+            url: database.url.clone(),
+        };
+        let one = place.open_with("test").await;
+        let other = place.open_with("test").await;
+        let ann = store(&one, ownership("acme", "ann"), MARKER).await;
+        check(&other, &ann, MARKER).await;
+        let bob = store(&other, ownership("acme", "bob"), MARKER).await;
+        check(&one, &bob, MARKER).await;
+        assert_eq!(
+            read!(one, |tx| data_key_count(tx)),
+            2,
+            "both use one key for the tenant"
+        );
+        one.close().await;
+        other.close().await;
+        database.discard().await;
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_are_not_in_the_files_of_postgres() {
-    let Some(database) = super::postgres::fresh_database().await else {
-        return;
-    };
-    let place = Place {
-        url: database.url.clone(),
-    };
-    let control = "a-text-that-is-stored-in-the-clear-0815";
-    let db = place.open_with("test").await;
-    store(&db, ownership("acme", "ann"), "sealed-text-that-is-nowhere-0816").await;
-    let thread = Thread {
-        metadata: object(json!({"note": control})),
-        ..thread_at(1)
-    };
-    write!(db, |tx| threads::insert(tx, &thread));
-    let folder: Option<String> = write!(db, |tx| async {
-        const SQL: &str = "select setting from pg_settings where name = 'data_directory'";
-        const FLUSH: &str = "checkpoint";
-        let folder = on_engine!(tx, |conn| query_scalar(SQL).fetch_optional(conn).await)?;
-        on_engine!(tx, |conn| query(FLUSH).execute(conn).await.map(drop))?;
-        DbResult::Ok(folder)
-    });
-    let grep = |text: &str| {
-        let folder = folder.as_deref().unwrap_or("/nowhere");
-        Command::new("grep")
-            .args(["-rqaF", text, folder])
-            .status()
-            .expect("grep")
-            .success()
-    };
-    // A server elsewhere, or of another user, does not show its files.
-    if grep(control) {
-        assert!(!grep("sealed-text-that-is-nowhere-0816"));
-    }
-    db.close().await;
-    database.discard().await;
+    super::on_server(async {
+        let Some(database) = super::postgres::fresh_database().await else {
+            return;
+        };
+        let place = Place {
+            url: database.url.clone(),
+        };
+        let control = "a-text-that-is-stored-in-the-clear-0815";
+        let db = place.open_with("test").await;
+        store(&db, ownership("acme", "ann"), "sealed-text-that-is-nowhere-0816").await;
+        let thread = Thread {
+            metadata: object(json!({"note": control})),
+            ..thread_at(1)
+        };
+        write!(db, |tx| threads::insert(tx, &thread));
+        let folder = match database.admin != database.url {
+            true => Some(flushed_folder(&database.admin).await),
+            false => None,
+        };
+        let grep = |text: &str| {
+            let folder = folder.as_deref().unwrap_or("/nowhere");
+            Command::new("grep")
+                .args(["-rqaF", text, folder])
+                .status()
+                .expect("grep")
+                .success()
+        };
+        // A server elsewhere, or of another user, does not show its files.
+        if grep(control) {
+            assert!(!grep("sealed-text-that-is-nowhere-0816"));
+        }
+        db.close().await;
+        database.discard().await;
+    })
+    .await;
+}
+
+/// Writes everything to the files of the database, and returns their folder.
+async fn flushed_folder(url: &str) -> String {
+    let mut conn = PgConnection::connect(url).await.expect("a superuser");
+    query("checkpoint")
+        .execute(&mut conn)
+        .await
+        .expect("everything is written");
+    query_scalar("select setting from pg_settings where name = 'data_directory'")
+        .fetch_one(&mut conn)
+        .await
+        .expect("a folder")
 }

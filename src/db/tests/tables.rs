@@ -30,53 +30,56 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_are_the_same_on_both_engines() {
-    let db = super::open("sqlite::memory:").await;
-    let ours = read!(db, |tx| tables(tx));
-    assert_eq!(
-        ours.keys().collect::<Vec<_>>(),
-        [
-            "agents",
-            "api_keys",
-            "assistant_versions",
-            "assistants",
-            "audit",
-            "auth_tickets",
-            "background_tasks",
-            "checkpoints",
-            "crons",
-            "daily_usage",
-            "data_key_changes",
-            "data_keys",
-            "definition_changes",
-            "definition_versions",
-            "definitions",
-            "deliveries",
-            "events",
-            "idempotency_keys",
-            "interrupt_approvers",
-            "interrupts",
-            "item_vectors",
-            "items",
-            "jobs",
-            "probes",
-            "remote_runs",
-            "runs",
-            "thread_bytes",
-            "thread_terms",
-            "threads",
-            "tree_shares",
-            "trees",
-            "unfinished_copies",
-            "workers"
-        ]
-    );
-    db.close().await;
-    if let Some(database) = postgres::fresh_database().await {
-        let db = super::open(&database.url).await;
-        assert_eq!(read!(db, |tx| tables(tx)), ours);
+    super::on_server(async {
+        let db = super::open("sqlite::memory:").await;
+        let ours = read!(db, |tx| tables(tx));
+        assert_eq!(
+            ours.keys().collect::<Vec<_>>(),
+            [
+                "agents",
+                "api_keys",
+                "assistant_versions",
+                "assistants",
+                "audit",
+                "auth_tickets",
+                "background_tasks",
+                "checkpoints",
+                "crons",
+                "daily_usage",
+                "data_key_changes",
+                "data_keys",
+                "definition_changes",
+                "definition_versions",
+                "definitions",
+                "deliveries",
+                "events",
+                "idempotency_keys",
+                "interrupt_approvers",
+                "interrupts",
+                "item_vectors",
+                "items",
+                "jobs",
+                "probes",
+                "remote_runs",
+                "runs",
+                "thread_bytes",
+                "thread_terms",
+                "threads",
+                "tree_shares",
+                "trees",
+                "unfinished_copies",
+                "workers"
+            ]
+        );
         db.close().await;
-        database.discard().await;
-    }
+        if let Some(database) = postgres::fresh_database().await {
+            let db = super::open(&database.url).await;
+            assert_eq!(read!(db, |tx| tables(tx)), ours);
+            db.close().await;
+            database.discard().await;
+        }
+    })
+    .await;
 }
 
 /// Returns the engine's plan for a statement.
@@ -308,17 +311,21 @@ async fn check_plans(db: &Db, id: &'static str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_use_indexes_on_sqlite() {
-    let db = super::open("sqlite::memory:").await;
-    check_plans(&db, "x'00'").await;
-    let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 union all \
+    super::on_server(async {
+        let db = super::open("sqlite::memory:").await;
+        check_plans(&db, "x'00'").await;
+        let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 union all \
         select seq from events where thread_id = x'00' and seq > 1 order by seq limit 9";
-    let merged = read!(db, |tx| plan(tx, page));
-    assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
-    db.close().await;
+        let merged = read!(db, |tx| plan(tx, page));
+        assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
+        db.close().await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_use_indexes_on_postgres() {
+    super::on_server(async {
     const FILL: &str = "insert into threads (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
         select gen_random_uuid(), case n % 4 when 0 then 'busy' else 'idle' end, \
         jsonb_build_object('n', n), '{}', null, n, n, n from generate_series(1, 5000) n; \
@@ -359,6 +366,8 @@ async fn queries_use_indexes_on_postgres() {
     check_plans_of_postgres(&db).await;
     db.close().await;
     database.discard().await;
+    })
+    .await;
 }
 
 /// Checks that Postgres uses an index for each query. Which one, and sorting a few rows, is left to its planner.

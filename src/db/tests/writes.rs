@@ -183,26 +183,29 @@ async fn writes_after_closing_are_refused(db: Db) {
 
 #[tokio::test]
 async fn closing_finishes_accepted_writes() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let url = format!("sqlite://{}/a.db", directory.path().display());
-    let db = super::open(&url).await;
-    let id = stored_thread(&db).await;
-    let writes = (0..20).map(|n| {
-        let db = db.clone();
-        async move { write!(db, |tx| threads::insert(tx, &thread_at(n))) }
-    });
-    futures::future::join_all(writes).await;
-    db.close().await;
-    let db = super::open(&url).await;
-    assert!(read!(db, |tx| threads::find(tx, id)).is_some());
-    assert_eq!(
-        read!(db, |tx| threads::count(
-            tx,
-            &threads::ThreadQuery::within(AccessScope::Server)
-        )),
-        21
-    );
-    db.close().await;
+    super::on_server(async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("sqlite://{}/a.db", directory.path().display());
+        let db = super::open(&url).await;
+        let id = stored_thread(&db).await;
+        let writes = (0..20).map(|n| {
+            let db = db.clone();
+            async move { write!(db, |tx| threads::insert(tx, &thread_at(n))) }
+        });
+        futures::future::join_all(writes).await;
+        db.close().await;
+        let db = super::open(&url).await;
+        assert!(read!(db, |tx| threads::find(tx, id)).is_some());
+        assert_eq!(
+            read!(db, |tx| threads::count(
+                tx,
+                &threads::ThreadQuery::within(AccessScope::Server)
+            )),
+            21
+        );
+        db.close().await;
+    })
+    .await;
 }
 
 async fn cancelled_reads_do_not_block_writes(db: Db) {

@@ -8,6 +8,7 @@ use crate::domain::account::RunQueue;
 use crate::domain::event::Origin;
 use tokio_util::sync::CancellationToken;
 
+use crate::db::RowAccess;
 use crate::db::events::NewEvent;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};
@@ -155,139 +156,179 @@ async fn all(tail: &mut Tail) -> Vec<i64> {
 
 #[tokio::test]
 async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Running).await;
-    scene.log.open(1);
-    let mut tail = scene.events.tail(&run, After::Start);
-    scene.commits(&run, &[Fact::Paused, Fact::Paused]).await;
-    assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
-    assert!(tail.has_ready());
-    scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
-    scene.commits(&run, &[ended()]).await;
-    assert_eq!(all(&mut tail).await, [2, 3, 4]);
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(1);
+            let mut tail = scene.events.tail(&run, After::Start);
+            scene.commits(&run, &[Fact::Paused, Fact::Paused]).await;
+            assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
+            assert!(tail.has_ready());
+            scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
+            scene.commits(&run, &[ended()]).await;
+            assert_eq!(all(&mut tail).await, [2, 3, 4]);
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_late_reader_reads_stored_events_and_then_those_in_memory() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Running).await;
-    scene.stores(&run, &[(1, Fact::Paused), (2, Fact::Paused)]).await;
-    scene.log.open(3);
-    scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
-    scene.commits(&run, &[ended()]).await;
-    assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2, 3, 4]);
-    assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, [3, 4]);
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.stores(&run, &[(1, Fact::Paused), (2, Fact::Paused)]).await;
+            scene.log.open(3);
+            scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
+            scene.commits(&run, &[ended()]).await;
+            assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2, 3, 4]);
+            assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, [3, 4]);
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_of_a_long_run_passes_from_stored_events_to_memory() {
-    let scene = Scene::new().await;
-    let older = scene.run(RunStatus::Success).await;
-    scene.stores(&older, &[(1, Fact::Paused), (2, ended())]).await;
-    let run = scene.run(RunStatus::Running).await;
-    scene.log.open(3);
-    let count = usize::try_from(PAGE).unwrap() + 10;
-    scene.commits(&run, &vec![Fact::Paused; count]).await;
-    let mut tail = scene.events.tail(&run, After::Start);
-    for seq in (3..).take(count) {
-        let event = timeout(PATIENCE, tail.next()).await.expect("an event that is there");
-        assert_eq!(event.unwrap().map(|event| event.seq), Some(seq));
-    }
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let older = scene.run(RunStatus::Success).await;
+            scene.stores(&older, &[(1, Fact::Paused), (2, ended())]).await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(3);
+            let count = usize::try_from(PAGE).unwrap() + 10;
+            scene.commits(&run, &vec![Fact::Paused; count]).await;
+            let mut tail = scene.events.tail(&run, After::Start);
+            for seq in (3..).take(count) {
+                let event = timeout(PATIENCE, tail.next()).await.expect("an event that is there");
+                assert_eq!(event.unwrap().map(|event| event.seq), Some(seq));
+            }
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_slow_reader_gets_stored_events_and_misses_only_volatile_ones() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Running).await;
-    scene.log.open(1);
-    scene.commits(&run, &[Fact::Paused]).await;
-    scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
-    scene.commits(&run, &[Fact::Paused]).await;
-    let mut tail = scene.events.tail(&run, After::Start);
-    for _ in 0..1024 {
-        scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
-    }
-    scene.commits(&run, &[ended()]).await;
-    let seqs = all(&mut tail).await;
-    assert_eq!(seqs[..2].to_vec(), vec![1, 3]);
-    assert_eq!(seqs.len(), 2 + 1024);
-    assert_eq!(seqs.last(), Some(&1028));
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(1);
+            scene.commits(&run, &[Fact::Paused]).await;
+            scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
+            scene.commits(&run, &[Fact::Paused]).await;
+            let mut tail = scene.events.tail(&run, After::Start);
+            for _ in 0..1024 {
+                scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
+            }
+            scene.commits(&run, &[ended()]).await;
+            let seqs = all(&mut tail).await;
+            assert_eq!(seqs[..2].to_vec(), vec![1, 3]);
+            assert_eq!(seqs.len(), 2 + 1024);
+            assert_eq!(seqs.last(), Some(&1028));
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_after_the_end_ends_at_once() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Success).await;
-    scene.stores(&run, &[(1, Fact::Paused), (2, ended())]).await;
-    assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2]);
-    assert_eq!(
-        all(&mut scene.events.tail(&run, After::Seq(2))).await,
-        Vec::<i64>::new()
-    );
-    assert_eq!(all(&mut scene.events.tail(&run, After::Now)).await, Vec::<i64>::new());
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Success).await;
+            scene.stores(&run, &[(1, Fact::Paused), (2, ended())]).await;
+            assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2]);
+            assert_eq!(
+                all(&mut scene.events.tail(&run, After::Seq(2))).await,
+                Vec::<i64>::new()
+            );
+            assert_eq!(all(&mut scene.events.tail(&run, After::Now)).await, Vec::<i64>::new());
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_of_an_ended_run_does_not_wait_for_another_run() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Success).await;
-    scene.stores(&run, &[(1, ended())]).await;
-    scene.log.open(2);
-    let mut tail = scene.events.tail(&run, After::Seq(1));
-    let end = timeout(PATIENCE, all(&mut tail)).await;
-    assert_eq!(end.ok(), Some(vec![]));
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Success).await;
+            scene.stores(&run, &[(1, ended())]).await;
+            scene.log.open(2);
+            let mut tail = scene.events.tail(&run, After::Seq(1));
+            let end = timeout(PATIENCE, all(&mut tail)).await;
+            assert_eq!(end.ok(), Some(vec![]));
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_from_before_the_start_gets_the_first_event() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Pending).await;
-    let mut tail = scene.events.tail(&run, After::Now);
-    assert_eq!(tail.start_from_now().await.unwrap(), 0);
-    scene.log.open(1);
-    scene.commits(&run, &[Fact::Paused, ended()]).await;
-    assert_eq!(all(&mut tail).await, [1, 2]);
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Pending).await;
+            let mut tail = scene.events.tail(&run, After::Now);
+            assert_eq!(tail.start_from_now().await.unwrap(), 0);
+            scene.log.open(1);
+            scene.commits(&run, &[Fact::Paused, ended()]).await;
+            assert_eq!(all(&mut tail).await, [1, 2]);
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_follows_a_run_in_another_process() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Running).await;
-    let mut tail = scene.events.tail(&run, After::Start);
-    scene.stores(&run, &[(1, Fact::Paused)]).await;
-    assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
-    scene.stores(&run, &[(2, Fact::Paused)]).await;
-    scene.ends(&run).await;
-    assert_eq!(
-        all(&mut tail).await,
-        [2],
-        "it ends without a last event when the run is over"
-    );
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            let mut tail = scene.events.tail(&run, After::Start);
+            scene.stores(&run, &[(1, Fact::Paused)]).await;
+            assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
+            scene.stores(&run, &[(2, Fact::Paused)]).await;
+            scene.ends(&run).await;
+            assert_eq!(
+                all(&mut tail).await,
+                [2],
+                "it ends without a last event when the run is over"
+            );
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_does_not_get_the_events_of_other_runs() {
-    let scene = Scene::new().await;
-    let other = scene.run(RunStatus::Success).await;
-    let run = scene.run(RunStatus::Pending).await;
-    scene.log.open(1);
-    scene.commits(&other, &[Fact::Paused, ended()]).await;
-    scene.log.close(0);
-    scene.log.open(3);
-    scene.commits(&run, &[ended()]).await;
-    assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [3]);
-    assert_eq!(all(&mut scene.events.tail(&other, After::Start)).await, [1, 2]);
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let other = scene.run(RunStatus::Success).await;
+            let run = scene.run(RunStatus::Pending).await;
+            scene.log.open(1);
+            scene.commits(&other, &[Fact::Paused, ended()]).await;
+            scene.log.close(0);
+            scene.log.open(3);
+            scene.commits(&run, &[ended()]).await;
+            assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [3]);
+            assert_eq!(all(&mut scene.events.tail(&other, After::Start)).await, [1, 2]);
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_reader_from_now_on_gets_only_new_events() {
-    let scene = Scene::new().await;
-    let run = scene.run(RunStatus::Running).await;
-    scene.log.open(1);
-    scene.commits(&run, &[Fact::Paused]).await;
-    let first = scene.log.reserve(1);
-    let mut tail = scene.events.tail(&run, After::Now);
-    assert_eq!(tail.start_from_now().await.unwrap(), 1);
-    scene.log.publish([Arc::new(event(&run, first, ended()))]);
-    assert_eq!(all(&mut tail).await, [2]);
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(1);
+            scene.commits(&run, &[Fact::Paused]).await;
+            let first = scene.log.reserve(1);
+            let mut tail = scene.events.tail(&run, After::Now);
+            assert_eq!(tail.start_from_now().await.unwrap(), 1);
+            scene.log.publish([Arc::new(event(&run, first, ended()))]);
+            assert_eq!(all(&mut tail).await, [2]);
+        })
+        .await;
 }

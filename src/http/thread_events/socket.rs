@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Interval;
 
 use super::commands::{CommandHandler, command_error, no_subscription};
-use crate::db::DbResult;
+use crate::db::{DbResult, RowAccess};
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{ThreadEvent, ThreadTail};
@@ -56,7 +56,12 @@ pub(in crate::http) async fn get(
     let most = api.settings.bodies.max;
     // The connection counts as busy for as long as the socket is open.
     let connection = connection.map(|Extension(connection)| connection.begin());
-    let session = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, permit, connection).run();
+    // The session is a task of its own.
+    let access = RowAccess::of_caller(&api.caller);
+    let session = move |socket| {
+        let session = SocketSession::new(api, path.thread_id, socket, bodies, permit, connection);
+        access.scope(session.run())
+    };
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
 }
 

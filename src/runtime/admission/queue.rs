@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Admission;
-use crate::db;
+use crate::db::{self, RowAccess};
 use crate::runtime::StartError;
 
 /// The bounds of runs.
@@ -98,7 +98,9 @@ impl Admission {
             Room::Unknown => {
                 let most = i64::try_from(queue.most).unwrap_or(i64::MAX);
                 let read = self.core.db.read(move |tx| Box::pin(db::runs::count_pending(tx, most)));
-                match queue.recount(read.await?, wanted, Instant::now()) {
+                // The bound is one of all tenants together.
+                let waiting = RowAccess::Server.scope(read).await?;
+                match queue.recount(waiting, wanted, Instant::now()) {
                     true => Ok(()),
                     false => Err(StartError::QueueFull(queue.most)),
                 }

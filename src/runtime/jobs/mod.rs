@@ -281,7 +281,7 @@ impl JobRunner {
         for batch in claim.await?.chunks(state.limits.batch) {
             let permit = Arc::clone(&state.slots).try_acquire_owned().ok();
             let work = self.clone().run_batch(kind, batch.to_vec(), permit);
-            drop(self.core.shutdown.spawn(kind.word(), work));
+            drop(self.core.spawn(kind.word(), work));
         }
         Ok(())
     }

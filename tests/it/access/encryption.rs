@@ -5,11 +5,11 @@ use std::process::{Command, Output, Stdio};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar};
+use sqlx::{AssertSqlSafe, Connection, query_scalar};
 
 use crate::support::client::{Client, reply};
 use crate::support::process::{Log, Process, server_in};
-use crate::support::{Human, TestServer, call, eventually, on_both_engines, script, without_postgres};
+use crate::support::{Human, TestServer, call, eventually, on_both_engines, postgres, script, without_postgres};
 
 on_both_engines! {
     a_conversation_cannot_be_read_in_the_database,
@@ -69,7 +69,7 @@ async fn everything_stored(server: &TestServer) -> String {
 
 async fn rows(url: &str) -> String {
     const TABLES: &str = "select table_name::text from information_schema.tables where table_schema = 'public'";
-    let mut conn = PgConnection::connect(url).await.expect("a connection");
+    let mut conn = postgres::connect(url).await;
     let tables: Vec<String> = query_scalar(TABLES).fetch_all(&mut conn).await.expect("tables");
     assert!(tables.len() > 30, "{tables:?}");
     let mut all = String::new();

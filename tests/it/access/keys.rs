@@ -8,7 +8,7 @@ use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection, query_scalar};
+use sqlx::query_scalar;
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
@@ -17,7 +17,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::support::client::Client;
 use crate::support::process::{Log, Process, server_in};
 use crate::support::sse::Sse;
-use crate::support::{Engine, Keys, TestServer, eventually, on_both_engines, on_postgres};
+use crate::support::{Engine, Keys, TestServer, eventually, on_both_engines, on_postgres, postgres};
 
 on_both_engines! {
     a_key_works_until_it_is_revoked,
@@ -283,7 +283,7 @@ async fn the_last_use_is_recorded(server: TestServer) {
 async fn everything_stored(server: &TestServer) -> String {
     let url = server.database_url();
     if server.engine == Engine::Postgres {
-        let mut conn = PgConnection::connect(&url).await.expect("a connection");
+        let mut conn = postgres::connect(&url).await;
         let keys: Vec<String> = query_scalar("select api_keys::text from api_keys")
             .fetch_all(&mut conn)
             .await

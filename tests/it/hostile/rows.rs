@@ -1,14 +1,16 @@
 //! Rows of the database that cannot be read: they are stepped over, and everything else goes on.
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query, query_as};
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection, query, query_as};
 
 use crate::agents::background_tasks::{boss, knows_an_outcome, start, the_task};
 use crate::remote::awaited::Peer;
 use crate::remote::background_tasks::chief;
 use crate::support::client::{Client, Reply};
 use crate::support::webhook_receiver::WebhookReceiver;
-use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
+use crate::support::{
+    Engine, TestServer, eventually, lookup, mail, on_both_engines, postgres, script, task, transcript,
+};
 
 /// The text that replaces JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +49,7 @@ async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
                 .rows_affected()
         }
         Engine::Postgres => {
-            let mut conn = PgConnection::connect(&url).await.unwrap();
+            let mut conn = postgres::connect(&url).await;
             // A statement that changes many rows can meet the server's own in the opposite order.
             loop {
                 match query(AssertSqlSafe(text.clone())).execute(&mut conn).await {
@@ -84,7 +86,7 @@ async fn columns(server: &TestServer) -> Vec<(String, String)> {
             .await
             .unwrap(),
         Engine::Postgres => query_as(POSTGRES)
-            .fetch_all(&mut PgConnection::connect(&url).await.unwrap())
+            .fetch_all(&mut postgres::connect(&url).await)
             .await
             .unwrap(),
     }
@@ -120,7 +122,7 @@ async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
     if server.engine == Engine::Sqlite {
         return false;
     }
-    let mut conn = PgConnection::connect(&server.database_url()).await.unwrap();
+    let mut conn = postgres::connect(&server.database_url()).await;
     let found: Vec<(String,)> =
         query_as("select data_type::text from information_schema.columns where table_name = $1 and column_name = $2")
             .bind(table)

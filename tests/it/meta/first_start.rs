@@ -421,3 +421,25 @@ async fn an_empty_postgres_database_gets_its_tables() {
     served.stops();
     database.discard().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_superuser_of_postgres_is_warned_once_that_there_is_no_second_fence() {
+    const WARNING: &str = "row-level security has no effect";
+    let Some(database) = postgres::fresh_database().await else {
+        skipped::<()>("Postgres");
+        return;
+    };
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let said_to = |url: &str| {
+        let served = Served::begins(folder.path(), &["--database-url", url]);
+        served.stops()
+    };
+    let said = said_to(&database.url);
+    assert!(!said.contains(WARNING), "{said}");
+    if database.admin != database.url {
+        let said = said_to(&database.admin);
+        assert_eq!(said.matches(WARNING).count(), 1, "{said}");
+        assert!(said.contains("nosuperuser nobypassrls"), "{said}");
+    }
+    database.discard().await;
+}

@@ -238,6 +238,19 @@ fn a_forbidden_use_is_found_in_every_spelling() {
     assert_eq!(find("db", "// see crate::http\nuse crate::domain::id;"), [""; 0]);
 }
 
+/// A task that is started elsewhere would not know for which tenant it works.
+#[test]
+fn tasks_of_the_runtime_are_started_in_one_place() {
+    let sources = sources();
+    let starts = |source: &&Source| source.room == "runtime" && source.text.contains("shutdown.spawn(");
+    let places: Vec<&str> = sources
+        .iter()
+        .filter(starts)
+        .map(|source| source.place.as_str())
+        .collect();
+    assert_eq!(places, ["runtime/shared.rs"], "use `Core::spawn`");
+}
+
 #[test]
 fn every_file_has_a_module_comment() {
     let is_silent = |source: &&Source| {

@@ -1,8 +1,8 @@
 //! Statements on the database of a server, beside the server.
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection, query_scalar, raw_sql};
 
-use super::{Engine, TestServer};
+use super::{Engine, TestServer, postgres};
 
 impl TestServer {
     /// Returns the number that a query finds in the database.
@@ -15,7 +15,7 @@ impl TestServer {
                 query_scalar(sql).fetch_one(&mut conn).await.expect("a number")
             }
             Engine::Postgres => {
-                let mut conn = PgConnection::connect(&url).await.expect("a connection");
+                let mut conn = postgres::connect(&url).await;
                 query_scalar(sql).fetch_one(&mut conn).await.expect("a number")
             }
         }
@@ -32,7 +32,7 @@ impl TestServer {
                 conn.close().await.expect("a clean close");
             }
             Engine::Postgres => {
-                let mut conn = PgConnection::connect(&url).await.expect("a connection");
+                let mut conn = postgres::connect(&url).await;
                 raw_sql(sql).execute(&mut conn).await.expect("the statements");
                 conn.close().await.expect("a clean close");
             }
