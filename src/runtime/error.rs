@@ -48,6 +48,9 @@ pub enum StartError {
         /// The definition that it names.
         graph_id: String,
     },
+    /// The tenant may not use a model of the agent.
+    #[error("{0}")]
+    ModelNotAllowed(String),
     /// The thread has no such checkpoint.
     #[error("there is no checkpoint {0} on this thread")]
     NoCheckpoint(CheckpointId),

@@ -14,4 +14,5 @@ mod matrix;
 mod policies;
 mod quotas;
 mod sdk;
+mod tenants;
 mod tickets;
