@@ -295,6 +295,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "graph_not_found", message)
     }
 
+    /// The tenant of the thread may not use a model of the agent.
+    pub fn model_not_allowed(message: String) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "model_not_allowed", message)
+    }
+
     /// The tenant of the caller has no agent of this name.
     pub fn agent_not_allowed(graph_id: &str) -> Self {
         let message = format!(
@@ -581,7 +586,7 @@ impl From<StartError> for ApiError {
             StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
             StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),
-            StartError::ModelNotAllowed(message) => Self::new(StatusCode::FORBIDDEN, "model_not_allowed", message),
+            StartError::ModelNotAllowed(message) => Self::model_not_allowed(message),
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QueueFull(_) => {
@@ -682,6 +687,7 @@ impl From<ResolveError> for ApiError {
                 let message = "The assistant of the interrupted run was deleted, or its agent is no longer configured";
                 Self::new(StatusCode::CONFLICT, "agent_gone", message)
             }
+            ResolveError::ModelNotAllowed(message) => Self::model_not_allowed(message),
             ResolveError::Stale(what) => {
                 let message = format!("The interrupt can no longer be answered: it is {what}");
                 Self::new(StatusCode::CONFLICT, "interrupt_stale", message)

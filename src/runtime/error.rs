@@ -137,6 +137,9 @@ pub enum ResolveError {
     /// The assistant that asked was deleted, or its definition is not configured any more.
     #[error("the agent that asked is gone")]
     NoAgent,
+    /// The tenant may not use a model of the agent any more.
+    #[error("{0}")]
+    ModelNotAllowed(String),
     /// The interrupt has another answer, was dropped, or has expired.
     #[error("the interrupt is {0}")]
     Stale(&'static str),
