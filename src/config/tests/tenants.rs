@@ -54,9 +54,18 @@ fn a_key_file_of_a_tenant_is_beside_the_configuration() {
 fn mistakes_in_sections_of_tenants_are_named_with_their_place() {
     for (lines, expected) in [
         ("[tenants.Acme]", "must be the name of a tenant"),
-        ("[tenants.acme]\nagents = [\"b\"]", "tenants.acme.agents[0]: there is no agent `b`"),
-        ("[tenants.acme]\nagents = [\"a*b\"]", "tenants.acme.agents[0]: `a*b` must be a name"),
-        ("[tenants.acme]\ntools = [\"fnd\"]", "tenants.acme.tools[0]: there is no tool `fnd`"),
+        (
+            "[tenants.acme]\nagents = [\"b\"]",
+            "tenants.acme.agents[0]: there is no agent `b`",
+        ),
+        (
+            "[tenants.acme]\nagents = [\"a*b\"]",
+            "tenants.acme.agents[0]: `a*b` must be a name",
+        ),
+        (
+            "[tenants.acme]\ntools = [\"fnd\"]",
+            "tenants.acme.tools[0]: there is no tool `fnd`",
+        ),
         (
             "[tenants.acme]\ntools = [\"find\", \"wiki/*\"]",
             "tenants.acme.tools[1]: there is no MCP server `wiki`",
@@ -109,7 +118,10 @@ fn mistakes_in_sections_of_tenants_are_named_with_their_place() {
             "[tenants.acme]\ncors_origins = [\"acme.example\"]",
             "tenants.acme.cors_origins[0]: `acme.example` must be an origin",
         ),
-        ("[tenants.acme]\nhosts = [\"*\"]", "tenants.acme.hosts[0]: must be names"),
+        (
+            "[tenants.acme]\nhosts = [\"*\"]",
+            "tenants.acme.hosts[0]: must be names",
+        ),
         (
             "[tenants.acme]\nhosts = [\"a:1\"]",
             "tenants.acme.hosts[0]: `a:1` must be a name without a port",

@@ -137,7 +137,11 @@ async fn an_agent_that_others_have_does_not_exist_for_a_tenant(server: TestServe
         assert!(!refused.1.contains("plain"), "{refused:?}");
     }
     for body in [a_run("office"), cron("office")] {
-        let path = if body["schedule"].is_null() { "/runs" } else { "/runs/crons" };
+        let path = if body["schedule"].is_null() {
+            "/runs"
+        } else {
+            "/runs/crons"
+        };
         assert!(ann.post(path, body).await.status >= 400);
     }
     let graph = answer(ann.get("/assistants/office/graph").await);
@@ -198,7 +202,10 @@ async fn an_agent_that_was_taken_away_runs_no_more(server: TestServer) {
     let again = json!({"assistant_id": id, "input": null});
     client.post(&ann.path("/runs"), again).await.refused(404);
     // What was said stays readable.
-    assert_eq!(ann.transcript().await.last().expect("a message"), "ai: while it was there");
+    assert_eq!(
+        ann.transcript().await.last().expect("a message"),
+        "ai: while it was there"
+    );
     all_are_due(&server).await;
     let resource = format!("assistant:{id}");
     let root = keys.client("root");
@@ -232,7 +239,10 @@ async fn a_subagent_that_others_have_does_not_exist_for_a_tenant(server: TestSer
     let ask = script().calls(task("t1", "clerk", &work)).says("done");
     let ann = user(&keys, "ann", "chief").await;
     let said = transcript(&ann.says(&ask).await);
-    assert!(said[2].starts_with("task failed: ") && said[2].contains("clerk"), "{said:?}");
+    assert!(
+        said[2].starts_with("task failed: ") && said[2].contains("clerk"),
+        "{said:?}"
+    );
     let subgraphs = ann.client().get("/assistants/chief/subgraphs").await.ok();
     assert!(subgraphs.get("clerk").is_none(), "{subgraphs}");
     let other = user(&keys, "root-of-other", "chief").await;
@@ -273,7 +283,10 @@ async fn a_run_with_a_model_that_others_have_is_refused_before_it_starts(server:
         let refused = ann.post(&path, a_run("openai")).await;
         assert_eq!(refused.body["code"], "model_not_allowed", "{refused:?}");
         let text = refused.refused(403);
-        assert!(text.contains("`fake_openai:m-1`") && text.contains("`models`"), "{text}");
+        assert!(
+            text.contains("`fake_openai:m-1`") && text.contains("`models`"),
+            "{text}"
+        );
     }
     let mut cron = a_run("openai");
     cron["schedule"] = json!("0 0 1 1 *");
@@ -338,23 +351,25 @@ async fn a_provider_gets_the_key_of_the_tenant(server: TestServer) {
     let section = "providers.fake_openai.api_key = \"${secrets.acme}\"\n\
                    [secrets.acme]\ncommand = [\"printf\", \"%s\", \"key-of-acme\"]";
     let keys = restricted(&server, section).await;
-    server.models.will([Turn::Says("one"), Turn::Says("two"), Turn::Says("three")]);
+    server
+        .models
+        .will([Turn::Says("one"), Turn::Says("two"), Turn::Says("three")]);
     for caller in ["ann", "root-of-other", "bob"] {
         let values = keys.client(caller).post("/runs/wait", a_run("openai")).await.ok();
         assert_eq!(values["messages"].as_array().expect("messages").len(), 2, "{values}");
     }
     let asked = server.models.asked();
     let used: Vec<_> = asked.iter().map(|request| request.key.as_deref()).collect();
-    assert_eq!(
-        used,
-        [Some("key-of-acme"), Some("secret-openai"), Some("key-of-acme")]
-    );
+    assert_eq!(used, [Some("key-of-acme"), Some("secret-openai"), Some("key-of-acme")]);
     let paths: Vec<_> = asked.iter().map(|request| request.path.as_str()).collect();
     assert_eq!(paths, ["/openai/v1/chat/completions"; 3]);
 }
 
 async fn a_tool_gets_the_headers_of_the_tenant(server: TestServer) {
-    let section = format!("[tenants.acme.headers.{:?}]\nx-key = \"key-of-acme\"", server.tools.base);
+    let section = format!(
+        "[tenants.acme.headers.{:?}]\nx-key = \"key-of-acme\"",
+        server.tools.base
+    );
     let keys = restricted(&server, &section).await;
     let ask = script().calls(lookup("c1", "x")).says("done");
     for caller in ["ann", "root-of-other"] {
