@@ -6,7 +6,8 @@ fn with(lines: &str) -> String {
     format!(
         "[auth]\n[agents.a]\nmodel = \"lab:x\"\n[providers.lab]\nkind = \"openai\"\nbase_url = \"http://x/v1\"\n\
          [mcp_servers.docs]\nurl = \"https://mcp.example.org/mcp\"\n\
-         [tools.find]\ndescription = \"Finds.\"\nurl = \"https://crm.example.org/find\"\n{lines}"
+         [tools.find]\ndescription = \"Finds.\"\nurl = \"https://crm.example.org/find\"\n\
+         parameters = {{ type = \"object\" }}\n{lines}"
     )
 }
 
