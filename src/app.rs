@@ -23,15 +23,17 @@ use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::item::TextPath;
+use crate::domain::name_patterns::NamePatterns;
 use crate::domain::quota::Quotas;
 use crate::domain::ruling::{AccessPolicies, NoPolicies};
 use crate::domain::size::SizeLimits;
+use crate::domain::tenant::Tenants;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::http::{
     self, ApiParts, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
-    StreamLimits,
+    StreamLimits, TenantSites,
 };
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
@@ -55,6 +57,7 @@ mod definitions;
 mod encryption;
 mod key_commands;
 mod keys;
+mod tenants;
 
 pub use builder::{Builder, Prepared};
 pub use data_commands::run as run_data_command;
@@ -71,6 +74,7 @@ pub struct App {
     store: Store,
     auth: Authenticator,
     quotas: Arc<Quotas>,
+    tenants: Arc<Tenants>,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
@@ -113,8 +117,10 @@ impl App {
         let client = remote::client().context("could not create the HTTP client for tools")?;
         let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
+        let tenants = Arc::new(config.tenant_settings()?);
+        let parts_of_tenants = tenants::parts(&config, &tenants, &providers, &tools, &client)?;
         let files = definitions::of_files(&config, Problems::default());
-        let servers = mcp_servers(client, &config.answers, &shutdown);
+        let servers = mcp_servers(client, &config.answers, &shutdown).with_tenants(Arc::clone(&tenants));
         servers
             .replace(&files.all_servers())
             .map_err(|error| anyhow!("{error}"))?;
@@ -127,6 +133,8 @@ impl App {
             servers,
             peers: peers(&config, &shutdown).context("could not create the HTTP client for remote agents")?,
             profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
+            agents: NamePatterns::default(),
+            tenants: Arc::new(parts_of_tenants),
         };
         let ground = AgentSources {
             workshop,
@@ -143,7 +151,7 @@ impl App {
             metrics: metrics.clone(),
             store: store.clone(),
             retention: retention(&config),
-            webhooks: webhooks(&config.webhooks).context("could not create the webhook sender")?,
+            webhooks: webhooks(&config).context("could not create the webhook sender")?,
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
@@ -159,6 +167,7 @@ impl App {
                 keep: config.audit.keep(),
             },
             quotas: Arc::clone(&quotas),
+            tenants: Arc::clone(&tenants),
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -183,6 +192,7 @@ impl App {
             store,
             auth,
             quotas,
+            tenants,
             metrics,
             clock,
             shutdown,
@@ -226,7 +236,7 @@ impl App {
             stored: self.runtime.stored.clone(),
             quotas: Arc::clone(&self.quotas),
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
-            settings: api_settings(&self.config.server, address),
+            settings: api_settings(&self.config.server, address, &self.tenants),
         };
         let document = document_url(address);
         tracing::info!(%address, database = %self.config.storage.url, document, "listening");
@@ -278,11 +288,14 @@ fn document_url(address: SocketAddr) -> String {
 }
 
 /// Returns the HTTP settings of a server bound to `address`.
-fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
+fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants) -> ApiSettings {
     // A host name in `listen` is accepted as a name of the server.
     let listen = server.listen.rsplit_once(':').map(|(host, _)| host.to_owned());
     let named = listen.filter(|host| !host.starts_with('[') && host.parse::<IpAddr>().is_err());
     let hosts: Vec<String> = server.hosts.iter().cloned().chain(named).collect();
+    let sites = TenantSites::new(&server.cors_origins, &hosts, Some(address.ip()), tenants);
+    let of_tenants = tenants.iter().flat_map(|(_, settings)| settings.hosts.iter().flatten());
+    let all_hosts: Vec<String> = hosts.iter().chain(of_tenants).cloned().collect();
     ApiSettings {
         bodies: BodyLimits {
             max: server.max_body_bytes,
@@ -290,9 +303,10 @@ fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
             timeout: server.body_timeout(),
         },
         heartbeat: server.keep_alive(),
-        cors: cors(server),
+        cors: cors(server, tenants),
         request: server.request(),
-        hosts: HostRules::new(&hosts, Some(address.ip())),
+        hosts: HostRules::new(&all_hosts, Some(address.ip())),
+        sites,
     }
 }
 
@@ -345,7 +359,8 @@ fn retention(config: &Config) -> Retention {
 }
 
 /// Creates the webhook sender.
-fn webhooks(section: &config::WebhooksSection) -> anyhow::Result<Webhooks> {
+fn webhooks(config: &Config) -> anyhow::Result<Webhooks> {
+    let section = &config.webhooks;
     let settings = WebhookSettings {
         allow_private: section.allow_private,
         private_hosts: section.private_hosts.clone(),
@@ -353,6 +368,7 @@ fn webhooks(section: &config::WebhooksSection) -> anyhow::Result<Webhooks> {
         require_https: section.require_https,
         headers: section.headers.clone(),
         secret: secret(section.key())?,
+        tenant_secrets: tenants::webhook_secrets(config)?,
         timeout: section.timeout(),
         attempts: section.attempts,
         retry: section.retry(),
@@ -434,9 +450,14 @@ fn secret(source: KeySource) -> anyhow::Result<Option<SecretString>> {
 }
 
 /// Returns the CORS settings.
-fn cors(server: &config::Server) -> CorsSettings {
+fn cors(server: &config::Server, tenants: &Tenants) -> CorsSettings {
+    let of_tenants = tenants
+        .iter()
+        .flat_map(|(_, settings)| settings.cors_origins.iter().flatten());
+    // Preflight requests have no credentials, so the tenant is not known yet.
+    let origins: Vec<String> = server.cors_origins.iter().chain(of_tenants).cloned().collect();
     CorsSettings {
-        origins: OriginRules::new(&server.cors_origins),
+        origins: OriginRules::new(&origins),
         credentials: server.cors_credentials,
         expose_headers: server.cors_expose_headers.clone(),
         max_age: server.cors_max_age(),
@@ -488,16 +509,20 @@ fn answer_limits(answers: &config::AnswersSection) -> AnswerLimits {
 
 fn provider(section: &ProviderSection) -> ProviderConfig {
     let kind = section.kind.unwrap_or(ProviderKind::OpenAi);
-    let api_key = match section.key() {
+    ProviderConfig {
+        kind,
+        base_url: section.base_url.clone(),
+        api_key: api_key(section),
+    }
+}
+
+/// Returns the source of a provider's key.
+fn api_key(section: &ProviderSection) -> ApiKeySource {
+    match section.key() {
         KeySource::Inline(key) => ApiKeySource::Inline(key),
         KeySource::Variable { name, value } => ApiKeySource::Env { name, value },
         KeySource::File(path) => ApiKeySource::File(path),
         KeySource::None => ApiKeySource::None,
-    };
-    ProviderConfig {
-        kind,
-        base_url: section.base_url.clone(),
-        api_key,
     }
 }
 
@@ -519,15 +544,23 @@ fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shut
     })
 }
 
+/// Creates a tool behind HTTP.
+fn http_tool(
+    config: &Config,
+    name: &str,
+    definition: &ToolDefinition,
+    client: &Client,
+) -> anyhow::Result<Arc<dyn Tool>> {
+    let tool = RemoteTool::new(name, definition, client.clone())?;
+    let tool = tool.with_longest_answer(config.answers.max_tool_bytes);
+    Ok(Arc::new(tool.with_pieces(piece_limits(&config.answers))))
+}
+
 /// Creates the tools of the configuration.
 fn tools(config: &Config, client: &Client) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
     let tool = |(name, definition): (&String, &ToolDefinition)| {
-        let made: Arc<dyn Tool> = match definition.kind {
-            ToolKind::Http => {
-                let tool = RemoteTool::new(name, definition, client.clone())?;
-                let tool = tool.with_longest_answer(config.answers.max_tool_bytes);
-                Arc::new(tool.with_pieces(piece_limits(&config.answers)))
-            }
+        let made = match definition.kind {
+            ToolKind::Http => http_tool(config, name, definition, client)?,
             ToolKind::Builtin => demo::built_in(name, definition)
                 .ok_or_else(|| anyhow!("tool {name}: there is no built-in tool of that name"))?,
         };

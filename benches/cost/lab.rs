@@ -61,6 +61,7 @@ fn webhook_settings() -> WebhookSettings {
         require_https: true,
         headers: BTreeMap::new(),
         secret: None,
+        tenant_secrets: BTreeMap::new(),
         timeout: Duration::from_secs(10),
         attempts: 1,
         retry: Duration::from_secs(5),
@@ -147,6 +148,7 @@ impl Lab {
             policies: Arc::new(NoPolicies),
             audit: AuditSettings::default(),
             quotas: Arc::default(),
+            tenants: Arc::default(),
         };
         let runtime = RuntimeHandles::open(parts).await.expect("the lease");
         Self {

@@ -15,9 +15,11 @@ use crate::definition::{
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
 use crate::domain::field::{DeclaredFields, Rules};
+use crate::domain::identity::Tenant;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;
 use crate::domain::machine::{HookPoint, Plan};
+use crate::domain::name_patterns::NamePatterns;
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
 use crate::middleware::dangling_calls::DanglingCalls;
@@ -44,6 +46,7 @@ mod program;
 mod registered;
 
 use draft::Draft;
+use registered::Variant;
 pub use registered::{Agents, RegisteredAgent};
 
 /// The default depth of delegations: subagents do not delegate.
@@ -66,6 +69,21 @@ pub struct AgentFactory {
     pub peers: Peers,
     /// The settings for all agents with a certain model.
     pub profiles: Arc<HarnessProfiles>,
+    /// The agents of this server that subagents may be, by `graph_id`.
+    pub agents: NamePatterns,
+    /// What the agents of single tenants have instead of these parts.
+    pub tenants: Arc<BTreeMap<Tenant, TenantParts>>,
+}
+
+/// The parts of the agents of one tenant. Other parts are those of all tenants.
+#[derive(Clone)]
+pub struct TenantParts {
+    /// The providers of models, with the keys of the tenant, and only the models that it may use.
+    pub providers: Arc<Providers>,
+    /// The declared tools that it may use, with its headers.
+    pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
+    /// The agents that it may run.
+    pub agents: NamePatterns,
 }
 
 /// A definition and its source.
@@ -107,7 +125,22 @@ impl AgentFactory {
             servers: McpServers::default(),
             peers,
             profiles: Arc::default(),
+            agents: NamePatterns::default(),
+            tenants: Arc::default(),
         }
+    }
+
+    /// Returns the factory for the agents of a tenant; none if they are those of all tenants.
+    fn for_tenant(&self, tenant: &Tenant) -> Option<Self> {
+        let parts = self.tenants.get(tenant)?.clone();
+        Some(Self {
+            providers: parts.providers,
+            tools: parts.tools,
+            servers: self.servers.for_tenant(tenant),
+            agents: parts.agents,
+            tenants: Arc::default(),
+            ..self.clone()
+        })
     }
 
     /// Builds the agent of a definition.
@@ -120,24 +153,61 @@ impl AgentFactory {
         definition: &AgentDefinition,
         provenance: &Provenance,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
+        let mut applied = self.profiles.applied(definition.resolved());
+        applied.subagents.retain(|subagent| self.may_be_subagent(subagent));
         let source = Source {
             graph_id: graph_id.to_owned(),
-            definition: Arc::new(self.profiles.applied(definition.resolved())),
+            definition: Arc::new(applied),
             is_owners: provenance.file().is_some(),
         };
         let agent = Arc::new(self.main_agent(&source, true, None)?);
         let factory = self.clone();
         let full = Arc::clone(&agent);
         let is_owners = source.is_owners;
+        let forbidden_model = self.forbidden_model(&source.definition);
         let build = move |delegates: bool, format: Option<&Value>| {
             // Its models were there when it was first built.
             factory
                 .main_agent(&source, delegates, format)
                 .map_or_else(|_| Arc::clone(&full), Arc::new)
         };
-        Ok(Arc::new(RegisteredAgent::new(
-            graph_id, definition, is_owners, agent, build,
-        )))
+        let registered = RegisteredAgent::new(graph_id, definition, is_owners, agent, build);
+        let variant = self.variant(graph_id, definition, provenance);
+        Ok(Arc::new(
+            registered.with_variants(variant).with_forbidden_model(forbidden_model),
+        ))
+    }
+
+    /// Returns the function that builds the agent of a definition for one tenant.
+    fn variant(&self, graph_id: &str, definition: &AgentDefinition, provenance: &Provenance) -> Variant {
+        if self.tenants.is_empty() {
+            return Box::new(|_| Ok(None));
+        }
+        let factory = self.clone();
+        let graph_id = graph_id.to_owned();
+        let definition = definition.clone();
+        let provenance = provenance.clone();
+        Box::new(move |tenant| {
+            let own = factory.for_tenant(tenant);
+            own.map(|own| own.register(&graph_id, &definition, &provenance))
+                .transpose()
+        })
+    }
+
+    /// Returns whether the tenant may run a subagent that is an agent of this server.
+    fn may_be_subagent(&self, subagent: &SubagentDefinition) -> bool {
+        let here = subagent.graph_id.as_ref().filter(|_| subagent.url.is_none());
+        here.is_none_or(|graph_id| self.agents.allows(graph_id))
+    }
+
+    /// Returns the error of the first model of a definition that the tenant may not use.
+    fn forbidden_model(&self, definition: &AgentDefinition) -> Option<ModelError> {
+        let below = definition.delegates();
+        let below = below.iter().filter_map(|subagent| subagent.model.as_ref());
+        [&definition.model]
+            .into_iter()
+            .chain(below)
+            .find_map(|model| self.providers.check_allowed(model).err())
     }
 
     fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Result<Agent, ModelError> {

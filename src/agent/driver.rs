@@ -368,7 +368,7 @@ fn client_failure_text(error: &ModelError) -> String {
         ModelError::Interrupted { .. } => "The model's answer ended before it was complete.".to_owned(),
         ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
         ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
-        ModelError::NothingToAsk => error.to_string(),
+        ModelError::NothingToAsk | ModelError::NotAllowed(_) => error.to_string(),
         ModelError::UnsupportedContent { message } | ModelError::Misconfigured { message } => message.clone(),
     }
 }

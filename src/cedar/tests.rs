@@ -198,7 +198,7 @@ fn compare(text: &str, identity: &Identity) -> [usize; 2] {
                 tenant: identity.tenant.clone(),
                 owner: UserId::stored(owner.to_owned()),
             };
-            let is_met = |condition: &RowCondition| condition.is_met(&ownership, &metadata);
+            let is_met = |condition: &RowCondition| condition.is_met(&ownership, &metadata, None);
             let is_allowed = is_met(&ruling.permits) && !is_met(&ruling.forbids);
             assert_eq!(
                 is_allowed,

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 
 use super::quotas::check_prices;
 use super::{AuthSection, Config, EncryptionSection, ProviderSection, Server, TimeToLive};
 use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
 use crate::definition::{Diagnostic, FieldPath, Segment};
+use crate::domain::name_patterns::is_pattern;
 
 /// The maximum of most times, in seconds: a day.
 const MAX_TIME_S: f64 = 86_400.0;
@@ -75,6 +76,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     check.findings.extend(config.files.settings.embedded.check(config));
     let around = partial_validation_context(config, unread);
     check.findings.extend(super::store::check(config, &around));
+    check.findings.extend(super::tenants::check(config, &around));
     for (key, profile) in &config.profiles {
         let field = FieldPath::of(["profiles", key.as_str()]);
         check.findings.extend(
@@ -167,7 +169,7 @@ impl Check {
         let api = &config.agents_api;
         for (list, names) in [("tools", &api.tools), ("models", &api.models), ("agents", &api.agents)] {
             for (at, name) in names.iter().enumerate() {
-                if name.trim().is_empty() || name.trim_end_matches('*').contains('*') {
+                if !is_pattern(name) {
                     let field = FieldPath::of(["agents_api", list]).then(at);
                     let message = format!("`{name}` must be a name, or the beginning of names with a `*` after it");
                     self.findings.push(Diagnostic::error(field, message));
@@ -218,13 +220,9 @@ impl Check {
         }
         self.seconds(&["server", "body_timeout_s"], server.body_timeout_s);
         for (at, name) in server.hosts.iter().enumerate() {
-            let host = name.strip_prefix("*.").unwrap_or(name);
-            if name != "*" && url::Host::parse(host).is_err() && host.parse::<IpAddr>().is_err() {
+            if let Some(problem) = host_problem(name).filter(|_| name != "*") {
                 let field = FieldPath::of(["server", "hosts"]).then(at);
-                let message = format!(
-                    "`{name}` must be a name without a port, as in `agents.example.org`, `*.example.org` or `*`"
-                );
-                self.findings.push(Diagnostic::error(field, message));
+                self.findings.push(Diagnostic::error(field, problem));
             }
         }
         if server.max_answer_bytes == 0 {
@@ -235,12 +233,9 @@ impl Check {
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
         self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
         for (at, origin) in server.cors_origins.iter().enumerate() {
-            let is_origin = address_problem(origin).is_none() && !origin.ends_with('/');
-            if origin != "*" && origin != "loopback" && !is_origin {
+            if let Some(problem) = origin_problem(origin).filter(|_| origin != "*") {
                 let field = FieldPath::of(["server", "cors_origins"]).then(at);
-                let message =
-                    format!("`{origin}` must be an origin, as in `https://chat.example.org`, `loopback` or `*`");
-                self.findings.push(Diagnostic::error(field, message));
+                self.findings.push(Diagnostic::error(field, problem));
             }
         }
         self.cors(server);
@@ -337,37 +332,58 @@ impl Check {
             let kinds = kinds.join(", ");
             self.error(&["providers", name, "kind"], format!("must be given: one of {kinds}"));
         }
-        if let Some(problem) = provider.base_url.as_deref().and_then(address_problem) {
-            self.error(&["providers", name, "base_url"], problem);
-        }
-        let keys = [
-            provider.api_key_env.is_some(),
-            provider.api_key_file.is_some(),
-            provider.api_key.is_some(),
-        ];
-        if keys.into_iter().filter(|given| *given).count() > 1 {
-            let message = "only one of `api_key_env`, `api_key_file` and `api_key` may be given";
-            self.error(&["providers", name], message);
-        }
-        if provider
-            .api_key
-            .as_ref()
-            .is_some_and(|key| key.expose_secret().trim().is_empty())
-        {
-            self.error(
-                &["providers", name, "api_key"],
-                "must not be blank; leave it out for none",
-            );
-        }
-        if provider
-            .api_key_env
-            .as_deref()
-            .is_some_and(|name| !is_word(name, 256, ""))
-        {
-            self.error(
-                &["providers", name, "api_key_env"],
-                "must be the name of an environment variable",
-            );
-        }
+        let field = FieldPath::of(["providers", name]);
+        self.findings.extend(provider_problems(&field, provider));
     }
+}
+
+/// Returns what is wrong with the address and the key of a provider; `field` is that of its section.
+pub(super) fn provider_problems(field: &FieldPath, provider: &ProviderSection) -> Vec<Diagnostic> {
+    let mut findings = vec![];
+    let mut add = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
+    if let Some(problem) = provider.base_url.as_deref().and_then(address_problem) {
+        add(field.then("base_url"), problem);
+    }
+    let keys = [
+        provider.api_key_env.is_some(),
+        provider.api_key_file.is_some(),
+        provider.api_key.is_some(),
+    ];
+    if keys.into_iter().filter(|given| *given).count() > 1 {
+        let message = "only one of `api_key_env`, `api_key_file` and `api_key` may be given";
+        add(field.clone(), message.to_owned());
+    }
+    let is_blank = |key: &SecretString| key.expose_secret().trim().is_empty();
+    if provider.api_key.as_ref().is_some_and(is_blank) {
+        add(
+            field.then("api_key"),
+            "must not be blank; leave it out for none".to_owned(),
+        );
+    }
+    if provider
+        .api_key_env
+        .as_deref()
+        .is_some_and(|name| !is_word(name, 256, ""))
+    {
+        add(
+            field.then("api_key_env"),
+            "must be the name of an environment variable".to_owned(),
+        );
+    }
+    findings
+}
+
+/// Returns the reason why a text, which is not `*`, is no name of a host, and stands for none below a domain.
+pub(super) fn host_problem(name: &str) -> Option<String> {
+    let host = name.strip_prefix("*.").unwrap_or(name);
+    let is_host = url::Host::parse(host).is_ok() || host.parse::<IpAddr>().is_ok();
+    let message = "must be a name without a port, as in `agents.example.org`, `*.example.org` or `*`";
+    (!is_host).then(|| format!("`{name}` {message}"))
+}
+
+/// Returns the reason why a text, which is not `*`, is neither an origin nor `loopback`.
+pub(super) fn origin_problem(origin: &str) -> Option<String> {
+    let is_origin = address_problem(origin).is_none() && !origin.ends_with('/');
+    let message = "must be an origin, as in `https://chat.example.org`, `loopback` or `*`";
+    (origin != "loopback" && !is_origin).then(|| format!("`{origin}` {message}"))
 }

@@ -39,6 +39,7 @@ mod report;
 mod secrets;
 mod sections;
 mod store;
+mod tenants;
 mod watch;
 mod webhooks;
 
@@ -61,6 +62,7 @@ pub use sections::{
     Runtime, Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
+pub use tenants::TenantSection;
 pub use watch::{Watch, WatchedFiles};
 pub use webhooks::WebhooksSection;
 
@@ -114,6 +116,8 @@ pub struct Config {
     pub auth: Option<AuthSection>,
     /// What API keys, users and tenants may use.
     pub quotas: QuotasSection,
+    /// What single tenants may use, and their own credentials, by name.
+    pub tenants: NamedEntries<TenantSection>,
     /// The prices of models, by `provider:model`.
     pub prices: NamedEntries<PriceSection>,
     /// The log.
@@ -210,6 +214,7 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     for provider in config.providers.values_mut() {
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
     }
+    tenants::settle_files(&mut config, &beside);
     let mut policies = PolicyFindings::default();
     if let Some(auth) = &mut config.auth {
         auth.settle_files(&beside);

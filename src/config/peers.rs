@@ -78,9 +78,13 @@ impl PeersSection {
 
     /// Validates the headers.
     pub(super) fn check_headers(&self) -> Vec<Diagnostic> {
-        let section = FieldPath::of(["peers", "headers"]);
+        Self::header_problems(&FieldPath::of(["peers", "headers"]), &self.headers)
+    }
+
+    /// Validates headers by the address of a server; `section` is their field.
+    pub(super) fn header_problems(section: &FieldPath, all: &BTreeMap<String, Headers>) -> Vec<Diagnostic> {
         let mut findings = vec![];
-        for (address, headers) in &self.headers {
+        for (address, headers) in all {
             let field = section.then(address);
             let is_origin = |url: url::Url| url.origin().ascii_serialization() == *address;
             if address_problem(address).is_some() || !url::Url::parse(address).is_ok_and(is_origin) {

@@ -24,7 +24,7 @@ const MAX_COMMAND_S: f64 = 600.0;
 const PREFIX: &str = "secrets.";
 
 /// `[secrets.NAME]`: a secret to which other settings refer with `${secrets.NAME}`: headers, `api_key` of providers, and
-/// `secret` of webhooks. It has exactly one of `env`, `file` and `command`.
+/// the secrets of webhooks. It has exactly one of `env`, `file` and `command`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -160,7 +160,8 @@ impl<'a> References<'a> {
         }
     }
 
-    fn fill_secret(&mut self, field: FieldPath, secret: &mut SecretString, findings: &mut Vec<Diagnostic>) {
+    /// Replaces the references in a secret.
+    pub(super) fn fill_secret(&mut self, field: FieldPath, secret: &mut SecretString, findings: &mut Vec<Diagnostic>) {
         let mut text = secret.expose_secret().to_owned();
         self.fill(field, &mut text, findings);
         *secret = text.into();
@@ -247,6 +248,7 @@ pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
             references.fill_headers(&field, &mut subagent.headers, &mut findings);
         }
     }
+    findings.extend(super::tenants::fill_in(config, &mut references));
     findings.extend(super::mcp::fill_in(config, &mut references));
     findings
 }

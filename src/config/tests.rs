@@ -12,6 +12,7 @@ mod quotas;
 mod secrets;
 mod servers;
 mod settings;
+mod tenants;
 
 /// A working directory with files.
 struct Directory(tempfile::TempDir);

@@ -14,6 +14,7 @@ use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership, ResourceFacts};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
 use crate::domain::identity::{Tenant, UserId};
+use crate::domain::name_patterns::NamePatterns;
 use crate::domain::ruling::{RowCondition, Ruling};
 
 /// Returns the ownership in the columns of a row.
@@ -35,6 +36,9 @@ struct FactsRow {
     tenant: String,
     owner: String,
     metadata: Option<String>,
+    /// Only assistants have it.
+    #[sqlx(default)]
+    graph_id: Option<String>,
 }
 
 /// Reads the facts of a resource by one statement.
@@ -57,6 +61,7 @@ async fn find_facts(
             ownership: ownership(row.tenant, row.owner),
             is_unreadable: metadata == Some(None),
             metadata: metadata.flatten().unwrap_or_default(),
+            graph_id: row.graph_id,
             ..ResourceFacts::default()
         }
     };
@@ -99,9 +104,9 @@ pub async fn add_metadata_above(tx: &mut Tx<'_>, id: ThreadId, facts: &mut Resou
 
 /// Returns the facts about an assistant, with its metadata if a rule for sharing needs them.
 pub async fn assistant_facts(tx: &mut Tx<'_>, id: AssistantId, with_metadata: bool) -> DbResult<Option<ResourceFacts>> {
-    const PLAIN: &str = "select tenant, owner, null as metadata from assistants where assistant_id = $1";
+    const PLAIN: &str = "select tenant, owner, null as metadata, graph_id from assistants where assistant_id = $1";
     const WITH_METADATA: &str =
-        "select tenant, owner, cast(metadata as text) as metadata from assistants where assistant_id = $1";
+        "select tenant, owner, cast(metadata as text) as metadata, graph_id from assistants where assistant_id = $1";
     let sql = if with_metadata { WITH_METADATA } else { PLAIN };
     find_facts(tx, sql, "assistants", id.0).await
 }
@@ -308,6 +313,7 @@ where
         RowCondition::Metadata(_) => {
             sql.push("false");
         }
+        RowCondition::OtherAgent(agents) => push_other_agent(sql, agents, alias),
         RowCondition::Not(inner) => {
             sql.push("not ");
             push_condition(sql, inner, rows)?;
@@ -317,6 +323,39 @@ where
     }
     sql.push(")");
     Ok(())
+}
+
+/// Appends the condition that the agent of an assistant is not among these.
+fn push_other_agent<DB>(sql: &mut QueryBuilder<DB>, agents: &NamePatterns, alias: &'static str)
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
+    let Some(patterns) = agents.list() else {
+        sql.push("false");
+        return;
+    };
+    sql.push("not (false");
+    for pattern in patterns {
+        sql.push(" or ");
+        match pattern.strip_suffix('*') {
+            // Unlike `like`, this compares upper and lower case, and has no further wildcards.
+            Some(start) => {
+                let length = start.chars().count();
+                sql.push("substr(")
+                    .push(alias)
+                    .push("graph_id, 1, ")
+                    .push(length)
+                    .push(") = ");
+                sql.push_text(start);
+            }
+            None => {
+                sql.push(alias).push("graph_id = ");
+                sql.push_text(pattern);
+            }
+        }
+    }
+    sql.push(")");
 }
 
 fn push_list<DB>(

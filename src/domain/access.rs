@@ -225,13 +225,16 @@ pub struct ResourceFacts {
     pub above: Vec<Map<String, Value>>,
     /// True if some of the metadata cannot be read, or are gone.
     pub is_unreadable: bool,
+    /// The `graph_id` of the agent, if the resource is an assistant.
+    pub graph_id: Option<String>,
 }
 
 impl ResourceFacts {
     /// Returns whether the resource meets the condition of what policies forbid. What they forbid on a thread, they forbid
     /// on the threads of its background tasks, too. Metadata that cannot be read may be any.
     pub fn is_forbidden_by(&self, forbids: &RowCondition) -> bool {
-        let is_met = |metadata: &Map<String, Value>| forbids.is_met(&self.ownership, metadata);
+        let graph_id = self.graph_id.as_deref();
+        let is_met = |metadata: &Map<String, Value>| forbids.is_met(&self.ownership, metadata, graph_id);
         let may_be_met = self.is_unreadable && forbids.asks_metadata();
         may_be_met || is_met(&self.metadata) || self.above.iter().any(is_met)
     }
@@ -239,7 +242,7 @@ impl ResourceFacts {
     /// Returns whether the resource certainly meets the condition of what policies permit.
     pub fn is_permitted_by(&self, permits: &RowCondition) -> bool {
         let is_known = !self.is_unreadable || !permits.asks_metadata();
-        is_known && permits.is_met(&self.ownership, &self.metadata)
+        is_known && permits.is_met(&self.ownership, &self.metadata, self.graph_id.as_deref())
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::access::{Action, Ownership, ResourceFacts};
 use super::filter::MetadataFilter;
 use super::identity::{Identity, UserId};
+use super::name_patterns::NamePatterns;
 
 /// A condition on a resource of the caller's tenant, or of the server.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +22,8 @@ pub enum RowCondition {
     OwnedBy(UserId),
     /// The metadata of the resource match.
     Metadata(MetadataFilter),
+    /// The resource is an assistant of an agent that is not among these.
+    OtherAgent(NamePatterns),
     /// The condition is not true.
     Not(Box<Self>),
     /// All of the conditions are true.
@@ -41,7 +44,9 @@ impl RowCondition {
         match self {
             Self::Is(truth) => Self::Is(!truth),
             Self::Not(inner) => *inner,
-            Self::OwnedBy(_) | Self::Metadata(_) | Self::All(_) | Self::Any(_) => Self::Not(Box::new(self)),
+            Self::OwnedBy(_) | Self::Metadata(_) | Self::OtherAgent(_) | Self::All(_) | Self::Any(_) => {
+                Self::Not(Box::new(self))
+            }
         }
     }
 
@@ -90,22 +95,24 @@ impl RowCondition {
     /// Returns whether the condition asks for metadata.
     pub fn asks_metadata(&self) -> bool {
         match self {
-            Self::Is(_) | Self::OwnedBy(_) => false,
+            Self::Is(_) | Self::OwnedBy(_) | Self::OtherAgent(_) => false,
             Self::Metadata(_) => true,
             Self::Not(inner) => inner.asks_metadata(),
             Self::All(conditions) | Self::Any(conditions) => conditions.iter().any(Self::asks_metadata),
         }
     }
 
-    /// Returns whether a resource of this owner, with these metadata, meets the condition.
-    pub fn is_met(&self, ownership: &Ownership, metadata: &Map<String, Value>) -> bool {
+    /// Returns whether a resource of this owner, with these metadata, meets the condition. `graph_id` names the agent of an
+    /// assistant.
+    pub fn is_met(&self, ownership: &Ownership, metadata: &Map<String, Value>, graph_id: Option<&str>) -> bool {
         match self {
             Self::Is(truth) => *truth,
             Self::OwnedBy(user) => ownership.owner == *user,
             Self::Metadata(filter) => filter.matches(metadata),
-            Self::Not(inner) => !inner.is_met(ownership, metadata),
-            Self::All(all) => all.iter().all(|one| one.is_met(ownership, metadata)),
-            Self::Any(any) => any.iter().any(|one| one.is_met(ownership, metadata)),
+            Self::OtherAgent(agents) => graph_id.is_some_and(|graph_id| !agents.allows(graph_id)),
+            Self::Not(inner) => !inner.is_met(ownership, metadata, graph_id),
+            Self::All(all) => all.iter().all(|one| one.is_met(ownership, metadata, graph_id)),
+            Self::Any(any) => any.iter().any(|one| one.is_met(ownership, metadata, graph_id)),
         }
     }
 }
@@ -213,9 +220,9 @@ mod tests {
         };
         let secret = RowCondition::Metadata(MetadataFilter::new("metadata", wanted.clone()).expect("a filter"));
         let condition = RowCondition::all([owned_by("ann").negated(), secret]);
-        assert!(condition.is_met(&of("bob"), &wanted));
-        assert!(!condition.is_met(&of("ann"), &wanted));
-        assert!(!condition.is_met(&of("bob"), &Map::new()));
+        assert!(condition.is_met(&of("bob"), &wanted, None));
+        assert!(!condition.is_met(&of("ann"), &wanted, None));
+        assert!(!condition.is_met(&of("bob"), &Map::new(), None));
     }
 
     #[test]
@@ -230,9 +237,9 @@ mod tests {
         };
         let ruling = change.on_readable(read);
         assert_eq!(ruling.permits, owned_by("ann"));
-        assert!(ruling.forbids.is_met(&of("bob"), &Map::new()));
-        assert!(ruling.forbids.is_met(&of("mia"), &Map::new()));
-        assert!(!ruling.forbids.is_met(&of("ann"), &Map::new()));
+        assert!(ruling.forbids.is_met(&of("bob"), &Map::new(), None));
+        assert!(ruling.forbids.is_met(&of("mia"), &Map::new(), None));
+        assert!(!ruling.forbids.is_met(&of("ann"), &Map::new(), None));
     }
 
     #[test]

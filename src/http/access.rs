@@ -99,6 +99,19 @@ impl Api {
         Ok(checked?)
     }
 
+    /// Decides whether an agent exists for the tenant of the caller. A refusal is recorded in the audit.
+    ///
+    /// # Errors
+    /// 403. Handlers of reads answer as if the agent did not exist.
+    pub(super) fn check_agent(&self, action: Action, graph_id: &str) -> Result<(), ApiError> {
+        let checked = self.access.check_agent(&self.caller, action, graph_id);
+        if checked.is_err() {
+            let name = || graph_id.chars().take(MAX_RESOURCE_CHARS).collect::<String>();
+            audit::record(self, action, || format!("graph:{}", name()), &checked);
+        }
+        checked.map_err(|_| ApiError::agent_not_allowed(graph_id))
+    }
+
     /// Decides about something that is done to a thread and that the rule of the route is not about, such as a command.
     /// The decision is recorded in the audit, as that about a request is.
     ///

@@ -13,7 +13,8 @@ use super::wire::agent::{
 use super::wire::{Object, json};
 use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
-use crate::runtime::DefinitionError;
+use crate::domain::access::Action;
+use crate::runtime::{AgentRecord, DefinitionError};
 
 /// Creates or changes an agent definition.
 ///
@@ -22,7 +23,8 @@ use crate::runtime::DefinitionError;
 #[utoipa::path(put, path = "/agents/{graph_id}", tag = "Agents", request_body = Object,
     params(("graph_id" = String, Path, description = "The name of the agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
     responses((status = 200, description = "The agent", body = AgentView),
-        (status = 403, description = "The configuration does not allow clients to define agents", body = ErrorBody),
+        (status = 403, description = "The configuration does not allow clients to define agents, or the tenant this one",
+            body = ErrorBody),
         (status = 409, description = "The agent is defined in a file, or the limit of agents is reached", body = ErrorBody),
         (status = 422, description = "The definition is invalid; `findings` lists all errors", body = ErrorBody)))]
 pub(super) async fn put(
@@ -30,6 +32,7 @@ pub(super) async fn put(
     Path(graph_id): Path<String>,
     ApiJson(body): ApiJson<Object>,
 ) -> JsonResult<AgentView> {
+    api.check_agent(Action::AgentsPut, &graph_id)?;
     Ok(Json(
         api.definitions.put_agent(&graph_id, Value::Object(body)).await?.into(),
     ))
@@ -42,10 +45,7 @@ pub(super) async fn put(
     responses((status = 200, description = "The agent, or the requested version", body = AgentOrVersion),
         (status = 404, description = "Agent or version not found", body = ErrorBody)))]
 pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) -> JsonResult<AgentOrVersion> {
-    let found = api
-        .definitions
-        .agent(&graph_id)
-        .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
+    let found = find(&api, Action::AgentsRead, &graph_id)?;
     let Some(text) = params.text("version") else {
         return Ok(Json(AgentOrVersion::Agent(Box::new(found.into()))));
     };
@@ -68,6 +68,7 @@ pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) 
         (status = 404, description = "Agent not found", body = ErrorBody),
         (status = 409, description = "The agent is defined in a file", body = ErrorBody)))]
 pub(super) async fn delete(api: Api, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
+    find(&api, Action::AgentsDelete, &graph_id)?;
     api.definitions.remove_agent(&graph_id).await?;
     Ok(no_content())
 }
@@ -82,9 +83,7 @@ pub(super) async fn delete(api: Api, Path(graph_id): Path<String>) -> Result<Res
         (status = 404, description = "Agent not found", body = ErrorBody)))]
 pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Params) -> Result<Response, ApiError> {
     let page = params.page(10)?;
-    api.definitions
-        .agent(&graph_id)
-        .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
+    find(&api, Action::AgentsRead, &graph_id)?;
     let permit = api.answers.permit().await?;
     let wanted = page.query(api.answers.bytes());
     let read = api.db.read(move |tx| {
@@ -97,6 +96,13 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
     permit.page(page, Some(total), found, |version| {
         Some(json(&AgentVersionView::from(version)))
     })
+}
+
+/// Returns an agent that exists for the tenant of the caller.
+fn find(api: &Api, action: Action, graph_id: &str) -> Result<AgentRecord, ApiError> {
+    let missing = || DefinitionError::NoAgent(graph_id.to_owned());
+    api.check_agent(action, graph_id).map_err(|_| missing())?;
+    Ok(api.definitions.agent(graph_id).ok_or_else(missing)?)
 }
 
 /// Validates an agent definition without storing it.
@@ -125,7 +131,12 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Res
         usize::try_from(page.offset).unwrap_or(usize::MAX),
     );
     let permit = api.answers.permit().await?;
-    let (found, total) = api.definitions.agents(|record| filter.matches(record), part);
+    let exists = |graph_id: &str| {
+        let checked = api.access.check_agent(&api.caller, Action::AgentsRead, graph_id);
+        checked.is_ok()
+    };
+    let wanted = |record: &AgentRecord| filter.matches(record) && exists(&record.version.graph_id);
+    let (found, total) = api.definitions.agents(wanted, part);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),
         is_cut: false,

@@ -108,7 +108,7 @@ pub(super) async fn patch(
 ) -> JsonResult<AssistantView> {
     Ok(Json(
         api.assistants
-            .change_assistant(path.assistant_id, body.check()?)
+            .change_assistant(&api.caller.tenant, path.assistant_id, body.check()?)
             .await?
             .into(),
     ))
@@ -171,7 +171,7 @@ pub(super) async fn use_version(
 ) -> JsonResult<AssistantView> {
     Ok(Json(
         api.assistants
-            .use_version(path.assistant_id, body.version)
+            .use_version(&api.caller.tenant, path.assistant_id, body.version)
             .await?
             .into(),
     ))
@@ -192,7 +192,7 @@ pub(super) async fn graph(api: Api, ApiPath(path): ApiPath<AgentPath>, params: P
     let graph_id = graph_id_of(&api, path.assistant).await?;
     let drawing = api
         .assistants
-        .graph(&graph_id, levels)
+        .graph(&api.caller.tenant, &graph_id, levels)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(drawing.into()))
 }
@@ -205,7 +205,7 @@ pub(super) async fn schemas(api: Api, ApiPath(path): ApiPath<AgentPath>) -> Json
     let graph_id = graph_id_of(&api, path.assistant).await?;
     let schemas = api
         .assistants
-        .schemas(&graph_id)
+        .schemas(&api.caller.tenant, &graph_id)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(SchemasView::new(&graph_id, schemas)))
 }
@@ -242,7 +242,7 @@ async fn subagents(
     let graph_id = graph_id_of(api, assistant).await?;
     let found = api
         .assistants
-        .subagents(&graph_id, namespace, recurse)
+        .subagents(&api.caller.tenant, &graph_id, namespace, recurse)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(
         found
@@ -264,7 +264,9 @@ async fn find(api: &Api, id: AssistantId) -> Result<Assistant, ApiError> {
 async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
     match assistant {
         AssistantRef::Id(id) => find(api, id).await.map(|found| found.settings.graph_id),
-        AssistantRef::Graph(graph_id) if api.runs.plan_of(&graph_id).is_some() => {
+        AssistantRef::Graph(graph_id)
+            if api.runs.plan_of(&graph_id).is_some() && api.check_agent(Action::AssistantsRead, &graph_id).is_ok() =>
+        {
             let assistant = ResourceRef::Assistant(AssistantId::of_graph(&graph_id));
             api.check_policies(Action::AssistantsRead, assistant).await?;
             Ok(graph_id)

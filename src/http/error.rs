@@ -20,6 +20,7 @@ use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::access::Action;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
+use crate::domain::identity::Tenant;
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::{
@@ -294,6 +295,20 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "graph_not_found", message)
     }
 
+    /// The tenant of the thread may not use a model of the agent.
+    pub fn model_not_allowed(message: String) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "model_not_allowed", message)
+    }
+
+    /// The tenant of the caller has no agent of this name.
+    pub fn agent_not_allowed(graph_id: &str) -> Self {
+        let message = format!(
+            "Agent '{graph_id}' is not among `agents` in the section of your tenant, `[tenants.NAME]`, in the server's \
+             configuration"
+        );
+        Self::new(StatusCode::FORBIDDEN, "agent_not_allowed", message)
+    }
+
     /// The server failed. Logs `cause` under an id; the client gets only the id.
     #[track_caller]
     #[expect(
@@ -369,6 +384,24 @@ impl ApiError {
         let message = format!(
             "The host {host:?} is not allowed: it is not in `hosts` of the section [server] of the server's \
              configuration"
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
+    }
+
+    /// A page of this origin must not act for users of the tenant.
+    pub fn origin_of_others(origin: &str, tenant: &Tenant) -> Self {
+        let message = format!(
+            "Requests from {origin} are not allowed for the tenant `{tenant}`: the origin is neither in `cors_origins` of \
+             the section [tenants.{tenant}] nor, without that list, of [server] in the server's configuration"
+        );
+        Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)
+    }
+
+    /// The host is not one of those of the tenant.
+    pub fn host_of_others(host: &str, tenant: &Tenant) -> Self {
+        let message = format!(
+            "The host {host:?} is not allowed for the tenant `{tenant}`: it is neither in `hosts` of the section \
+             [tenants.{tenant}] nor, without that list, of [server] in the server's configuration"
         );
         Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
     }
@@ -554,6 +587,7 @@ impl From<StartError> for ApiError {
             StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
             StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),
+            StartError::ModelNotAllowed(message) => Self::model_not_allowed(message),
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QueueFull(_) => {
@@ -654,6 +688,7 @@ impl From<ResolveError> for ApiError {
                 let message = "The assistant of the interrupted run was deleted, or its agent is no longer configured";
                 Self::new(StatusCode::CONFLICT, "agent_gone", message)
             }
+            ResolveError::ModelNotAllowed(message) => Self::model_not_allowed(message),
             ResolveError::Stale(what) => {
                 let message = format!("The interrupt can no longer be answered: it is {what}");
                 Self::new(StatusCode::CONFLICT, "interrupt_stale", message)

@@ -67,7 +67,7 @@ pub(super) async fn load(
     budget: usize,
 ) -> Result<HistoryPage, ApiError> {
     let HistoryTarget { thread, namespace } = target;
-    let assistants = api.assistants.default_assistants();
+    let assistants = api.assistants.default_assistants(&api.caller.tenant);
     let name_of = move |graph: &str| {
         let assistant = assistants.iter().find(|assistant| assistant.graph_id == graph);
         assistant.map_or_else(|| graph.to_owned(), |assistant| assistant.name.clone())

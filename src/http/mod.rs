@@ -71,7 +71,7 @@ pub use bodies::BodyLimits;
 pub use client::ClientId;
 pub use connections::{max_for_descriptors as max_connections_for_descriptors, serve};
 pub use cors::CorsSettings;
-pub use origins::{HostRules, LOOPBACK, OriginRules};
+pub use origins::{HostRules, LOOPBACK, OriginRules, TenantSites};
 pub use response_budget::ResponseBudget;
 pub use stream_limits::{StreamLimiter, StreamLimits};
 
@@ -133,8 +133,10 @@ pub struct ApiSettings {
     pub heartbeat: Duration,
     /// The CORS settings.
     pub cors: CorsSettings,
-    /// The host names of the server.
+    /// The host names of the server, and of all tenants.
     pub hosts: HostRules,
+    /// The pages and the host names of single tenants.
+    pub sites: TenantSites,
     /// The time limit of a request until its response starts.
     pub request: Duration,
 }
@@ -146,6 +148,7 @@ impl Default for ApiSettings {
             heartbeat: Duration::from_secs(5),
             cors: CorsSettings::default(),
             hosts: HostRules::new(&[], None),
+            sites: TenantSites::default(),
             request: Duration::from_secs(30),
         }
     }
@@ -251,6 +254,7 @@ pub fn router(api: ApiParts) -> Router {
     let checks = Arc::new(RequestChecks {
         origins: settings.cors.origins.clone(),
         hosts: settings.hosts.clone(),
+        sites: settings.sites.clone(),
         auth: api.auth.clone(),
         rates: RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock)),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
@@ -279,6 +283,7 @@ pub fn router(api: ApiParts) -> Router {
 struct RequestChecks {
     origins: OriginRules,
     hosts: HostRules,
+    sites: TenantSites,
     auth: Authenticator,
     rates: RateLimits,
     bodies: BodyReader,
@@ -287,7 +292,11 @@ struct RequestChecks {
 impl RequestChecks {
     async fn check(&self, request: &mut Request) -> Result<(), ApiError> {
         origins::check(&self.origins, &self.hosts, request)?;
-        authentication::identify(&self.auth, &self.rates, request).await
+        authentication::identify(&self.auth, &self.rates, request).await?;
+        match request.extensions().get::<Arc<Identity>>() {
+            Some(caller) => self.sites.check(&caller.tenant, request),
+            None => Ok(()),
+        }
     }
 }
 

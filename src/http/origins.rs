@@ -5,6 +5,7 @@
 //! server. A page that points its own DNS name to the server's address (DNS rebinding) has an allowed origin and a
 //! foreign host.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use axum::http::uri::Authority;
@@ -12,6 +13,8 @@ use axum::http::{HeaderMap, HeaderValue, Method, Request, header};
 use url::{Host, Url};
 
 use super::error::ApiError;
+use crate::domain::identity::Tenant;
+use crate::domain::tenant::{TenantSettings, Tenants};
 
 /// The word in `cors_origins` for all pages of this machine, on any port.
 pub const LOOPBACK: &str = "loopback";
@@ -131,6 +134,91 @@ impl HostRules {
             None => *name == host,
         };
         self.names.iter().any(is_named)
+    }
+}
+
+/// The pages and the host names of single tenants. They are checked when the caller is known; before that, and for
+/// preflight requests, which have no credentials, those of all tenants together count.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TenantSites {
+    tenants: BTreeMap<Tenant, TenantSite>,
+    /// The site of all other tenants; none if no tenant has a site.
+    otherwise: Option<TenantSite>,
+    checks_origins: bool,
+}
+
+/// The pages and the host names of one tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct TenantSite {
+    origins: OriginRules,
+    hosts: HostRules,
+    /// The names that the tenant lists itself.
+    own: HostRules,
+    /// The names of other tenants.
+    others: HostRules,
+}
+
+impl TenantSites {
+    /// Creates the rules from the origins and names of the server, the address it is bound to, and the settings of
+    /// tenants.
+    pub fn new(origins: &[String], hosts: &[String], bound: Option<IpAddr>, tenants: &Tenants) -> Self {
+        let has_site = |settings: &TenantSettings| settings.cors_origins.is_some() || settings.hosts.is_some();
+        if !tenants.iter().any(|(_, settings)| has_site(settings)) {
+            return Self::default();
+        }
+        let site = |settings: &TenantSettings| {
+            let own = settings.hosts.as_deref();
+            let others = tenants.iter().flat_map(|(_, other)| other.hosts.iter().flatten());
+            let others = others.filter(|name| !own.is_some_and(|own| own.contains(name)));
+            TenantSite {
+                origins: OriginRules::new(settings.cors_origins.as_deref().unwrap_or(origins)),
+                hosts: HostRules::new(own.unwrap_or(hosts), bound),
+                own: HostRules::new(own.unwrap_or_default(), None),
+                others: HostRules::new(&others.cloned().collect::<Vec<_>>(), None),
+            }
+        };
+        let all = tenants.iter();
+        Self {
+            tenants: all.map(|(tenant, settings)| (tenant.clone(), site(settings))).collect(),
+            otherwise: Some(site(&TenantSettings::default())),
+            checks_origins: tenants.iter().any(|(_, settings)| settings.cors_origins.is_some()),
+        }
+    }
+
+    /// Refuses a request for a caller of this tenant from a page, or under a host name, of others.
+    ///
+    /// # Errors
+    /// 421 for a host, 403 for a page.
+    pub(super) fn check<B>(&self, tenant: &Tenant, request: &Request<B>) -> Result<(), ApiError> {
+        let Some(site) = self.tenants.get(tenant).or(self.otherwise.as_ref()) else {
+            return Ok(());
+        };
+        // The request has passed the check of all names together.
+        let in_header = || {
+            let host = request.headers().get(header::HOST)?;
+            Authority::try_from(host.as_bytes()).ok()
+        };
+        let authority = request.uri().authority().cloned().or_else(in_header);
+        let authority = authority.unwrap_or_else(|| Authority::from_static("localhost"));
+        let is_of_others = site.others.has_name(authority.host()) && !site.own.has_name(authority.host());
+        if is_of_others || !site.hosts.allows(&authority) {
+            return Err(ApiError::host_of_others(
+                &shorten(authority.as_str().as_bytes()),
+                tenant,
+            ));
+        }
+        if !self.checks_origins {
+            return Ok(());
+        }
+        let is_allowed = |origin: &HeaderValue| is_same(origin, &authority) || site.origins.allows(origin);
+        let all = request.headers().get_all(header::ORIGIN);
+        match all.iter().find(|origin| !is_allowed(origin)) {
+            None => Ok(()),
+            Some(origin) => {
+                let named = format!("the origin {:?}", shorten(origin.as_bytes()));
+                Err(ApiError::origin_of_others(&named, tenant))
+            }
+        }
     }
 }
 

@@ -173,6 +173,11 @@ pub enum ModelError {
          `input.messages`"
     )]
     NothingToAsk,
+    /// The tenant may not use the model.
+    #[error(
+        "the model `{0}` is not among `models` in the section of the tenant, `[tenants.NAME]`, in the configuration"
+    )]
+    NotAllowed(String),
     /// The model cannot be used with this configuration (unknown provider, missing key).
     #[error("{message}")]
     Misconfigured {
@@ -194,6 +199,7 @@ impl ModelError {
             Self::TimedOut { .. } => "ModelTimeoutError",
             Self::TooLarge { .. } => "ModelAnswerTooLargeError",
             Self::NothingToAsk => "EmptyInputError",
+            Self::NotAllowed(_) => "ModelNotAllowedError",
             Self::Misconfigured { .. } => "ModelConfigurationError",
         }
     }
@@ -209,6 +215,7 @@ impl ModelError {
             | Self::TimedOut { .. }
             | Self::TooLarge { .. }
             | Self::NothingToAsk
+            | Self::NotAllowed(_)
             | Self::Misconfigured { .. } => false,
         }
     }

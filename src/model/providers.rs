@@ -17,6 +17,7 @@ use super::retry::{RetryPolicy, Retrying};
 use super::scripted::Scripted;
 use super::{Model, ModelError};
 use crate::definition::provider::{PROVIDERS, Protocol, ProviderKind, ProviderTraits};
+use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
 
 mod adapter;
@@ -74,6 +75,21 @@ pub struct Providers {
     /// The providers of the embedding program, by the name before the colon.
     own: BTreeMap<String, ModelSource>,
     models: Mutex<HashMap<String, Arc<dyn Model>>>,
+    /// The models that may be used, as `provider:model`.
+    allowed: NamePatterns,
+    /// The providers of the server, for those that a tenant has no key for.
+    shared: Option<Arc<Self>>,
+}
+
+/// What a tenant has instead of the settings of a provider of the server.
+#[derive(Debug, Clone)]
+pub struct ProviderOverride {
+    /// The kind, if it is another.
+    pub kind: Option<ProviderKind>,
+    /// The base URL, if it is another.
+    pub base_url: Option<String>,
+    /// The source of the API key. The key of the server is not used.
+    pub api_key: ApiKeySource,
 }
 
 /// A function that creates the model for the name after the colon.
@@ -118,6 +134,34 @@ impl Providers {
             http: client(limits),
             own,
             models: Mutex::default(),
+            allowed: NamePatterns::default(),
+            shared: None,
+        }
+    }
+
+    /// Returns the providers of a tenant: these, with `overrides` for some of them, and only the models in `allowed`. A
+    /// provider that does not exist is not added.
+    pub fn for_tenant(self: &Arc<Self>, overrides: BTreeMap<String, ProviderOverride>, allowed: NamePatterns) -> Self {
+        let with_base = |(name, own): (String, ProviderOverride)| {
+            let base = self.configs.get(&name)?;
+            let kind = own.kind.unwrap_or(base.kind);
+            let usual = base.base_url.clone().filter(|_| kind == base.kind);
+            let config = ProviderConfig {
+                kind,
+                base_url: own.base_url.or(usual),
+                api_key: own.api_key,
+            };
+            Some((name, config))
+        };
+        Self {
+            configs: overrides.into_iter().filter_map(with_base).collect(),
+            policy: self.policy,
+            limits: self.limits,
+            http: self.http.clone(),
+            own: BTreeMap::new(),
+            models: Mutex::default(),
+            allowed,
+            shared: Some(Arc::clone(self)),
         }
     }
 
@@ -146,9 +190,16 @@ impl Providers {
     }
 
     /// Returns the model for a name like `openai:gpt-5`, always the same instance. The first use fails with
-    /// [`ModelError::Misconfigured`] if the provider is unknown or its key is missing. Early failures of the provider
-    /// are retried, see [`super::retry`].
+    /// [`ModelError::Misconfigured`] if the provider is unknown or its key is missing, and each use with
+    /// [`ModelError::NotAllowed`] if the tenant may not use the model. Early failures of the provider are retried, see
+    /// [`super::retry`].
     pub fn model(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+        self.check_allowed(name)?;
+        if let Some(shared) = &self.shared
+            && split(name).is_none_or(|(provider, _)| !self.configs.contains_key(provider))
+        {
+            return shared.model(name);
+        }
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = models.get(name) {
             return Ok(Arc::clone(model));
@@ -161,9 +212,24 @@ impl Providers {
         Ok(model)
     }
 
+    /// Checks whether a model may be used.
+    ///
+    /// # Errors
+    /// [`ModelError::NotAllowed`].
+    pub fn check_allowed(&self, name: &str) -> Result<(), ModelError> {
+        let full_name = split(name).map(|(provider, model)| format!("{provider}:{model}"));
+        let full_name = full_name.unwrap_or_else(|| name.to_owned());
+        match self.allowed.allows(&full_name) {
+            true => Ok(()),
+            false => Err(ModelError::NotAllowed(full_name)),
+        }
+    }
+
     /// Returns whether the provider of this model name exists, even if it cannot be used.
     pub fn knows(&self, name: &str) -> bool {
+        let is_shared = || self.shared.as_ref().is_some_and(|shared| shared.knows(name));
         split(name).is_some_and(|(provider, _)| self.own.contains_key(provider) || self.configs.contains_key(provider))
+            || is_shared()
     }
 
     /// Returns the provider of a model name and the reason why its key is missing, if a request would fail because of

@@ -82,6 +82,7 @@ impl RetryPolicy {
             | ModelError::TimedOut { .. }
             | ModelError::TooLarge { .. }
             | ModelError::NothingToAsk
+            | ModelError::NotAllowed(_)
             | ModelError::Misconfigured { .. } => delay,
         }
     }

@@ -294,6 +294,17 @@ impl AccessControl {
         }
     }
 
+    /// Decides whether an agent exists for the caller.
+    ///
+    /// # Errors
+    /// See [`AccessError`]: the agent is not among those of the caller's tenant.
+    pub fn check_agent(&self, caller: &Identity, action: Action, graph_id: &str) -> Result<(), AccessError> {
+        match self.core.tenants.of(&caller.tenant).agents.allows(graph_id) {
+            true => Ok(()),
+            false => Err(AccessError::refused(AccessRefusal::Forbidden(action))),
+        }
+    }
+
     /// Returns the filter of the caller's searches for interrupts, and of reads of the interrupts of one thread.
     pub fn interrupt_scope(&self, caller: &Identity, action: Action) -> InterruptScope {
         let ruling = ruling_of(&self.core, caller, action);
@@ -338,10 +349,10 @@ fn reading_of(action: Action) -> Option<Action> {
 /// Returns what the policies say about an action. A search shows what it finds, and so do the responses to changes:
 /// therefore nothing is found or changed that may not be read.
 fn ruling_of(core: &Core, caller: &Identity, action: Action) -> Ruling {
-    let ruling = core.policies.ruling(caller, action);
+    let ruling = ruling_of_one(core, caller, action);
     match reading_of(action) {
         Some(reading) if reading != action => {
-            let reading = core.policies.ruling(caller, reading);
+            let reading = ruling_of_one(core, caller, reading);
             if action.is_read() {
                 ruling.and(reading)
             } else {
@@ -349,6 +360,19 @@ fn ruling_of(core: &Core, caller: &Identity, action: Action) -> Ruling {
             }
         }
         Some(_) | None => ruling,
+    }
+}
+
+/// Returns what the policies say about one action. Assistants of agents that the tenant may not run do not exist for it.
+fn ruling_of_one(core: &Core, caller: &Identity, action: Action) -> Ruling {
+    let ruling = core.policies.ruling(caller, action);
+    if action.resource() != "assistants" {
+        return ruling;
+    }
+    let hidden = core.tenants.of(&caller.tenant).hidden_assistants();
+    Ruling {
+        permits: ruling.permits,
+        forbids: RowCondition::any([ruling.forbids, hidden]),
     }
 }
 
@@ -409,7 +433,7 @@ pub(super) fn denial_by_policies(
 
 /// Returns the reason for a refusal by policies.
 fn policy_denial(core: &Core, caller: &Identity, action: Action, facts: &ResourceFacts) -> Denial {
-    let reading = reading_of(action).map(|reading| core.policies.ruling(caller, reading).forbids);
+    let reading = reading_of(action).map(|reading| ruling_of_one(core, caller, reading).forbids);
     Denial {
         is_by_policy: !reading.is_some_and(|forbids| facts.is_forbidden_by(&forbids)),
         policies: forbidding(core, caller, action, facts),

@@ -17,6 +17,7 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::identity::Tenant;
 use crate::domain::time::Timestamp;
 
 /// The most threads that one query returns for deletion.
@@ -141,7 +142,7 @@ impl Assistants {
         } = new;
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
-        self.check_graph(&settings.graph_id)?;
+        self.check_graph(&ownership.tenant, &settings.graph_id)?;
         let now = self.core.clock.now();
         let assistant = Assistant::new(id, ownership, settings, now);
         let write = self.core.db.write_once(key, now, shown, move |tx| {
@@ -160,17 +161,18 @@ impl Assistants {
         write.await
     }
 
-    /// Creates a new version of an assistant and makes it the current one.
+    /// Creates a new version of an assistant and makes it the current one. Its agent must exist for the tenant.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
     pub async fn change_assistant(
         &self,
+        tenant: &Tenant,
         id: AssistantId,
         change: AssistantChange,
     ) -> Result<Assistant, AssistantError> {
         if let Some(graph_id) = &change.graph_id {
-            self.check_graph(graph_id)?;
+            self.check_graph(tenant, graph_id)?;
         }
         let access = self.access_to(id).await?;
         let now = self.core.clock.now();
@@ -191,14 +193,20 @@ impl Assistants {
         access.scope(write).await
     }
 
-    /// Makes a version of an assistant the current one. Runs that were started keep the version with which they were
+    /// Makes a version of an assistant the current one. Its agent must exist for the tenant. Runs that were started keep the version with which they were
     /// started.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
-    pub async fn use_version(&self, id: AssistantId, number: i64) -> Result<Assistant, AssistantError> {
+    pub async fn use_version(
+        &self,
+        tenant: &Tenant,
+        id: AssistantId,
+        number: i64,
+    ) -> Result<Assistant, AssistantError> {
         let access = self.access_to(id).await?;
         let now = self.core.clock.now();
+        let allowed = self.core.tenants.of(tenant).agents.clone();
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 let Some(mut assistant) = assistants::lock(tx, id).await? else {
@@ -207,6 +215,9 @@ impl Assistants {
                 let Some(version) = assistants::version(tx, id, number).await? else {
                     return Err(AssistantError::NoVersion(id, number));
                 };
+                if !allowed.allows(&version.settings.graph_id) {
+                    return Err(AssistantError::NoVersion(id, number));
+                }
                 assistant.take(version, now);
                 assistants::update(tx, &assistant).await?;
                 Ok(assistant)
@@ -280,61 +291,59 @@ impl Assistants {
         }
     }
 
-    fn check_graph(&self, graph_id: &str) -> Result<(), AssistantError> {
-        if self.core.registry.agents().of_graph(graph_id).is_some() {
+    fn check_graph(&self, tenant: &Tenant, graph_id: &str) -> Result<(), AssistantError> {
+        let known = self.core.registry.of_tenant(tenant);
+        if known.iter().any(|known| known.graph_id == graph_id) {
             return Ok(());
         }
-        let known = self
-            .core
-            .registry
-            .agents()
-            .all()
-            .map(|known| known.graph_id.clone())
-            .collect();
         Err(AssistantError::NoGraph {
             graph_id: graph_id.to_owned(),
-            known,
+            known: known.iter().map(|known| known.graph_id.clone()).collect(),
         })
     }
 
-    /// Returns the default assistants of all definitions.
-    pub fn default_assistants(&self) -> Vec<DefaultAssistant> {
+    /// Returns the agent of a definition as a tenant may run it.
+    fn known(&self, tenant: &Tenant, graph_id: &str) -> Option<Arc<RegisteredAgent>> {
+        let registry = &self.core.registry;
+        let known = registry.agents().of_graph(graph_id).cloned()?;
+        registry.for_tenant(&known, tenant)
+    }
+
+    /// Returns the default assistants of all definitions that exist for a tenant.
+    pub fn default_assistants(&self, tenant: &Tenant) -> Vec<DefaultAssistant> {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
             graph_id: known.graph_id.clone(),
             name: known.agent.name.clone(),
         };
-        self.core.registry.agents().all().map(card).collect()
+        self.core.registry.of_tenant(tenant).iter().map(card).collect()
     }
 
     /// Returns the loop of this definition's agent, and of its subagents down to `levels` levels. None if the
-    /// definition does not exist.
-    pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
-        self.core
-            .registry
-            .agents()
-            .of_graph(graph_id)
-            .map(|known| known.agent.graph(levels))
+    /// definition does not exist for the tenant.
+    pub fn graph(&self, tenant: &Tenant, graph_id: &str, levels: u32) -> Option<Graph> {
+        let known = self.known(tenant, graph_id)?;
+        Some(known.agent.graph(levels))
     }
 
     /// Returns the schemas of the state and the settings of this definition's agent. None if the definition does not
-    /// exist.
-    pub fn schemas(&self, graph_id: &str) -> Option<Schemas> {
-        self.core
-            .registry
-            .agents()
-            .of_graph(graph_id)
-            .map(|known| known.agent.schemas())
+    /// exist for the tenant.
+    pub fn schemas(&self, tenant: &Tenant, graph_id: &str) -> Option<Schemas> {
+        let known = self.known(tenant, graph_id)?;
+        Some(known.agent.schemas())
     }
 
     /// Returns the subagents of this definition's agent, by name. `recurse` also returns the subagents of subagents
-    /// (`a|b`), and `namespace` selects one subagent. None if the definition does not exist.
-    pub fn subagents(&self, graph_id: &str, namespace: Option<&str>, recurse: bool) -> Option<Vec<(String, Schemas)>> {
-        self.core
-            .registry
-            .agents()
-            .of_graph(graph_id)
-            .map(|known| known.agent.subagent_schemas(namespace, recurse))
+    /// (`a|b`), and `namespace` selects one subagent. None if the definition does not exist for the tenant.
+    pub fn subagents(
+        &self,
+        tenant: &Tenant,
+        graph_id: &str,
+        namespace: Option<&str>,
+        recurse: bool,
+    ) -> Option<Vec<(String, Schemas)>> {
+        let known = self.known(tenant, graph_id)?;
+        Some(known.agent.subagent_schemas(namespace, recurse))
     }
 }
 

@@ -143,6 +143,7 @@ async fn check_cron(
     let resolved = context.core.registry.resolve(tx, &new_cron.assistant).await?;
     admission::check_assistant(&resolved.assistant, &new_cron.caller, &context.core).map_err(CronError::of_check)?;
     let caller = Arc::clone(&new_cron.caller);
+    admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
     if !caller.is_unrestricted() {
         let checked = check_thread_by_policies(tx, &cron, &caller, &context.core).await;

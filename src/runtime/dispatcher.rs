@@ -81,7 +81,14 @@ impl Dispatcher {
             around,
             files: _,
         } = parts.ground;
-        let registry = Registry::new(parts.db.clone(), Arc::clone(&parts.clock), workshop, around);
+        let tenants = parts.tenants;
+        let registry = Registry::new(
+            parts.db.clone(),
+            Arc::clone(&parts.clock),
+            workshop,
+            around,
+            Arc::clone(&tenants),
+        );
         let webhooks = Arc::new(parts.webhooks);
         let jobs = JobQueue::new(webhooks.wakeup());
         let core = Core {
@@ -100,6 +107,7 @@ impl Dispatcher {
             policies: parts.policies,
             audit: parts.audit,
             quotas: parts.quotas,
+            tenants,
             stored: StoredSums::default(),
             turns: Turns::default(),
             jobs,
@@ -292,7 +300,8 @@ impl Dispatcher {
                 )
                 .await;
         }
-        let known = match self.core.registry.of_run(run).await {
+        let tenant = &run_context.ownership.tenant;
+        let known = match self.core.registry.of_run_of_tenant(run, tenant).await {
             Ok(Some(known)) => known,
             Ok(None) => {
                 let text = "The agent of this run is not configured on this server any more.".to_owned();

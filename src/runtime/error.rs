@@ -48,6 +48,9 @@ pub enum StartError {
         /// The definition that it names.
         graph_id: String,
     },
+    /// The tenant may not use a model of the agent.
+    #[error("{0}")]
+    ModelNotAllowed(String),
     /// The thread has no such checkpoint.
     #[error("there is no checkpoint {0} on this thread")]
     NoCheckpoint(CheckpointId),
@@ -134,6 +137,9 @@ pub enum ResolveError {
     /// The assistant that asked was deleted, or its definition is not configured any more.
     #[error("the agent that asked is gone")]
     NoAgent,
+    /// The tenant may not use a model of the agent any more.
+    #[error("{0}")]
+    ModelNotAllowed(String),
     /// The interrupt has another answer, was dropped, or has expired.
     #[error("the interrupt is {0}")]
     Stale(&'static str),

@@ -125,7 +125,9 @@ impl LaneJournal {
         if child.request.agent.is_none() {
             return Ok(None);
         }
-        let known = patiently(self.run_context.run.id, || self.run_context.core.registry.of_run(child)).await;
+        let registry = &self.run_context.core.registry;
+        let tenant = &self.run_context.ownership.tenant;
+        let known = patiently(self.run_context.run.id, || registry.of_run_of_tenant(child, tenant)).await;
         known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
@@ -527,7 +529,7 @@ impl Journal for LaneJournal {
                     if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let admission = child::admit(tx, &run_context.run, &run_context.core.registry, wish, now).await?;
+                    let admission = child::admit(tx, &run_context, wish, now).await?;
                     if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
                         db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
                             .await?;

@@ -35,6 +35,7 @@ use crate::domain::quota::Quotas;
 use crate::domain::ruling::AccessPolicies;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
+use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -209,6 +210,8 @@ pub struct RuntimeParts {
     pub audit: AuditSettings,
     /// What accounts may use.
     pub quotas: Arc<Quotas>,
+    /// The settings of single tenants.
+    pub tenants: Arc<Tenants>,
     /// The most concurrent tool calls in this process.
     pub max_calls: usize,
     /// The most concurrent tool and model calls of one run with its subagents.

@@ -19,8 +19,10 @@ use crate::definition::{
 use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::identity::Tenant;
 use crate::domain::machine::Phase;
 use crate::domain::run::{AssignedAgent, Run};
+use crate::domain::tenant::Tenants;
 use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
 use crate::metrics::ConfiguredNames;
@@ -95,6 +97,7 @@ pub(super) struct Registry {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) workshop: AgentFactory,
     around: ValidationContext,
+    tenants: Arc<Tenants>,
     current: RwLock<Current>,
     /// A cache of agents of earlier definitions, most recently used last.
     past: Mutex<VecDeque<Arc<RegisteredAgent>>>,
@@ -178,12 +181,19 @@ pub(super) struct ResolvedAssistant {
 
 impl Registry {
     /// Returns a registry without agents.
-    pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: AgentFactory, around: ValidationContext) -> Self {
+    pub(super) fn new(
+        db: Db,
+        clock: Arc<dyn Clock>,
+        workshop: AgentFactory,
+        around: ValidationContext,
+        tenants: Arc<Tenants>,
+    ) -> Self {
         Self {
             db,
             clock,
             workshop,
             around,
+            tenants,
             current: RwLock::default(),
             past: Mutex::default(),
             sources: tokio::sync::Mutex::default(),
@@ -343,6 +353,37 @@ impl Registry {
             .db
             .read(move |tx| Box::pin(async move { this.of_digest(tx, &graph_id, &digest).await }));
         Ok(found.await?.or_else(|| agents.of_run(run).cloned()))
+    }
+
+    /// Returns the agent of a run as the tenant of its thread may run it; none if it may not.
+    pub(super) async fn of_run_of_tenant(
+        self: &Arc<Self>,
+        run: &Run,
+        tenant: &Tenant,
+    ) -> DbResult<Option<Arc<RegisteredAgent>>> {
+        let known = self.of_run(run).await?;
+        Ok(known.and_then(|known| self.for_tenant(&known, tenant)))
+    }
+
+    /// Returns an agent as a tenant may run it: with its own keys, and only with what it may use. None if the agent does
+    /// not exist for the tenant.
+    pub(super) fn for_tenant(&self, known: &Arc<RegisteredAgent>, tenant: &Tenant) -> Option<Arc<RegisteredAgent>> {
+        if !self.tenants.of(tenant).agents.allows(&known.graph_id) {
+            return None;
+        }
+        let variant = known.for_tenant(tenant);
+        let graph_id = &known.graph_id;
+        variant
+            .inspect_err(|error| tracing::error!(graph_id, %tenant, %error, "an agent cannot be built for a tenant"))
+            .ok()
+    }
+
+    /// Returns the agents that can run and that exist for a tenant.
+    pub(super) fn of_tenant(&self, tenant: &Tenant) -> Vec<Arc<RegisteredAgent>> {
+        let allowed = &self.tenants.of(tenant).agents;
+        let agents = self.agents();
+        let allowed = agents.all().filter(|known| allowed.allows(&known.graph_id));
+        allowed.cloned().collect()
     }
 
     /// Returns the agent with this definition, in use or not, or none if the definition was deleted.

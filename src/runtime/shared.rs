@@ -16,6 +16,7 @@ use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::quota::Quotas;
 use crate::domain::ruling::AccessPolicies;
 use crate::domain::size::SizeLimits;
+use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -46,6 +47,8 @@ pub(super) struct Core {
     pub(super) audit: AuditSettings,
     /// What accounts may use.
     pub(super) quotas: Arc<Quotas>,
+    /// The settings of single tenants.
+    pub(super) tenants: Arc<Tenants>,
     /// What owners store.
     pub(super) stored: StoredSums,
     /// The turns in the queue of runs.

@@ -22,6 +22,7 @@ use crate::domain::access::Ownership;
 use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
+use crate::domain::identity::Tenant;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::net;
@@ -46,6 +47,8 @@ pub struct WebhookSettings {
     pub headers: BTreeMap<String, SecretString>,
     /// The secret that signs reports. Without it reports are not signed.
     pub secret: Option<SecretString>,
+    /// The secrets of single tenants, instead of that one.
+    pub tenant_secrets: BTreeMap<Tenant, SecretString>,
     /// The timeout of one attempt.
     pub timeout: Duration,
     /// The most attempts for one report.
@@ -83,6 +86,8 @@ pub struct Webhooks {
     rules: Arc<AddressRules>,
     headers: HeaderMap,
     key: Option<SigningKey>,
+    /// The keys of single tenants.
+    tenant_keys: BTreeMap<Tenant, SigningKey>,
     render: Render,
     pub(super) timeout: Duration,
     pub(super) attempts: u32,
@@ -117,11 +122,18 @@ impl Webhooks {
             .secret
             .as_ref()
             .map(|secret| SigningKey::new(secret).ok_or("the secret is empty or not Base64"));
+        let mut tenant_keys = BTreeMap::new();
+        for (tenant, secret) in settings.tenant_secrets {
+            let key = SigningKey::new(&secret)
+                .ok_or_else(|| format!("`webhook_secret` of `[tenants.{tenant}]` is empty or not Base64"))?;
+            tenant_keys.insert(tenant, key);
+        }
         Ok(Self {
             client,
             rules,
             headers: headers(&settings.headers)?,
             key: key.transpose()?,
+            tenant_keys,
             render,
             timeout: settings.timeout,
             attempts: settings.attempts,
@@ -212,7 +224,8 @@ impl Webhooks {
             .headers(self.headers.clone())
             .header("webhook-id", &id)
             .header("webhook-timestamp", second);
-        if let Some(key) = &self.key {
+        let tenant_key = self.tenant_keys.get(&delivery.ownership.tenant);
+        if let Some(key) = tenant_key.or(self.key.as_ref()) {
             request = request.header("webhook-signature", key.sign(&id, second, &body));
         }
         let response = request

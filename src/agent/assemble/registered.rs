@@ -1,15 +1,17 @@
 //! The registered agents.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
 use crate::agent::Agent;
 use crate::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
 use crate::domain::id::AssistantId;
+use crate::domain::identity::Tenant;
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
+use crate::model::ModelError;
 
 /// The agents of this server at one moment.
 #[derive(Default)]
@@ -23,6 +25,15 @@ impl FromIterator<Arc<RegisteredAgent>> for Agents {
 
 /// Builds an agent, which may delegate or not, with another form of its result if one is given.
 type Build = dyn Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync;
+
+/// Builds an agent for a tenant; none if it is the same for all tenants.
+pub(super) type Variant = Box<dyn Fn(&Tenant) -> Result<Option<Arc<RegisteredAgent>>, ModelError> + Send + Sync>;
+
+/// The variants of an agent for single tenants, each built when first needed.
+struct Variants {
+    build: Variant,
+    built: Mutex<BTreeMap<Tenant, Arc<RegisteredAgent>>>,
+}
 
 /// An agent with the settings of its definition that concern the server.
 #[derive(Clone)]
@@ -46,6 +57,9 @@ pub struct RegisteredAgent {
     build: Arc<Build>,
     /// The variant of the agent that may not delegate; built when first needed.
     without_delegations: Arc<OnceLock<Arc<Agent>>>,
+    variants: Arc<Variants>,
+    /// The error of a model that the tenant may not use.
+    forbidden_model: Option<ModelError>,
 }
 
 impl RegisteredAgent {
@@ -74,7 +88,57 @@ impl RegisteredAgent {
             is_owners,
             build: Arc::new(build),
             without_delegations: Arc::default(),
+            variants: Arc::new(Variants {
+                build: Box::new(|_| Ok(None)),
+                built: Mutex::default(),
+            }),
+            forbidden_model: None,
         }
+    }
+
+    /// Returns the agent with the function that builds it for single tenants.
+    pub(super) fn with_variants(self, build: Variant) -> Self {
+        let variants = Variants {
+            build,
+            built: Mutex::default(),
+        };
+        Self {
+            variants: Arc::new(variants),
+            ..self
+        }
+    }
+
+    /// Returns the agent with the error of a model that the tenant may not use.
+    pub(super) fn with_forbidden_model(self, forbidden_model: Option<ModelError>) -> Self {
+        Self {
+            forbidden_model,
+            ..self
+        }
+    }
+
+    /// Returns the agent as a tenant runs it: with the tenant's keys, and only with what it may use.
+    ///
+    /// # Errors
+    /// When a model string names a provider that does not exist.
+    pub fn for_tenant(self: &Arc<Self>, tenant: &Tenant) -> Result<Arc<Self>, ModelError> {
+        let mut built = self.variants.built.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(variant) = built.get(tenant).filter(|variant| variant.digest == self.digest) {
+            return Ok(Arc::clone(variant));
+        }
+        let Some(variant) = (self.variants.build)(tenant)? else {
+            return Ok(Arc::clone(self));
+        };
+        let variant = Arc::new(variant.stored_as(&self.digest));
+        built.insert(tenant.clone(), Arc::clone(&variant));
+        Ok(variant)
+    }
+
+    /// Checks whether the tenant may use all models of the agent and of the subagents that its definition describes.
+    ///
+    /// # Errors
+    /// [`ModelError::NotAllowed`].
+    pub fn check_models(&self) -> Result<(), ModelError> {
+        self.forbidden_model.clone().map_or(Ok(()), Err)
     }
 
     /// Returns the agent with the digest under which its definition is stored.

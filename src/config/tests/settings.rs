@@ -95,6 +95,7 @@ fn page() -> String {
         &mut page,
         "[quotas.per_key], [quotas.per_user], [quotas.per_tenant], [quotas.tenants.NAME]",
     );
+    section::<TenantSection>(&mut page, "[tenants.NAME]");
     section::<PriceSection>(&mut page, "[prices.\"PROVIDER:MODEL\"]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");

@@ -154,7 +154,7 @@ fn has_those_of_server(scope: &AccessScope, metadata: &Map<String, Value>) -> bo
         AccessScope::Nothing => false,
         AccessScope::Server | AccessScope::Tenant(_) | AccessScope::Own { .. } => true,
         AccessScope::Ruled { base, ruling, .. } => {
-            has_those_of_server(base, metadata) && !ruling.forbids.is_met(&Ownership::of_server(), metadata)
+            has_those_of_server(base, metadata) && !ruling.forbids.is_met(&Ownership::of_server(), metadata, None)
         }
     }
 }
@@ -166,7 +166,7 @@ fn is_in(scope: &AccessScope, ownership: &Ownership, metadata: &Map<String, Valu
         AccessScope::Nothing => false,
         AccessScope::Tenant(tenant) => *tenant == ownership.tenant,
         AccessScope::Ruled { tenant, base, ruling } => {
-            let is_met = |condition: &RowCondition| condition.is_met(ownership, metadata);
+            let is_met = |condition: &RowCondition| condition.is_met(ownership, metadata, None);
             *tenant == ownership.tenant
                 && !is_met(&ruling.forbids)
                 && (is_in(base, ownership, metadata) || is_met(&ruling.permits))
@@ -368,7 +368,7 @@ async fn the_largest_rulings_are_searched_with(db: Db) {
         let around = RowCondition::any([part(number), inner]).negated();
         RowCondition::all([owned_by("ann"), around]).negated()
     });
-    assert!(deep.is_met(&of("acme", "ann"), &object(json!({"visibility": "team"}))));
+    assert!(deep.is_met(&of("acme", "ann"), &object(json!({"visibility": "team"})), None));
     for permits in [
         RowCondition::any([wide.clone(), with(json!({"visibility": "team"}))]),
         deep,

@@ -18,9 +18,9 @@ use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::REMEMBERED;
-use crate::domain::identity::{Credential, Identity};
+use crate::domain::identity::{Credential, Identity, Tenant};
 use crate::domain::input::{read_input, read_update};
-use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
@@ -107,6 +107,13 @@ pub(in crate::runtime) async fn start_as(
     }
     let thread = find_or_make_thread(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
+    let user = new_run.request.caller.as_ref().map(RunCaller::to_identity);
+    check_tenant(
+        &resolved,
+        &thread.ownership.tenant,
+        user.as_ref().unwrap_or(&new_run.caller),
+        &context.core,
+    )?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
     check_room(new_run, in_flight, context.most_waiting)?;
     if action_on_displaced(new_run.request.multitask).is_some() && !in_flight.is_none() {
@@ -214,6 +221,33 @@ pub(in crate::runtime) fn check_assistant(
     decided.map_err(|_| StartError::NoAssistant(assistant.id.to_string()))
 }
 
+/// Checks whether a tenant may run the agent of an assistant, with all of its models. A refusal of a user is recorded.
+pub(in crate::runtime) fn check_tenant(
+    resolved: &ResolvedAssistant,
+    tenant: &Tenant,
+    user: &Identity,
+    core: &Arc<Core>,
+) -> Result<(), StartError> {
+    let assistant = resolved.assistant.id;
+    let refused = || {
+        if !user.is_unrestricted() {
+            let resource = ResourceRef::Assistant(assistant).to_string();
+            audit::record_refusal(core, user, Action::ThreadsCreateRun, resource, &[]);
+        }
+    };
+    let Some(known) = core.registry.for_tenant(&resolved.known, tenant) else {
+        refused();
+        return Err(StartError::NoAgent {
+            assistant,
+            graph_id: resolved.known.graph_id.clone(),
+        });
+    };
+    known.check_models().map_err(|error| {
+        refused();
+        StartError::ModelNotAllowed(error.to_string())
+    })
+}
+
 /// Decides about a resource that a request names, and records a refusal.
 fn check_access(
     core: &Arc<Core>,
@@ -308,6 +342,7 @@ fn facts_of(assistant: &Assistant) -> ResourceFacts {
     ResourceFacts {
         ownership: assistant.ownership.clone(),
         metadata: assistant.settings.metadata.clone(),
+        graph_id: Some(assistant.settings.graph_id.clone()),
         ..ResourceFacts::default()
     }
 }

@@ -321,6 +321,7 @@ fn refusal_text(error: &StartError) -> String {
         | StartError::ForbiddenByPolicy(_)
         | StartError::NoAssistant(_)
         | StartError::NoAgent { .. }
+        | StartError::ModelNotAllowed(_)
         | StartError::NoCheckpoint(_)
         | StartError::Busy
         | StartError::QueueFull(_)

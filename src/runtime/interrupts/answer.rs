@@ -125,6 +125,7 @@ impl Interrupts {
             }
             // Answers are not refused because of the queue.
             Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
+            Err(StartError::ModelNotAllowed(reason)) => Err(ResolveError::ModelNotAllowed(reason)),
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)

@@ -1,13 +1,16 @@
 //! Admission of a child run: a call of the `task` tool, or of another agent of this server.
 
+use std::sync::Arc;
+
 use serde_json::Map;
 
 use crate::agent::NewChildRun;
+use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::run::{AssignedAgent, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::runtime::background;
-use crate::runtime::registry::Registry;
+use crate::runtime::run_context::RunContext;
 
 /// The result of an admission. A refusal is not an error but a result for the model, so the other writes of the
 /// transaction are kept.
@@ -18,14 +21,21 @@ pub(super) enum AdmittedChild {
     Refused(String),
 }
 
+/// Returns the agent of this server, as the tenant of the run may run it.
+fn find(run_context: &RunContext, graph_id: &str) -> Option<Arc<RegisteredAgent>> {
+    let registry = &run_context.core.registry;
+    let known = registry.agents().of_graph(graph_id).cloned()?;
+    registry.for_tenant(&known, &run_context.ownership.tenant)
+}
+
 /// Admits a child run. A run that was admitted before is returned again.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
-    root: &Run,
-    registry: &Registry,
+    run_context: &RunContext,
     wish: &NewChildRun,
     now: Timestamp,
 ) -> DbResult<AdmittedChild> {
+    let root = &run_context.run;
     if let Some(run) = db::runs::get_by_id(tx, wish.id).await? {
         return Ok(AdmittedChild::Admitted(Box::new(run)));
     }
@@ -37,10 +47,15 @@ pub(super) async fn admit(
     }
     let agent = match &wish.graph_id {
         None => None,
-        Some(graph_id) => match registry.agents().of_graph(graph_id) {
+        Some(graph_id) => match find(run_context, graph_id) {
             Some(known) => {
                 if let Some(refusal) = wish.incompatibility(&known.agent) {
                     return Ok(AdmittedChild::Refused(refusal));
+                }
+                if let Err(error) = known.check_models() {
+                    return Ok(AdmittedChild::Refused(format!(
+                        "The agent `{graph_id}` cannot work here: {error}. Do the work yourself."
+                    )));
                 }
                 let graph_id = graph_id.clone();
                 let definition = Some(known.digest.clone());

@@ -18,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 use super::{Tool, ToolSource};
 use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers};
 use crate::domain::Invalid;
+use crate::domain::identity::Tenant;
+use crate::domain::tenant::Tenants;
 use crate::model::pieces::PieceLimits;
 
 mod connection;
@@ -108,7 +110,20 @@ impl McpEnvironment {
 pub struct McpServers {
     /// `None` if MCP servers are not supported.
     environment: Option<Arc<McpEnvironment>>,
-    running: Arc<RwLock<BTreeMap<(McpOwner, String), RunningServer>>>,
+    running: Arc<RwLock<BTreeMap<ServerKey, RunningServer>>>,
+    /// The settings of tenants. A tenant with headers for the address of a server has a connection of its own.
+    tenants: Arc<Tenants>,
+    /// The tenant whose agents use the servers, if it has settings.
+    tenant: Option<Tenant>,
+}
+
+/// The key of a connection to a server.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct ServerKey {
+    owner: McpOwner,
+    name: String,
+    /// The tenant whose headers it has; none for all others.
+    tenant: Option<Tenant>,
 }
 
 /// A server with its connection task.
@@ -135,8 +150,52 @@ impl McpServers {
     pub fn new(environment: McpEnvironment) -> Self {
         Self {
             environment: Some(Arc::new(environment)),
-            running: Arc::default(),
+            ..Self::default()
         }
+    }
+
+    /// Returns the servers with these settings of tenants.
+    #[must_use]
+    pub fn with_tenants(self, tenants: Arc<Tenants>) -> Self {
+        Self { tenants, ..self }
+    }
+
+    /// Returns the same servers as the agents of a tenant use them: with its headers, and only the tools that it may use.
+    #[must_use]
+    pub fn for_tenant(&self, tenant: &Tenant) -> Self {
+        Self {
+            tenant: Some(tenant.clone()),
+            ..self.clone()
+        }
+    }
+
+    /// Returns all connections to these servers: the one for all tenants, and those of tenants with headers for it.
+    fn connections(&self, wanted: &OwnedServers) -> BTreeMap<ServerKey, McpServerDefinition> {
+        let mut all = BTreeMap::new();
+        for ((owner, name), definition) in wanted {
+            let shared = ServerKey {
+                owner: owner.clone(),
+                name: name.clone(),
+                tenant: None,
+            };
+            for (tenant, settings) in self.tenants.iter() {
+                let url = definition.url.as_deref().unwrap_or_default();
+                let Some(headers) = settings.headers_for(url, &definition.headers) else {
+                    continue;
+                };
+                let own = McpServerDefinition {
+                    headers,
+                    ..definition.clone()
+                };
+                let key = ServerKey {
+                    tenant: Some(tenant.clone()),
+                    ..shared.clone()
+                };
+                all.insert(key, own);
+            }
+            all.insert(shared, definition.clone());
+        }
+        all
     }
 
     /// Checks that all of these definitions are valid.
@@ -147,9 +206,9 @@ impl McpServers {
         let Some(environment) = &self.environment else {
             return Ok(());
         };
-        wanted
+        self.connections(wanted)
             .iter()
-            .try_for_each(|((_, name), definition)| environment.endpoint(name, definition).map(drop))
+            .try_for_each(|(key, definition)| environment.endpoint(&key.name, definition).map(drop))
     }
 
     /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
@@ -162,6 +221,7 @@ impl McpServers {
         let Some(environment) = &self.environment else {
             return Ok(false);
         };
+        let wanted = self.connections(wanted);
         let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
         let mut changed = false;
         running.retain(|key, old| {
@@ -173,12 +233,12 @@ impl McpServers {
             is_kept
         });
         for (key, definition) in wanted {
-            if running.get(key).is_some_and(|old| old.definition == *definition) {
+            if running.get(&key).is_some_and(|old| old.definition == definition) {
                 continue;
             }
             changed = true;
-            let new = environment.start(&key.1, definition, running.remove(key))?;
-            running.insert(key.clone(), new);
+            let new = environment.start(&key.name, &definition, running.remove(&key))?;
+            running.insert(key, new);
         }
         Ok(changed)
     }
@@ -199,12 +259,13 @@ impl McpServers {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
         running
             .keys()
-            .filter(|(owner, _)| *owner == McpOwner::Everyone)
-            .map(|(_, name)| name.clone())
+            .filter(|key| key.owner == McpOwner::Everyone)
+            .map(|key| key.name.clone())
             .collect()
     }
 
-    /// Returns sources for the tools that `owner` refers to as `server/tool` or `server/*`; other names are ignored.
+    /// Returns sources for the tools that `owner` refers to as `server/tool` or `server/*`; other names are ignored, and so
+    /// are tools that the tenant may not use.
     pub fn sources<'a>(&self, names: impl Iterator<Item = &'a String>, owner: &McpOwner) -> Vec<Arc<dyn ToolSource>> {
         let mut wanted: BTreeMap<&str, Option<BTreeSet<String>>> = BTreeMap::new();
         for reference in names.filter_map(|name| McpReference::read(name)) {
@@ -215,22 +276,42 @@ impl McpServers {
             }
         }
         let source = |(name, only): (&str, Option<BTreeSet<String>>)| -> Arc<dyn ToolSource> {
-            let keys = owner
-                .lookup_order()
-                .into_iter()
-                .map(|owner| (owner, name.to_owned()))
-                .collect();
             Arc::new(Selection {
                 servers: self.clone(),
-                keys,
+                name: name.to_owned(),
+                keys: self.lookup_order(name, owner),
                 only,
             })
         };
         wanted.into_iter().map(source).collect()
     }
 
+    /// Returns the keys of a server in the order in which it is looked up: those of the tenant precede.
+    fn lookup_order(&self, name: &str, owner: &McpOwner) -> Vec<ServerKey> {
+        let mut keys = vec![];
+        for owner in owner.lookup_order() {
+            let shared = ServerKey {
+                owner,
+                name: name.to_owned(),
+                tenant: None,
+            };
+            keys.extend(self.tenant.clone().map(|tenant| ServerKey {
+                tenant: Some(tenant),
+                ..shared.clone()
+            }));
+            keys.push(shared);
+        }
+        keys
+    }
+
+    /// Returns whether the tenant may use a tool of a server.
+    fn allows(&self, server: &str, tool: &str) -> bool {
+        let settings = self.tenant.as_ref().map(|tenant| self.tenants.of(tenant));
+        settings.is_none_or(|settings| settings.tools.allows(&format!("{server}/{tool}")))
+    }
+
     /// Returns the tools of the first of these servers that exists.
-    fn tools(&self, keys: &[(McpOwner, String)]) -> Vec<Arc<McpTool>> {
+    fn tools(&self, keys: &[ServerKey]) -> Vec<Arc<McpTool>> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
         keys.iter()
             .find_map(|key| running.get(key))
@@ -242,14 +323,19 @@ impl McpServers {
 /// Some or all tools of one server.
 struct Selection {
     servers: McpServers,
+    /// The name of the server.
+    name: String,
     /// The possible keys of the server; the first that exists counts.
-    keys: Vec<(McpOwner, String)>,
+    keys: Vec<ServerKey>,
     only: Option<BTreeSet<String>>,
 }
 
 impl ToolSource for Selection {
     fn tools(&self) -> Vec<Arc<dyn Tool>> {
-        let is_wanted = |tool: &Arc<McpTool>| self.only.as_ref().is_none_or(|only| only.contains(&tool.name));
+        let is_wanted = |tool: &Arc<McpTool>| {
+            let is_named = self.only.as_ref().is_none_or(|only| only.contains(&tool.name));
+            is_named && self.servers.allows(&self.name, &tool.name)
+        };
         let tools = self.servers.tools(&self.keys).into_iter().filter(is_wanted);
         tools.map(|tool| tool as Arc<dyn Tool>).collect()
     }

@@ -14,5 +14,6 @@ mod matrix;
 mod policies;
 mod quotas;
 mod sdk;
+mod tenants;
 mod tickets;
 mod users;

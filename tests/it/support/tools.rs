@@ -155,6 +155,9 @@ async fn serve(
     Json(mut body): Json<Value>,
 ) -> Response {
     body["key"] = json!(headers.get("idempotency-key").and_then(|key| key.to_str().ok()));
+    if let Some(key) = headers.get("x-key").and_then(|key| key.to_str().ok()) {
+        body["x_key"] = json!(key);
+    }
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
     let key = body["key"].clone();
