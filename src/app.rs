@@ -111,41 +111,15 @@ impl App {
             .context("could not open the vector index of the Store")?;
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         spawn_essential(&shutdown, "store sweeper", sweeping);
-        let around = config::validation_context(&config);
-        let tool_names = around.tools.iter().cloned().chain(policy_tools().map(str::to_owned));
-        let metrics = Metrics::new(clock.now(), tool_names);
-        let client = remote::client().context("could not create the HTTP client for tools")?;
-        let mut tools = tools(&config, &client)?;
-        tools.extend(registered.tools);
         let tenants = Arc::new(config.tenant_settings()?);
-        let parts_of_tenants = tenants::parts(&config, &tenants, &providers, &tools, &client)?;
-        let files = definitions::of_files(&config, Problems::default());
-        let servers = mcp_servers(client, &config.answers, &shutdown).with_tenants(Arc::clone(&tenants));
-        servers
-            .replace(&files.all_servers())
-            .map_err(|error| anyhow!("{error}"))?;
-        servers.ready().await;
-        let workshop = AgentFactory {
-            providers,
-            tools: Arc::new(tools),
-            runnables: Arc::new(registered.runnables),
-            policies: Arc::new(registered.policies),
-            servers,
-            peers: peers(&config, &shutdown).context("could not create the HTTP client for remote agents")?,
-            profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
-            agents: NamePatterns::default(),
-            tenants: Arc::new(parts_of_tenants),
-        };
-        let ground = AgentSources {
-            workshop,
-            around,
-            files,
-        };
+        let sources = agent_sources(&config, registered, providers, &tenants, &shutdown).await?;
+        let tool_names = sources.validation_context.tools.iter().cloned();
+        let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
         let quotas = Arc::new(config.quotas.quotas(&config.prices));
         let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
             events: events.clone(),
-            ground,
+            sources,
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
@@ -269,6 +243,42 @@ impl App {
         }
         Err(anyhow!("{address} {}", config::NEEDS_AUTH))
     }
+}
+
+/// Reads the definition files, connects to their MCP servers, and returns what agents are made of.
+async fn agent_sources(
+    config: &Config,
+    registered: Registered,
+    providers: Arc<Providers>,
+    tenants: &Arc<Tenants>,
+    shutdown: &Shutdown,
+) -> anyhow::Result<AgentSources> {
+    let client = remote::client().context("could not create the HTTP client for tools")?;
+    let mut tools = tools(config, &client)?;
+    tools.extend(registered.tools);
+    let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
+    let files = definitions::of_files(config, Problems::default());
+    let servers = mcp_servers(client, &config.answers, shutdown).with_tenants(Arc::clone(tenants));
+    servers
+        .replace(&files.all_servers())
+        .map_err(|error| anyhow!("{error}"))?;
+    servers.ready().await;
+    let factory = AgentFactory {
+        providers,
+        tools: Arc::new(tools),
+        runnables: Arc::new(registered.runnables),
+        policies: Arc::new(registered.policies),
+        servers,
+        peers: peers(config, shutdown).context("could not create the HTTP client for remote agents")?,
+        profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
+        agents: NamePatterns::default(),
+        tenants: Arc::new(parts_of_tenants),
+    };
+    Ok(AgentSources {
+        factory,
+        validation_context: config::validation_context(config),
+        files,
+    })
 }
 
 /// Starts an essential task, which works for the server itself.

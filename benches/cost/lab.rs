@@ -105,7 +105,7 @@ impl Lab {
             api_key: ApiKeySource::None,
         };
         let providers = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
-        let workshop = AgentFactory {
+        let factory = AgentFactory {
             tools: Arc::new(tools()),
             ..AgentFactory::new(providers, peers())
         };
@@ -122,9 +122,9 @@ impl Lab {
         let parts = RuntimeParts {
             db: db.clone(),
             events: events.clone(),
-            ground: AgentSources {
-                workshop,
-                around: ValidationContext::default(),
+            sources: AgentSources {
+                factory,
+                validation_context: ValidationContext::default(),
                 files,
             },
             clock: Arc::new(SystemClock),

@@ -74,21 +74,23 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
             .extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
     }
     check.findings.extend(config.files.settings.embedded.check(config));
-    let around = partial_validation_context(config, unread);
-    check.findings.extend(super::store::check(config, &around));
-    check.findings.extend(super::tenants::check(config, &around));
+    let validation_context = partial_validation_context(config, unread);
+    check.findings.extend(super::store::check(config, &validation_context));
+    check
+        .findings
+        .extend(super::tenants::check(config, &validation_context));
     for (key, profile) in &config.profiles {
         let field = FieldPath::of(["profiles", key.as_str()]);
         check.findings.extend(
             profile
-                .check(key, &around)
+                .check(key, &validation_context)
                 .into_iter()
                 .map(|finding| finding.under(&field)),
         );
     }
     for (graph_id, agent) in &config.agents {
         let field = FieldPath::of(["agents", graph_id.as_str()]);
-        let findings = check_agent(graph_id, agent, &around).into_iter();
+        let findings = check_agent(graph_id, agent, &validation_context).into_iter();
         check.findings.extend(findings.map(|finding| finding.under(&field)));
     }
     if config.agents.is_empty() && unread.is_empty() {
@@ -108,26 +110,28 @@ pub fn validation_context(config: &Config) -> ValidationContext {
 
 /// Returns the same names for a configuration of which a part could not be read.
 fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> ValidationContext {
-    let mut around = config.files.settings.embedded.names.clone();
-    around.tools.extend(config.tools.keys().cloned());
-    around.providers.extend(config.providers.keys().cloned());
-    around.agents = config.agents.keys().cloned().collect();
-    around.mcp_servers = config.mcp_servers.keys().cloned().collect();
+    let mut validation_context = config.files.settings.embedded.names.clone();
+    validation_context.tools.extend(config.tools.keys().cloned());
+    validation_context.providers.extend(config.providers.keys().cloned());
+    validation_context.agents = config.agents.keys().cloned().collect();
+    validation_context.mcp_servers = config.mcp_servers.keys().cloned().collect();
     let built_in = PROVIDERS.iter().filter(|traits| traits.is_built_in);
-    around.providers.extend(built_in.map(|traits| traits.word.to_owned()));
-    around.clients = config.agents_api.rules();
+    validation_context
+        .providers
+        .extend(built_in.map(|traits| traits.word.to_owned()));
+    validation_context.clients = config.agents_api.rules();
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
             match section.as_str() {
-                "tools" => around.tools.insert(name.clone()),
-                "providers" => around.providers.insert(name.clone()),
-                "mcp_servers" => around.mcp_servers.insert(name.clone()),
-                "agents" => around.agents.insert(name.clone()),
+                "tools" => validation_context.tools.insert(name.clone()),
+                "providers" => validation_context.providers.insert(name.clone()),
+                "mcp_servers" => validation_context.mcp_servers.insert(name.clone()),
+                "agents" => validation_context.agents.insert(name.clone()),
                 _ => continue,
             };
         }
     }
-    around
+    validation_context
 }
 
 /// The error for a server without authentication that other machines can reach.

@@ -87,13 +87,13 @@ impl ItemTtl {
 }
 
 /// Validates the section.
-pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnostic> {
+pub(super) fn check(config: &Config, validation_context: &ValidationContext) -> Vec<Diagnostic> {
     let store = &config.store;
     let field = FieldPath::of(["store", "ttl"]);
     let mut findings = store
         .index
         .as_ref()
-        .map(|index| check_index(index, config, around))
+        .map(|index| check_index(index, config, validation_context))
         .unwrap_or_default();
     if let Some(Err(invalid)) = store.ttl.default_ttl.map(|minutes| item::ttl("default_ttl", minutes)) {
         findings.push(Diagnostic::error(field.then("default_ttl"), invalid.reason));
@@ -106,9 +106,9 @@ pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnost
     findings
 }
 
-fn check_index(index: &IndexSection, config: &Config, around: &ValidationContext) -> Vec<Diagnostic> {
+fn check_index(index: &IndexSection, config: &Config, validation_context: &ValidationContext) -> Vec<Diagnostic> {
     let field = FieldPath::of(["store", "index"]);
-    let mut findings = check_model(&field.then("embed"), &index.embed, around);
+    let mut findings = check_model(&field.then("embed"), &index.embed, validation_context);
     let mut error = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
     if !(1..=MAX_DIMS).contains(&index.dims) {
         error(

@@ -120,12 +120,12 @@ pub(super) fn fill_in(config: &mut Config, references: &mut References<'_>) -> V
 }
 
 /// Validates the sections of all tenants.
-pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnostic> {
+pub(super) fn check(config: &Config, validation_context: &ValidationContext) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, section) in &config.tenants {
         let mut check = Check {
             config,
-            around,
+            validation_context,
             top: FieldPath::of(["tenants", name.as_str()]),
             findings: vec![],
         };
@@ -138,7 +138,7 @@ pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnost
 /// The validation of one section.
 struct Check<'a> {
     config: &'a Config,
-    around: &'a ValidationContext,
+    validation_context: &'a ValidationContext,
     /// The field of the section.
     top: FieldPath,
     findings: Vec<Diagnostic>,
@@ -207,13 +207,14 @@ impl Check<'_> {
     /// Returns the reason why a name cannot be that of an agent.
     fn agent_problem(&self, name: &str) -> Option<String> {
         // Clients may define it later.
-        let is_known = name.ends_with('*') || self.config.agents_api.enabled || self.around.agents.contains(name);
+        let is_known =
+            name.ends_with('*') || self.config.agents_api.enabled || self.validation_context.agents.contains(name);
         (!is_known).then(|| format!("there is no agent `{name}` in this configuration"))
     }
 
     /// Returns the reason why a name cannot be that of a tool.
     fn tool_problem(&self, name: &str) -> Option<String> {
-        if name.ends_with('*') && !name.contains('/') || self.around.tools.contains(name) {
+        if name.ends_with('*') && !name.contains('/') || self.validation_context.tools.contains(name) {
             return None;
         }
         let Some(reference) = McpReference::read(name) else {
@@ -228,7 +229,8 @@ impl Check<'_> {
                 .chain(below)
                 .any(|servers| servers.contains_key(reference.server))
         };
-        let is_known = self.around.mcp_servers.contains(reference.server) || self.config.agents.values().any(is_own);
+        let is_known =
+            self.validation_context.mcp_servers.contains(reference.server) || self.config.agents.values().any(is_own);
         (!is_known).then(|| format!("there is no MCP server `{}` in this configuration", reference.server))
     }
 
@@ -242,7 +244,7 @@ impl Check<'_> {
                 "`{name}` must be `provider:model`, as in `openai:gpt-5` or `openai:*`"
             ));
         };
-        let is_known = self.around.providers.contains(provider);
+        let is_known = self.validation_context.providers.contains(provider);
         (!is_known).then(|| format!("there is no provider `{provider}` in this configuration"))
     }
 

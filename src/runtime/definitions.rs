@@ -66,7 +66,7 @@ impl Registry {
     /// Reads the definitions of files and clients.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.workshop.register(
+            let made = self.factory.register(
                 &agent.graph_id,
                 &agent.definition,
                 &Provenance::File(agent.place.clone()),
@@ -141,7 +141,7 @@ impl Registry {
 
     /// Returns whether clients may define agents.
     fn check_clients_allowed(&self) -> Result<(), DefinitionError> {
-        if self.around().clients.enabled {
+        if self.validation_context().clients.enabled {
             Ok(())
         } else {
             Err(DefinitionError::Disabled)
@@ -254,7 +254,7 @@ impl Definitions {
         let mut sources = registry.sources.lock().await;
         check_changeable(&sources, graph_id)?;
         let known = registry
-            .workshop
+            .factory
             .register(graph_id, &definition, &Provenance::Client)
             .map_err(|error| {
                 let finding = Diagnostic::error(FieldPath::default(), error.to_string());
@@ -323,8 +323,8 @@ impl Definitions {
 
     /// Validates a definition without storing it.
     pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut validated = validate(graph_id, body, &self.core.registry.around());
-        let peers = &self.core.registry.workshop.peers;
+        let mut validated = validate(graph_id, body, &self.core.registry.validation_context());
+        let peers = &self.core.registry.factory.peers;
         let webhooks = &self.core.webhooks;
         let mut forbidden: Vec<Diagnostic> = vec![];
         let subagents = validated
@@ -383,17 +383,17 @@ impl Definitions {
     /// Returns an error when the database fails.
     pub async fn replace_files(&self, files: FileAgents) -> DbResult<()> {
         let registry = &self.core.registry;
-        let mut around = registry.around();
-        around
+        let mut validation_context = registry.validation_context();
+        validation_context
             .agents
             .extend(files.agents.iter().map(|agent| agent.graph_id.clone()));
-        around.mcp_servers = files.servers.keys().cloned().collect();
+        validation_context.mcp_servers = files.servers.keys().cloned().collect();
         let mut misfits: Vec<_> = files
             .agents
             .iter()
-            .flat_map(|agent| self.misfits(agent, &around))
+            .flat_map(|agent| self.misfits(agent, &validation_context))
             .collect();
-        let tools = &registry.workshop.servers;
+        let tools = &registry.factory.servers;
         let servers = files.all_servers();
         misfits.extend(tools.verify(&servers).err().map(|invalid| (None, misfit(invalid))));
         if !misfits.is_empty() {
@@ -427,12 +427,16 @@ impl Definitions {
     }
 
     /// Returns the reasons for which an agent of a file does not fit the tools and providers of this process.
-    fn misfits(&self, agent: &super::FileAgent, around: &ValidationContext) -> Vec<(Option<String>, StoredDiagnostic)> {
+    fn misfits(
+        &self,
+        agent: &super::FileAgent,
+        validation_context: &ValidationContext,
+    ) -> Vec<(Option<String>, StoredDiagnostic)> {
         let registry = &self.core.registry;
-        let found = check_agent(&agent.graph_id, &agent.definition, around);
+        let found = check_agent(&agent.graph_id, &agent.definition, validation_context);
         let provenance = Provenance::File(agent.place.clone());
         let made = registry
-            .workshop
+            .factory
             .register(&agent.graph_id, &agent.definition, &provenance)
             .err();
         let unmade = made.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));

@@ -77,16 +77,16 @@ pub(super) struct Active {
 impl Dispatcher {
     pub(super) fn new(parts: super::RuntimeParts) -> Self {
         let super::AgentSources {
-            workshop,
-            around,
+            factory,
+            validation_context,
             files: _,
-        } = parts.ground;
+        } = parts.sources;
         let tenants = parts.tenants;
         let registry = Registry::new(
             parts.db.clone(),
             Arc::clone(&parts.clock),
-            workshop,
-            around,
+            factory,
+            validation_context,
             Arc::clone(&tenants),
         );
         let webhooks = Arc::new(parts.webhooks);

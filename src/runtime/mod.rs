@@ -179,7 +179,7 @@ pub struct RuntimeParts {
     /// The logs of all threads.
     pub events: Events,
     /// The sources of agents.
-    pub ground: AgentSources,
+    pub sources: AgentSources,
     /// The clock.
     pub clock: Arc<dyn Clock>,
     /// The owner of the tasks.
@@ -261,7 +261,7 @@ impl RuntimeHandles {
     /// # Errors
     /// Returns an error when an agent of a file cannot be assembled, or the database fails.
     pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
-        let files = std::mem::take(&mut parts.ground.files);
+        let files = std::mem::take(&mut parts.sources.files);
         parts.metrics.work().set_known_names(files.labels());
         let dispatcher = Arc::new(Dispatcher::new(parts));
         let core = Arc::clone(&dispatcher.core);

@@ -32,10 +32,10 @@ const PAST: usize = 64;
 
 /// The sources of agents.
 pub struct AgentSources {
-    /// The factory of agents.
-    pub workshop: AgentFactory,
+    /// The factory that assembles agents.
+    pub factory: AgentFactory,
     /// The names that definitions may refer to.
-    pub around: ValidationContext,
+    pub validation_context: ValidationContext,
     /// The agents that files define.
     pub files: FileAgents,
 }
@@ -95,8 +95,8 @@ pub(super) type Records = BTreeMap<String, AgentRecord>;
 pub(super) struct Registry {
     pub(super) db: Db,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) workshop: AgentFactory,
-    around: ValidationContext,
+    pub(super) factory: AgentFactory,
+    validation_context: ValidationContext,
     tenants: Arc<Tenants>,
     current: RwLock<Current>,
     /// A cache of agents of earlier definitions, most recently used last.
@@ -184,15 +184,15 @@ impl Registry {
     pub(super) fn new(
         db: Db,
         clock: Arc<dyn Clock>,
-        workshop: AgentFactory,
-        around: ValidationContext,
+        factory: AgentFactory,
+        validation_context: ValidationContext,
         tenants: Arc<Tenants>,
     ) -> Self {
         Self {
             db,
             clock,
-            workshop,
-            around,
+            factory,
+            validation_context,
             tenants,
             current: RwLock::default(),
             past: Mutex::default(),
@@ -278,9 +278,9 @@ impl Registry {
             .subagents
             .iter()
             .filter_map(|subagent| subagent.graph_id.clone());
-        let around = ValidationContext {
+        let validation_context = ValidationContext {
             agents: referenced.collect(),
-            ..self.around()
+            ..self.validation_context()
         };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
@@ -289,8 +289,8 @@ impl Registry {
             severity: Severity::Warning,
             ..finding
         });
-        let misused = around.clients.check(definition);
-        check_agent(graph_id, definition, &around)
+        let misused = validation_context.clients.check(definition);
+        check_agent(graph_id, definition, &validation_context)
             .into_iter()
             .chain(misused)
             .chain(gone)
@@ -299,13 +299,13 @@ impl Registry {
     }
 
     /// Returns the names that a definition may refer to.
-    pub(super) fn around(&self) -> ValidationContext {
+    pub(super) fn validation_context(&self) -> ValidationContext {
         let agents = self.records().keys().cloned().collect();
-        let mcp_servers = self.workshop.servers.common();
+        let mcp_servers = self.factory.servers.common();
         ValidationContext {
             agents,
             mcp_servers,
-            ..self.around.clone()
+            ..self.validation_context.clone()
         }
     }
 
@@ -327,7 +327,7 @@ impl Registry {
             return Ok(Some(Arc::clone(known)));
         }
         let known = self
-            .workshop
+            .factory
             .register(&version.graph_id, &version.definition, &version.provenance);
         known
             .map(Some)
@@ -400,7 +400,7 @@ impl Registry {
             return Ok(None);
         };
         let provenance = db::definitions::origin(tx, graph_id, digest).await?;
-        match self.workshop.register(graph_id, &definition, &provenance) {
+        match self.factory.register(graph_id, &definition, &provenance) {
             Ok(known) => {
                 // It may be stored in the form of an earlier release; its key is the stored digest.
                 let known = Arc::new(known.stored_as(digest));

@@ -67,7 +67,7 @@ impl BackgroundTasks {
             .as_ref()
             .and_then(|known| known.remote_subagent(&work.agent, &work.url));
         let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
-        let peer = registry.workshop.peers.peer(&work.url, &agent.headers.0, is_owners);
+        let peer = registry.factory.peers.peer(&work.url, &agent.headers.0, is_owners);
         let place = remote_agent::remote_thread(peer.map_err(|invalid| invalid.to_string())?, work.run);
         Ok((place, agent.clone()))
     }

@@ -67,7 +67,7 @@ impl BackgroundTasks {
         };
         let request = request(scope, order, &record);
         let notes = notes(scope, order);
-        let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
+        let patience = START_TIMEOUT.min(self.core.registry.factory.peers.patience());
         match place
             .create_and_start(&notes, request, &record.task.to_string(), patience)
             .await
@@ -124,7 +124,7 @@ impl BackgroundTasks {
             UpdateStrategy::Interrupt => "interrupt",
             UpdateStrategy::Enqueue => "enqueue",
         };
-        let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
+        let patience = START_TIMEOUT.min(self.core.registry.factory.peers.patience());
         match place.start_run(request, &key, patience).await {
             Ok(run) => self.store_started(&record, run.snapshot()).await,
             Err(StartFailed { error, is_certain }) => {
@@ -264,7 +264,7 @@ impl BackgroundTasks {
             .and_then(|known| known.remote_subagent(&record.agent, url));
         let (agent, is_owners) =
             found.ok_or_else(|| format!("The agent `{}` is not defined any more.", record.agent))?;
-        let peer = registry.workshop.peers.peer(url, &agent.headers.0, is_owners);
+        let peer = registry.factory.peers.peer(url, &agent.headers.0, is_owners);
         let peer = peer.map_err(|invalid| format!("The agent `{}` cannot be reached: its {invalid}.", record.agent))?;
         Ok((
             RemoteThread {
@@ -289,7 +289,7 @@ impl BackgroundTasks {
             Ok(seen),
             record.task.0,
             self.core.clock.now(),
-            self.core.registry.workshop.peers.poll_policy(),
+            self.core.registry.factory.peers.poll_policy(),
         );
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
@@ -308,7 +308,7 @@ impl BackgroundTasks {
                 Ok(seen.clone()),
                 record.task.0,
                 self.core.clock.now(),
-                self.core.registry.workshop.peers.poll_policy(),
+                self.core.registry.factory.peers.poll_policy(),
             );
             self.store_if_unchanged(record, after, Some(before.version)).await?;
         }

@@ -73,7 +73,7 @@ impl JobHandler for CancelRemoteHandler {
             Some(Err(_)) => Err("its server took too long".to_owned()),
         };
         let now = runtime.core.clock.now();
-        let looks = *runtime.core.registry.workshop.peers.poll_policy();
+        let looks = *runtime.core.registry.factory.peers.poll_policy();
         let since = work.lost_since.unwrap_or(now);
         let is_over = match &ended {
             Ok(()) => true,

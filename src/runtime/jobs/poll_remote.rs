@@ -100,7 +100,7 @@ impl BackgroundTasks {
             seen,
             record.task.0,
             self.core.clock.now(),
-            self.core.registry.workshop.peers.poll_policy(),
+            self.core.registry.factory.peers.poll_policy(),
         ))
     }
 
