@@ -33,7 +33,7 @@ pub use queue::RunBounds;
 pub(super) use precheck::CheckedWrite;
 pub(super) use queue::QueueRoom;
 pub(super) use start::{
-    check_ahead, check_assistant, check_stateless, check_tenant, keep_for_key, refuse_assistant_by_policies,
+    check_ahead, check_stateless, check_tenant, find_assistant, keep_for_key, refuse_assistant_by_policies,
     refuse_by_policies, start, start_as, try_start,
 };
 pub(super) use withdraw::{leave_thread, undo, withdraw};

@@ -140,9 +140,9 @@ async fn check_cron(
     context: &AdmissionContext,
     id: CronId,
 ) -> Result<Cron, CronError> {
-    let resolved = context.core.registry.resolve(tx, &new_cron.assistant).await?;
-    admission::check_assistant(&resolved.assistant, &new_cron.caller, &context.core).map_err(CronError::of_check)?;
     let caller = Arc::clone(&new_cron.caller);
+    let found = admission::find_assistant(tx, &new_cron.assistant, &caller, &context.core).await;
+    let resolved = found.map_err(CronError::of_check)?;
     admission::check_tenant(&resolved, &caller.tenant, &caller, &context.core).map_err(CronError::of_check)?;
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
     if !caller.is_unrestricted() {

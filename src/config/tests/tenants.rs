@@ -27,19 +27,22 @@ fn a_section_says_what_a_tenant_may_use_and_others_may_use_everything() {
 
 #[test]
 fn references_to_secrets_are_filled_in_and_never_printed() {
-    let text = "[secrets.acme]\ncommand = [\"printf\", \"%s\", \"hush-hush\"]\n\
+    let text = "[secrets.acme]\ncommand = [\"printf\", \"hush-%s\", \"quietly\"]\n\
                 [tenants.acme]\nwebhook_secret = \"${secrets.acme}\"\n\
                 [tenants.acme.providers.lab]\napi_key = \"${secrets.acme}\"\n\
                 [tenants.acme.headers.\"https://crm.example.org\"]\nauthorization = \"Bearer ${secrets.acme}\"";
     let config = Directory::with(&[("adjutant.toml", &with(text))]).load().config;
     let acme = &config.tenants["acme"];
-    assert_eq!(acme.webhook_secret.as_ref().unwrap().expose_secret(), "hush-hush");
+    assert_eq!(acme.webhook_secret.as_ref().unwrap().expose_secret(), "hush-quietly");
     let key = acme.providers["lab"].api_key.as_ref().unwrap();
-    assert_eq!(key.expose_secret(), "hush-hush");
+    assert_eq!(key.expose_secret(), "hush-quietly");
     let headers = &acme.headers["https://crm.example.org"];
-    assert_eq!(headers.0["authorization"], "Bearer hush-hush");
+    assert_eq!(headers.0["authorization"], "Bearer hush-quietly");
     let printed = format!("{config:?} {:?}", config.tenant_settings().unwrap());
-    assert!(printed.contains("acme") && !printed.contains("hush"), "{printed}");
+    assert!(
+        printed.contains("acme") && !printed.contains("hush-quietly"),
+        "{printed}"
+    );
 }
 
 #[test]

@@ -27,7 +27,9 @@ use crate::domain::time::Timestamp;
 use crate::runtime::access::{self, Denial};
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
-use crate::runtime::{CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas};
+use crate::runtime::{
+    AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas,
+};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -92,11 +94,11 @@ pub(in crate::runtime) async fn start_as(
     context: &AdmissionContext,
 ) -> Result<Admitted, StartError> {
     let now = context.now;
-    let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
-    // Approvers do not choose the assistant: they answer the agent that has asked.
-    if !matches!(new_run.resume, Some(Resolution::AnsweredAlone(..))) {
-        check_assistant(&resolved.assistant, &new_run.caller, &context.core)?;
-    }
+    let mut resolved = match new_run.resume {
+        // Approvers do not choose the assistant: they answer the agent that has asked.
+        Some(Resolution::AnsweredAlone(..)) => context.core.registry.resolve(tx, &new_run.assistant).await?,
+        Some(_) | None => find_assistant(tx, &new_run.assistant, &new_run.caller, &context.core).await?,
+    };
     resolved.known = context
         .core
         .registry
@@ -206,19 +208,29 @@ fn is_continuation(new_run: &NewRun) -> bool {
     new_run.caller.credential == Credential::Server && new_run.request.input.is_none()
 }
 
-/// Checks whether the caller may run an assistant.
-pub(in crate::runtime) fn check_assistant(
-    assistant: &Assistant,
+/// Returns the assistant that a request names, if it exists for the caller. Otherwise the refusal is recorded: an
+/// assistant of another tenant is not even read where the database guards its rows.
+pub(in crate::runtime) async fn find_assistant(
+    tx: &mut Tx<'_>,
+    wanted: &AssistantRef,
     caller: &Identity,
     core: &Arc<Core>,
-) -> Result<(), StartError> {
+) -> Result<ResolvedAssistant, StartError> {
+    let resolved = core.registry.resolve(tx, wanted).await;
     if caller.is_unrestricted() {
-        return Ok(());
+        return resolved;
     }
+    if let (Err(StartError::NoAssistant(_)), AssistantRef::Id(id)) = (&resolved, wanted) {
+        let resource = ResourceRef::Assistant(*id).to_string();
+        audit::record_refusal(core, caller, Action::AssistantsRead, resource, &[]);
+    }
+    let resolved = resolved?;
+    let assistant = &resolved.assistant;
     let facts = facts_of(assistant);
     let resource = ResourceRef::Assistant(assistant.id);
     let decided = check_access(core, caller, Action::AssistantsRead, &facts, resource);
-    decided.map_err(|_| StartError::NoAssistant(assistant.id.to_string()))
+    decided.map_err(|_| StartError::NoAssistant(assistant.id.to_string()))?;
+    Ok(resolved)
 }
 
 /// Checks whether a tenant may run the agent of an assistant, with all of its models. A refusal of a user is recorded.

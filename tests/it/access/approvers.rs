@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adjutant::domain::time::{ManualClock, Timestamp};
+use adjutant::domain::time::{Clock, ManualClock, SystemClock, Timestamp};
 use serde_json::{Value, json};
 
 use crate::support::actors::Question;
@@ -30,6 +30,7 @@ on_both_engines! {
     approvers_themselves_may_change_the_thread_that_they_own,
     decisions_and_attempts_are_in_the_audit,
     the_agent_goes_on_working_for_its_user,
+    an_answer_is_not_refused_for_what_the_approver_stores,
     more_approvers_than_allowed_are_refused,
 }
 
@@ -556,6 +557,27 @@ async fn the_agent_goes_on_working_for_its_user(server: TestServer) {
     is_still_asked(&server, &keys, &ann, &question).await;
     let call = &server.tools.calls_of("send_email")[0];
     assert_eq!(call["context"]["langgraph_auth_user_id"], "ann", "{call}");
+}
+
+async fn an_answer_is_not_refused_for_what_the_approver_stores(server: TestServer) {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    server
+        .is_configured_with("[quotas.per_user]\nstored_bytes = 20000")
+        .await;
+    let keys = protected(&server).await;
+    let bob = keys.client("bob");
+    let item = json!({"namespace": ["notes"], "key": "k", "value": {"text": "x".repeat(20_000)}});
+    assert!([200, 204].contains(&bob.put("/store/items", item.clone()).await.status));
+    // The sum is measured after a minute, when something is stored again.
+    clock.advance(Duration::from_secs(61));
+    eventually(async || bob.put("/store/items", item.clone()).await.status == 507).await;
+    let ann = ann_waits(&keys).await;
+    let question = ann.question().await;
+    let approver = Human::at(bob, "guarded", &ann.thread);
+    let resolved = approver.resolves(&question, approval()).await.ok();
+    ann.run(&resolved).finishes().await;
+    assert_eq!(mails(&server), 1);
 }
 
 async fn more_approvers_than_allowed_are_refused(server: TestServer) {

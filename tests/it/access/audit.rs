@@ -14,6 +14,7 @@ use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engine
 on_both_engines! {
     a_change_is_recorded_with_its_caller_and_resource,
     a_refusal_is_recorded,
+    a_request_for_an_assistant_of_another_tenant_is_recorded,
     the_decisions_of_an_approval_are_recorded_without_their_contents,
     only_admins_of_the_tenant_read_the_audit,
     the_audit_is_read_in_pages_and_as_json_lines,
@@ -68,6 +69,23 @@ async fn a_refusal_is_recorded(server: TestServer) {
         seen,
         ["threads:update", "threads:create_run", "audit:read", "threads:read"]
     );
+}
+
+async fn a_request_for_an_assistant_of_another_tenant_is_recorded(server: TestServer) {
+    let keys = server.is_protected().await;
+    let created = keys
+        .client("ann")
+        .post("/assistants", json!({"graph_id": "agent"}))
+        .await
+        .ok();
+    let assistant = created["assistant_id"].as_str().expect("an id");
+    let stranger = keys.client("root-of-other");
+    let run = json!({"assistant_id": assistant, "input": {}});
+    stranger.post("/runs", run.clone()).await.refused(404);
+    let cron = json!({"assistant_id": assistant, "schedule": "0 0 1 1 *", "input": {}});
+    stranger.post("/runs/crons", cron).await.refused(404);
+    let query = format!("action=assistants:read&outcome=denied&resource=assistant:{assistant}");
+    eventually(async || entries(&stranger, &query).await.len() == 2).await;
 }
 
 async fn the_decisions_of_an_approval_are_recorded_without_their_contents(server: TestServer) {
