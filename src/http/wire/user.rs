@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::db::erasure::ErasedRows;
 
-/// How much was deleted.
+/// The number of rows that were deleted, by kind.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "ErasedData")]
 pub struct ErasedView {
