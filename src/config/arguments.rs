@@ -57,7 +57,7 @@ impl ProgramCommand {
 /// stopped.
 #[derive(Debug, Clone, Subcommand)]
 pub enum DataCommand {
-    /// Wraps all data keys under the first key of [encryption], and encrypts what is not yet. May be repeated after an
+    /// Wraps all data keys under the first key of `[encryption]`, and encrypts what is not yet. May be repeated after an
     /// interruption.
     Rekey {
         /// The settings, for the database.
@@ -66,7 +66,7 @@ pub enum DataCommand {
         /// Encrypt everything anew, under new data keys.
         #[arg(long, conflicts_with = "plain")]
         new_data_keys: bool,
-        /// Decrypt everything, so that the section [encryption] can be removed. No server may be running.
+        /// Decrypt everything, so that the section `[encryption]` can be removed. No server may be running.
         #[arg(long)]
         plain: bool,
     },

@@ -1,4 +1,4 @@
-//! Starts the runs of crons, see [`crons`](crate::runtime::crons).
+//! Starts the runs of [`crons`](crate::runtime::crons).
 
 use std::time::Duration;
 
