@@ -1,4 +1,4 @@
-//! Starts the runs of [`crons`](crate::runtime::crons).
+//! Starts the runs of crons, see the module [`crons`] of the runtime.
 
 use std::time::Duration;
 
