@@ -87,11 +87,7 @@ fn text_report(
 }
 
 /// Returns the report as JSON. `docs/command-line.md` describes it.
-fn json_report(
-    loaded: Result<&LoadedConfig, &Problems>,
-    checks: Option<&[ConnectionCheck]>,
-    is_usable: bool,
-) -> Value {
+fn json_report(loaded: Result<&LoadedConfig, &Problems>, checks: Option<&[ConnectionCheck]>, is_usable: bool) -> Value {
     let problems = loaded.map_or_else(|problems| problems, |loaded| &loaded.warnings);
     let diagnostics: Vec<Value> = problems.0.iter().map(diagnostic).collect();
     json!({

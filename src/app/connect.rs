@@ -112,11 +112,7 @@ struct PlannedCheck {
 }
 
 impl PlannedCheck {
-    fn new(
-        kind: &'static str,
-        name: impl Into<String>,
-        work: impl Future<Output = Finding> + Send + 'static,
-    ) -> Self {
+    fn new(kind: &'static str, name: impl Into<String>, work: impl Future<Output = Finding> + Send + 'static) -> Self {
         Self {
             kind,
             name: name.into(),
@@ -200,7 +196,10 @@ fn database(config: &Config) -> PlannedCheck {
                 error.to_string(),
                 "fine if that is this server; its own health check tests the database: `adjutant health --db`",
             ),
-            Err(error) => Finding::fail(error.to_string(), "set `url` in [storage], or the rights of the database"),
+            Err(error) => Finding::fail(
+                error.to_string(),
+                "set `url` in [storage], or the rights of the database",
+            ),
         }
     })
 }
@@ -272,9 +271,7 @@ fn tools(config: &Config, client: &Client) -> Vec<PlannedCheck> {
         let client = client.clone();
         let url = url.clone();
         let advice = format!("start the service, or correct `url` in [tools.{name}]");
-        PlannedCheck::new("tool", name.clone(), async move {
-            knock(&client, &url, &advice).await
-        })
+        PlannedCheck::new("tool", name.clone(), async move { knock(&client, &url, &advice).await })
     };
     http.map(|(name, tool)| (name, &tool.url)).map(check).collect()
 }

@@ -37,7 +37,8 @@ pub async fn ask(command: &HealthCommand) -> anyhow::Result<String> {
         .context("could not create the HTTP client")?;
     let place = url.origin().ascii_serialization();
     let sent = client.get(url).send().await;
-    let response = sent.map_err(|error| anyhow!("unhealthy: {place} cannot be reached: {}", net::describe_error(&error)))?;
+    let response =
+        sent.map_err(|error| anyhow!("unhealthy: {place} cannot be reached: {}", net::describe_error(&error)))?;
     let status = response.status();
     let body = net::read_bounded(response, MAX_ANSWER_BYTES).await.unwrap_or_default();
     let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();

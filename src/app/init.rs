@@ -313,7 +313,11 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&there).expect("a text"), "mine");
         run(&InitCommand { force: true, ..wanted }).expect("it is written");
         assert_ne!(std::fs::read_to_string(&there).expect("a text"), "mine");
-        assert!(paths(folder.path()).iter().all(|path| !path.to_string_lossy().ends_with(".new")));
+        assert!(
+            paths(folder.path())
+                .iter()
+                .all(|path| !path.to_string_lossy().ends_with(".new"))
+        );
     }
 
     #[test]
@@ -325,7 +329,10 @@ mod tests {
         let text = run(&command(folder.path(), InitTemplate::Minimal)).expect("it is written");
         assert!(text.contains("Your .gitignore should have these lines"), "{text}");
         for name in KEPT {
-            assert_eq!(std::fs::read_to_string(folder.path().join(name)).expect("a text"), "mine");
+            assert_eq!(
+                std::fs::read_to_string(folder.path().join(name)).expect("a text"),
+                "mine"
+            );
         }
     }
 

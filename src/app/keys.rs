@@ -43,15 +43,17 @@ pub(super) fn missing_keys(loaded: &LoadedConfig, registered: &Registered) -> Ve
         let Some((provider, reason)) = providers.missing_key(model) else {
             continue;
         };
-        let key = missing.entry(provider.to_owned()).or_insert_with(|| MissingProviderKey {
-            provider: provider.to_owned(),
-            source: match providers.key_variable(provider) {
-                Some(variable) => variable.to_owned(),
-                None => format!("providers.{provider}.api_key"),
-            },
-            reason,
-            users: vec![],
-        });
+        let key = missing
+            .entry(provider.to_owned())
+            .or_insert_with(|| MissingProviderKey {
+                provider: provider.to_owned(),
+                source: match providers.key_variable(provider) {
+                    Some(variable) => variable.to_owned(),
+                    None => format!("providers.{provider}.api_key"),
+                },
+                reason,
+                users: vec![],
+            });
         if !key.users.contains(&user) {
             key.users.push(user);
         }

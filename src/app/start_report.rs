@@ -89,10 +89,7 @@ impl StartReport {
         row("Configuration", &self.source);
         row("Database", &self.database);
         for (at, (graph_id, model)) in self.agents.iter().take(MAX_AGENTS).enumerate() {
-            row(
-                if at == 0 { "Agents" } else { "" },
-                &format!("{graph_id}   ({model})"),
-            );
+            row(if at == 0 { "Agents" } else { "" }, &format!("{graph_id}   ({model})"));
         }
         match self.agents.len().checked_sub(MAX_AGENTS).filter(|more| *more > 0) {
             Some(more) => row("", &format!("and {more} more")),
@@ -110,7 +107,10 @@ impl StartReport {
             let users = key.users.join(", ");
             row(
                 "Missing key",
-                &format!("{} of the provider {}; without it these fail: {users}", key.source, key.provider),
+                &format!(
+                    "{} of the provider {}; without it these fail: {users}",
+                    key.source, key.provider
+                ),
             );
         }
         self.add_next_steps(&mut text);
@@ -131,7 +131,9 @@ impl StartReport {
         text.push_str("\n  Try next:\n");
         let mut steps = vec![];
         if !self.missing_keys.is_empty() {
-            steps.push("set the missing keys, in the environment or in a file `.env` beside the configuration".to_owned());
+            steps.push(
+                "set the missing keys, in the environment or in a file `.env` beside the configuration".to_owned(),
+            );
         }
         steps.push("open the console in a browser, or talk to the agent in a terminal: adjutant chat".to_owned());
         let header = match self.auth {
@@ -205,9 +207,15 @@ mod tests {
             ..report()
         };
         let text = demonstration.text();
-        assert!(text.contains("This is the demonstration: its model is a script"), "{text}");
+        assert!(
+            text.contains("This is the demonstration: its model is a script"),
+            "{text}"
+        );
         assert!(text.contains("adjutant init my-agents"), "{text}");
-        assert!(text.contains("OFF, and other machines can reach this address"), "{text}");
+        assert!(
+            text.contains("OFF, and other machines can reach this address"),
+            "{text}"
+        );
     }
 
     #[test]

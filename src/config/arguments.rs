@@ -44,7 +44,11 @@ impl Arguments {
             |command| command.settings().and_then(|settings| settings.config.as_deref()),
         );
         let folder = config.and_then(Path::parent).unwrap_or(Path::new(""));
-        let problems = load_env_file(if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+        let problems = load_env_file(if folder.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            folder
+        });
         // The file may have variables of options.
         let mut arguments = Self::parse();
         let environment = EnvironmentSettings::of_process(problems);

@@ -12,9 +12,7 @@ fn load(text: &str, variables: &[(&str, &str)]) -> Result<LoadedConfig, String> 
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     settings.environment = EnvironmentSettings::new(variables);
-    directory
-        .load_with(&settings)
-        .map_err(|problems| problems.to_string())
+    directory.load_with(&settings).map_err(|problems| problems.to_string())
 }
 
 fn config(text: &str, variables: &[(&str, &str)]) -> Config {
@@ -46,7 +44,10 @@ fn values_are_read_as_toml_or_as_text() {
             ("ADJUTANT_SERVER__CORS_PRIVATE_NETWORK", "true"),
             ("ADJUTANT_SERVER__HOSTS", "[\"a.example.org\", \"b.example.org\"]"),
             ("ADJUTANT_STORAGE__URL", "'sqlite://quoted.db'"),
-            ("ADJUTANT_PROVIDERS__LAB", "{ kind = \"openai\", base_url = \"http://lab/v1\" }"),
+            (
+                "ADJUTANT_PROVIDERS__LAB",
+                "{ kind = \"openai\", base_url = \"http://lab/v1\" }",
+            ),
             ("ADJUTANT_AGENTS__AGENT__LIMITS__MAX_MODEL_CALLS", "7"),
         ],
     );
@@ -70,7 +71,10 @@ fn a_text_that_looks_like_a_number_or_a_list_is_read_as_the_setting_wants_it() {
             ("ADJUTANT_SERVER__HOSTS", "a.example.org, b.example.org"),
         ],
     );
-    let key = config.providers["lab"].api_key.as_ref().map(ExposeSecret::expose_secret);
+    let key = config.providers["lab"]
+        .api_key
+        .as_ref()
+        .map(ExposeSecret::expose_secret);
     assert_eq!(key, Some("123456"));
     assert_eq!(config.agents["agent"].name.as_deref(), Some("2026"));
     assert_eq!(config.server.hosts, ["a.example.org", "b.example.org"]);
