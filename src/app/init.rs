@@ -23,7 +23,7 @@ kind = \"scripted\"
 type TemplateFile = (&'static str, &'static str);
 
 /// Names a file of a template.
-macro_rules! file {
+macro_rules! template_file {
     ($template:literal, $path:literal) => {
         (
             $path,
@@ -32,34 +32,37 @@ macro_rules! file {
     };
 }
 
-const MINIMAL: &[TemplateFile] = &[file!("minimal", "adjutant.toml"), file!("minimal", "README.md")];
+const MINIMAL: &[TemplateFile] = &[
+    template_file!("minimal", "adjutant.toml"),
+    template_file!("minimal", "README.md"),
+];
 
 const RESEARCH: &[TemplateFile] = &[
-    file!("research", "adjutant.toml"),
-    file!("research", "README.md"),
-    file!("research", "agents/research/AGENTS.md"),
-    file!("research", "agents/research/subagents/researcher.md"),
-    file!("research", "agents/research/subagents/critic.md"),
-    file!("research", "agents/research/skills/report/SKILL.md"),
+    template_file!("research", "adjutant.toml"),
+    template_file!("research", "README.md"),
+    template_file!("research", "agents/research/AGENTS.md"),
+    template_file!("research", "agents/research/subagents/researcher.md"),
+    template_file!("research", "agents/research/subagents/critic.md"),
+    template_file!("research", "agents/research/skills/report/SKILL.md"),
 ];
 
 const SUPPORT: &[TemplateFile] = &[
-    file!("support", "adjutant.toml"),
-    file!("support", "README.md"),
-    file!("support", "agents/support/AGENTS.md"),
-    file!("support", "agents/support/skills/refunds/SKILL.md"),
-    file!("support", "agents/support/skills/shipping/SKILL.md"),
-    file!("support", "tools/desk.py"),
+    template_file!("support", "adjutant.toml"),
+    template_file!("support", "README.md"),
+    template_file!("support", "agents/support/AGENTS.md"),
+    template_file!("support", "agents/support/skills/refunds/SKILL.md"),
+    template_file!("support", "agents/support/skills/shipping/SKILL.md"),
+    template_file!("support", "tools/desk.py"),
 ];
 
 const CODING: &[TemplateFile] = &[
-    file!("coding", "adjutant.toml"),
-    file!("coding", "README.md"),
-    file!("coding", "agents/coding/AGENTS.md"),
-    file!("coding", "agents/coding/CONVENTIONS.md"),
-    file!("coding", "agents/coding/subagents/reviewer.md"),
-    file!("coding", "agents/coding/subagents/explorer.md"),
-    file!("coding", "agents/coding/skills/bug-fix/SKILL.md"),
+    template_file!("coding", "adjutant.toml"),
+    template_file!("coding", "README.md"),
+    template_file!("coding", "agents/coding/AGENTS.md"),
+    template_file!("coding", "agents/coding/CONVENTIONS.md"),
+    template_file!("coding", "agents/coding/subagents/reviewer.md"),
+    template_file!("coding", "agents/coding/subagents/explorer.md"),
+    template_file!("coding", "agents/coding/skills/bug-fix/SKILL.md"),
 ];
 
 const GITIGNORE: &str = include_str!("../../examples/init/common/gitignore");

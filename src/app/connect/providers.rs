@@ -55,7 +55,7 @@ fn describe(provider: &str, models: &BTreeSet<String>, listing: ProviderListing)
         ),
         ProviderListing::Models(listed) if listed.is_empty() => Finding::ok("accepts the key"),
         ProviderListing::Models(listed) => {
-            let is_listed = |model: &&String| listed.iter().any(|name| name.starts_with(model.as_str()));
+            let is_listed = |model: &&String| listed.iter().any(|name| is_version_of(name, model));
             let Some(missing) = models.iter().find(|model| !is_listed(model)) else {
                 let models: Vec<&str> = models.iter().map(String::as_str).collect();
                 return Finding::ok(format!("accepts the key, and has {}", models.join(", ")));
@@ -70,6 +70,12 @@ fn describe(provider: &str, models: &BTreeSet<String>, listing: ProviderListing)
     }
 }
 
+/// Returns whether a listed name is the model, or a version of it, such as `claude-x-20260101` or `qwen3:latest`.
+fn is_version_of(listed: &str, model: &str) -> bool {
+    let rest = listed.strip_prefix(model);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', ':', '@']))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::CheckStatus;
@@ -82,6 +88,8 @@ mod tests {
 
     #[test]
     fn a_model_that_is_not_listed_is_reported_with_the_nearest_one() {
+        assert_eq!(told(&["gpt-5"], "gpt").status, CheckStatus::Ok);
+        assert_eq!(told(&["gpt-5"], "gp").status, CheckStatus::Warn);
         let found = told(&["gpt-5", "gpt-5-mini"], "gtp-5");
         assert_eq!(found.status, CheckStatus::Warn);
         assert_eq!(found.advice.as_deref(), Some("did you mean `lab:gpt-5`?"));

@@ -261,8 +261,8 @@ fn a_person_at_a_terminal_reads_where_everything_is() {
     child.wait().expect("an end");
     for part in [
         "This is the demonstration: its model is a script",
-        &format!("Console        http://127.0.0.1:{port}/\r"),
-        &format!("API document   http://127.0.0.1:{port}/docs\r"),
+        &format!("Console        http://127.0.0.1:{port}/\n"),
+        &format!("API document   http://127.0.0.1:{port}/docs\n"),
         "Agents         agent   (scripted:demo)",
         "adjutant init my-agents",
     ] {
