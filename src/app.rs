@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -51,16 +51,25 @@ use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
 mod builder;
+mod check_command;
+mod connect;
 mod credentials;
 mod data_commands;
 mod definitions;
 mod encryption;
+mod health;
+mod init;
 mod key_commands;
 mod keys;
+mod start_report;
 mod tenants;
 
 pub use builder::{Builder, Prepared};
+pub use check_command::{CheckResult, run as run_check};
+pub use connect::{CheckStatus, ConnectionCheck};
 pub use data_commands::run as run_data_command;
+pub use health::ask as ask_health;
+pub use init::run as init;
 pub use key_commands::run as run_key_command;
 
 use builder::Registered;
@@ -212,7 +221,7 @@ impl App {
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address, &self.tenants),
         };
-        let document = document_url(address);
+        let document = format!("http://{}/docs", health::reachable(address));
         tracing::info!(%address, database = %self.config.storage.url, document, "listening");
         let soft = self.shutdown.soft().clone();
         let max_connections = self
@@ -285,16 +294,6 @@ async fn agent_sources(
 fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
     let task = RowAccess::Server.scope(task);
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
-}
-
-/// Returns the URL of the API document for a browser on this machine.
-fn document_url(address: SocketAddr) -> String {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
-    };
-    format!("http://{}/docs", SocketAddr::new(ip, address.port()))
 }
 
 /// Returns the HTTP settings of a server bound to `address`.
@@ -538,6 +537,11 @@ fn api_key(section: &ProviderSection) -> ApiKeySource {
 
 /// Creates the pool of MCP servers, which is empty at first.
 fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpServers {
+    McpServers::new(mcp_servers_environment(client, answers, shutdown))
+}
+
+/// Returns the environment of connections to MCP servers.
+fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpEnvironment {
     let limits = McpLimits {
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
@@ -545,13 +549,13 @@ fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shut
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpEnvironment {
+    McpEnvironment {
         inherited: config::inherited(),
         client,
         limits,
         spawn,
         soft,
-    })
+    }
 }
 
 /// Creates a tool behind HTTP.

@@ -74,6 +74,11 @@ pub fn is_started() -> bool {
     PROCESS.get().is_some()
 }
 
+/// Returns whether the log was started by [`start`] and a person may read it at a terminal.
+pub fn is_on_terminal() -> bool {
+    is_started() && io::stderr().is_terminal()
+}
+
 /// Waits until all lines are written, but at most one second.
 pub fn flush() {
     if let Some(buffer) = PROCESS.get() {

@@ -7,6 +7,7 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::Loop;
 use super::delegate::ChildResult;
@@ -288,8 +289,24 @@ impl Loop<'_> {
         } else {
             None
         };
+        let begun = Instant::now();
         let called = AssertUnwindSafe(tool.call(scope, state, call)).catch_unwind().await;
         drop(slot);
+        let outcome = match &called {
+            Ok(Ok(CallOutcome::Answer(_))) => "answer",
+            Ok(Ok(CallOutcome::Delegate(_))) => "delegation",
+            Ok(Err(Halt::Ask(_))) => "question",
+            Ok(Err(Halt::Stopped)) => "stopped",
+            Ok(Err(Halt::Fail(_))) | Err(_) => "error",
+        };
+        tracing::debug!(
+            run = %scope.subagent.unwrap_or(scope.run),
+            agent = scope.agent,
+            tool = %call.name,
+            outcome,
+            duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "tool call ended"
+        );
         let outcome = called.unwrap_or_else(|_| {
             tracing::error!(tool = %call.name, run = %scope.run, "a tool panicked");
             Err(Failure::new("ToolPanicError", "the tool panicked").into())

@@ -399,7 +399,7 @@ impl Default for Log {
 }
 
 /// The format of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
@@ -408,6 +408,16 @@ pub enum LogFormat {
     Text,
     /// One JSON object.
     Json,
+}
+
+impl LogFormat {
+    /// Returns the word for the format.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// `[providers.NAME]`: the model providers. `NAME:model` in an agent refers to one.

@@ -245,6 +245,25 @@ impl Peer {
         self.url.origin().ascii_serialization()
     }
 
+    /// Returns what the server says about itself: its version, for example. It needs no credentials.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn info(&self) -> PeerResult<Value> {
+        self.ask(self.request(Method::GET, "info")).await
+    }
+
+    /// Returns whether the server has an assistant of this `graph_id`.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn has_agent(&self, graph_id: &str) -> PeerResult<bool> {
+        let search = json!({"graph_id": graph_id, "limit": 1});
+        let request = self.request(Method::POST, "assistants/search").body(search.to_string());
+        let found: Vec<Value> = self.ask(request).await?;
+        Ok(!found.is_empty())
+    }
+
     /// Creates a thread, unless it exists.
     ///
     /// # Errors

@@ -332,10 +332,15 @@ impl LaneJournal {
         work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.record_event(event, age));
-        if self.origin.lane == Lane::Main {
-            let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
-            ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
-        }
+        let main = &self.run_context.run;
+        events
+            .iter()
+            .for_each(|event| log_lines::agent_started(event, self.run, main));
+        let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
+        ends.for_each(|end| match self.origin.lane {
+            Lane::Main => log_lines::run_ended(main, &end),
+            Lane::Child(subagent) => log_lines::subagent_ended(subagent, &self.origin, main, &end),
+        });
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.

@@ -70,6 +70,17 @@ impl McpEnvironment {
         })
     }
 
+    /// Connects to a server, lists its tools, and closes the connection. Returns the names of the tools that the
+    /// definition allows.
+    ///
+    /// # Errors
+    /// A text for the operator: the definition is invalid, or the server cannot be started or reached.
+    pub async fn list_tools(&self, name: &str, definition: &McpServerDefinition) -> Result<Vec<String>, String> {
+        let endpoint = self.endpoint(name, definition).map_err(|error| error.to_string())?;
+        let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(&self.spawn));
+        Arc::new(server).list_once().await
+    }
+
     /// Starts the connection task of a server, which replaces `old`.
     fn start(
         &self,

@@ -1,5 +1,7 @@
 //! The source, the documents and the program itself.
 
+mod check_connect;
+mod command_line;
 mod documents;
 mod first_start;
 mod language;
