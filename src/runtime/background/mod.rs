@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::admission::Admission;
 use super::shared::Core;
-use super::{AssistantRef, NewRun, Runs, StartError, Target};
+use super::{AssistantRef, NewRun, Runs, StartError, Target, called_by};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;
 use crate::domain::background::{
@@ -73,7 +73,7 @@ pub(super) struct BackgroundTasks {
 impl Tasks for BackgroundTasks {
     async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         match order.agent.url {
-            None => self.start_task(scope, order).await,
+            None => called_by(scope.trace.context().cloned(), self.start_task(scope, order)).await,
             Some(_) => self.start_remote(scope, order).await,
         }
     }
@@ -86,7 +86,10 @@ impl Tasks for BackgroundTasks {
     ) -> Result<TaskRun, String> {
         let record = self.own_record(scope, task).await?;
         match record.url {
-            None => self.update_task(scope, record.task, order).await,
+            None => {
+                let update = self.update_task(scope, record.task, order);
+                called_by(scope.trace.context().cloned(), update).await
+            }
             Some(_) => self.update_remote(scope, record, order).await,
         }
     }
