@@ -334,7 +334,7 @@ mod tests {
             ],
             TelemetrySection::default(),
         );
-        assert_eq!(invalid, []);
+        assert!(invalid.is_empty(), "{invalid:?}");
         assert_eq!(section.otlp_endpoint.as_deref(), Some("http://collector:4318"));
         assert!(!section.is_whole_endpoint);
         assert_eq!(section.headers["authorization"].expose_secret(), "Basic abc=");
@@ -360,7 +360,7 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "always_off"),
         ];
         let (section, invalid) = of(&variables, own.clone());
-        assert_eq!(invalid, []);
+        assert!(invalid.is_empty(), "{invalid:?}");
         assert_eq!(section.otlp_endpoint.as_deref(), Some("http://own:4318"));
         assert_eq!(section.attributes()["service.name"], "own");
         assert!((section.sample_ratio - 0.5).abs() < f64::EPSILON);

@@ -9,6 +9,7 @@ use opentelemetry_proto::tonic::trace::v1::span::{Link, SpanKind as WireKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span as WireSpan, Status};
 use prost::Message;
+use serde_json::Value;
 
 use crate::domain::time::Timestamp;
 use crate::domain::trace::{AttributeValue, Span, SpanContext, SpanKind};
@@ -61,12 +62,20 @@ impl Encoding {
 
     /// Returns how many spans a collector has not taken, by its response. A body that is no such message rejects none.
     pub(super) fn rejected(self, body: &[u8]) -> u64 {
-        let response = match self {
-            Self::Protobuf => ExportTraceServiceResponse::decode(body).ok(),
-            Self::Json => serde_json::from_slice(body).ok(),
-        };
-        let partial = response.and_then(|response| response.partial_success);
-        partial.map_or(0, |partial| u64::try_from(partial.rejected_spans).unwrap_or(0))
+        match self {
+            Self::Protobuf => {
+                let response = ExportTraceServiceResponse::decode(body).ok();
+                let partial = response.and_then(|response| response.partial_success);
+                partial.map_or(0, |partial| u64::try_from(partial.rejected_spans).unwrap_or(0))
+            }
+            Self::Json => {
+                let response: Value = serde_json::from_slice(body).unwrap_or_default();
+                let rejected = &response["partialSuccess"]["rejectedSpans"];
+                // Numbers of 64 bits are texts in the JSON of protobuf, but not every collector knows that.
+                let text = || rejected.as_str()?.parse().ok();
+                rejected.as_u64().or_else(text).unwrap_or(0)
+            }
+        }
     }
 }
 
@@ -159,7 +168,7 @@ fn key_value(key: &str, value: AttributeValue) -> KeyValue {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::domain::trace::SpanId;
