@@ -241,9 +241,11 @@ async fn a_run_that_another_server_finishes_is_one_trace(server: TestServer) {
     alice.asks(order).await;
     server.tools.called("lookup", 2).await;
     collector.gets(2, |span| span.name == "chat lab").await;
+    collector.only("execute_tool start_async_task").await;
     server.is_killed().await;
     server.tools.let_go("lookup");
     // The other server takes the runs over, and answers for both.
+    collector.gets(1, |span| span.name == "invoke_agent boss").await;
     let alice = Human::at(second.client(), "boss", &alice.thread);
     let scribe = Human::at(
         second.client(),
@@ -282,7 +284,7 @@ async fn a_failure_is_in_the_span_of_what_failed(server: TestServer) {
     server.is_configured_with(&collector.section("")).await;
     let alice = server.human("plain").await;
     let broken = crate::support::call("f1", "fail", json!({"why": "no luck"}));
-    alice.says(script().calls(broken).fails(400)).await;
+    alice.asks(script().calls(broken).fails(400)).await;
     let call = collector.only("execute_tool fail").await;
     assert!(call.is_error);
     assert_eq!(call.attribute("error.type"), "tool_error");
