@@ -18,7 +18,7 @@ use crate::domain::id::{RunId, TaskId};
 use crate::domain::machine::Machine;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::State;
-use crate::domain::trace::{AttributeValue, Span, SpanId, SpanKind, TraceScope};
+use crate::domain::trace::{AttributeValue, SpanData, SpanId, SpanKind, TraceScope};
 use crate::middleware::ModelAnswer;
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt};
@@ -32,7 +32,7 @@ const CANCELLED: &str = "cancelled";
 
 impl Loop<'_> {
     /// Begins the span of a model call.
-    pub(super) fn begin_chat(&self, request: &ModelRequest, head: &AnswerHead) -> Option<Span> {
+    pub(super) fn begin_chat(&self, request: &ModelRequest, head: &AnswerHead) -> Option<SpanData> {
         let mut span = self.scope.trace.begin(SpanKind::Client)?;
         span.name = format!("chat {}", head.model);
         span.set("gen_ai.operation.name", "chat");
@@ -54,7 +54,7 @@ impl Loop<'_> {
     }
 
     /// Returns the request with the context of its span, if the settings allow to pass it on to providers.
-    pub(super) fn passing_trace_on(&self, request: ModelRequest, chat: Option<&Span>) -> ModelRequest {
+    pub(super) fn passing_trace_on(&self, request: ModelRequest, chat: Option<&SpanData>) -> ModelRequest {
         let context = self.scope.trace.model_context();
         let context = context.map(|context| chat.map_or(context, |span| &span.context).clone());
         ModelRequest {
@@ -64,7 +64,7 @@ impl Loop<'_> {
     }
 
     /// Ends the span of a model call.
-    pub(super) fn end_chat(&self, span: Option<Span>, answer: &Result<ModelAnswer, Halt>) {
+    pub(super) fn end_chat(&self, span: Option<SpanData>, answer: &Result<ModelAnswer, Halt>) {
         let Some(mut span) = span else { return };
         match answer {
             Ok(answer) => set_answer(&mut span, &answer.message, self.scope.trace.content_bytes()),
@@ -94,12 +94,12 @@ impl Loop<'_> {
     }
 
     /// Begins the span of a delegated call, which lasts until the subagent ends or waits.
-    pub(super) fn begin_delegation(&self, call: &ToolCall, task: Option<TaskId>) -> Option<Span> {
+    pub(super) fn begin_delegation(&self, call: &ToolCall, task: Option<TaskId>) -> Option<SpanData> {
         self.begin_call(call, task?)
     }
 
     /// Ends the span of a delegated call.
-    pub(super) fn end_delegation(&self, span: Option<Span>, result: &Result<ChildResult, ExitReason>) {
+    pub(super) fn end_delegation(&self, span: Option<SpanData>, result: &Result<ChildResult, ExitReason>) {
         let Some(mut span) = span else { return };
         match result {
             Ok(ChildResult::Answer(answer)) => set_result(&mut span, answer, self.scope.trace.content_bytes()),
@@ -134,7 +134,7 @@ impl Loop<'_> {
         self.scope.trace.at(SpanId::of_call(task, self.scope.run))
     }
 
-    fn begin_call(&self, call: &ToolCall, task: TaskId) -> Option<Span> {
+    fn begin_call(&self, call: &ToolCall, task: TaskId) -> Option<SpanData> {
         let id = || SpanId::of_call(task, self.scope.run);
         let mut span = self.scope.trace.begin_as(id, SpanKind::Internal)?;
         let name: String = call.name.chars().take(MAX_NAME_CHARS).collect();
@@ -153,7 +153,7 @@ impl Loop<'_> {
     }
 
     /// Sets the attributes that say where the work happens.
-    fn set_place(&self, span: &mut Span) {
+    fn set_place(&self, span: &mut SpanData) {
         let thread = self.scope.thread.to_string();
         span.set("gen_ai.agent.name", self.scope.agent.clone());
         span.set("session.id", thread.clone());
@@ -162,7 +162,7 @@ impl Loop<'_> {
 
     /// Sets how work ended without a result. Returns false if the span is not to be recorded, because the server stops
     /// and another process repeats the work.
-    fn fail_by(&self, span: &mut Span, halt: &Halt) -> bool {
+    fn fail_by(&self, span: &mut SpanData, halt: &Halt) -> bool {
         match halt {
             Halt::Ask(_) => span.set("adjutant.waits", true),
             Halt::Fail(failure) => span.fail(failure.class.clone()),
@@ -187,7 +187,7 @@ fn provider_name(provider: &str) -> Cow<'_, str> {
 }
 
 /// Sets the parameters of a request.
-fn set_settings(span: &mut Span, settings: &Map<String, Value>) {
+fn set_settings(span: &mut SpanData, settings: &Map<String, Value>) {
     for (name, key) in [
         ("temperature", "gen_ai.request.temperature"),
         ("top_p", "gen_ai.request.top_p"),
@@ -200,7 +200,7 @@ fn set_settings(span: &mut Span, settings: &Map<String, Value>) {
 }
 
 /// Sets what a model answered.
-fn set_answer(span: &mut Span, message: &Message, content_bytes: Option<usize>) {
+fn set_answer(span: &mut SpanData, message: &Message, content_bytes: Option<usize>) {
     let metadata = |keys: [&str; 2]| {
         let mut values = keys
             .iter()
@@ -240,7 +240,7 @@ fn set_answer(span: &mut Span, message: &Message, content_bytes: Option<usize>) 
 }
 
 /// Sets the result of a tool call.
-fn set_result(span: &mut Span, answer: &ToolOutput, content_bytes: Option<usize>) {
+fn set_result(span: &mut SpanData, answer: &ToolOutput, content_bytes: Option<usize>) {
     let is_error = |message: &Message| {
         matches!(
             message.role,
@@ -261,7 +261,7 @@ fn set_result(span: &mut Span, answer: &ToolOutput, content_bytes: Option<usize>
 }
 
 /// Sets the last message of a human and the last one of the agent, as the contents of an agent's span.
-pub fn set_conversation(span: &mut Span, state: &State, limit: usize) {
+pub fn set_conversation(span: &mut SpanData, state: &State, limit: usize) {
     for (key, message) in [
         (
             "gen_ai.input.messages",

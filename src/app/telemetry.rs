@@ -9,7 +9,7 @@ use crate::domain::time::Clock;
 use crate::domain::trace::{Sampler, SpanSink, TraceSettings, Tracer};
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
-use crate::telemetry::{Encoding, ExportSettings, Telemetry};
+use crate::telemetry::{ExportSettings, OtlpEncoding, Telemetry};
 
 /// Opens the export of traces, if the configuration has a collector.
 pub(super) fn open(
@@ -24,8 +24,8 @@ pub(super) fn open(
         endpoint: endpoint.clone(),
         is_whole: section.is_whole_endpoint,
         encoding: match section.protocol {
-            OtlpProtocol::HttpProtobuf => Encoding::Protobuf,
-            OtlpProtocol::HttpJson => Encoding::Json,
+            OtlpProtocol::HttpProtobuf => OtlpEncoding::Protobuf,
+            OtlpProtocol::HttpJson => OtlpEncoding::Json,
         },
         headers: section.headers.clone(),
         resource: section.attributes(),

@@ -265,7 +265,7 @@ impl From<bool> for AttributeValue {
 
 /// A span that has ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Span {
+pub struct SpanData {
     /// Its own context.
     pub context: SpanContext,
     /// The span above it, if there is one.
@@ -286,7 +286,7 @@ pub struct Span {
     pub error: Option<String>,
 }
 
-impl Span {
+impl SpanData {
     /// Adds an attribute.
     pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue>) {
         self.attributes.push((key, value.into()));
@@ -308,7 +308,7 @@ impl Span {
 /// Takes spans that have ended. It must return at once.
 pub trait SpanSink: Send + Sync {
     /// Takes a span. A span that cannot be taken is dropped.
-    fn record(&self, span: Span);
+    fn record(&self, span: SpanData);
 }
 
 /// The decision which traces are recorded.
@@ -340,7 +340,7 @@ fn to_float(number: u64) -> f64 {
     f64::from(high) * 2.0_f64.powi(32) + f64::from(low)
 }
 
-/// What spans contain, and to whom traces are passed on.
+/// The settings of traces.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TraceSettings {
     /// Which traces are recorded.
@@ -441,15 +441,15 @@ impl TraceScope {
     }
 
     /// Begins a span below the current one. Returns none if it would not be recorded.
-    pub fn begin(&self, kind: SpanKind) -> Option<Span> {
+    pub fn begin(&self, kind: SpanKind) -> Option<SpanData> {
         self.begin_as(SpanId::mint, kind)
     }
 
     /// Begins a span like [`TraceScope::begin`], with this id.
-    pub fn begin_as(&self, id: impl FnOnce() -> SpanId, kind: SpanKind) -> Option<Span> {
+    pub fn begin_as(&self, id: impl FnOnce() -> SpanId, kind: SpanKind) -> Option<SpanData> {
         let (parts, context) = self.recorded()?;
         let now = parts.clock.now();
-        Some(Span {
+        Some(SpanData {
             context: context.at(id()),
             parent: Some(context.span),
             name: String::new(),
@@ -463,14 +463,14 @@ impl TraceScope {
     }
 
     /// Begins the current span itself, below `parent`. Returns none if it would not be recorded.
-    pub fn begin_current(&self, parent: Option<SpanId>, kind: SpanKind) -> Option<Span> {
+    pub fn begin_current(&self, parent: Option<SpanId>, kind: SpanKind) -> Option<SpanData> {
         let own = self.recorded()?.1.span;
         let span = self.begin_as(|| own, kind)?;
-        Some(Span { parent, ..span })
+        Some(SpanData { parent, ..span })
     }
 
     /// Ends a span now, and records it.
-    pub fn end(&self, span: Option<Span>) {
+    pub fn end(&self, span: Option<SpanData>) {
         if let (Some(mut span), Some((parts, _))) = (span, self.recorded()) {
             span.end = parts.clock.now();
             parts.sink.record(span);

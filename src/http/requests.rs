@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::body_guard::{SentBody, count_sent};
 use super::client::peer_address;
 use crate::domain::identity::Identity;
-use crate::domain::trace::{AttributeValue, Span, SpanContext, SpanKind, TraceScope, Tracer};
+use crate::domain::trace::{AttributeValue, SpanContext, SpanData, SpanKind, TraceScope, Tracer};
 use crate::runtime::called_by;
 
 /// The header with the id of a request.
@@ -31,7 +31,7 @@ const MAX_AGENT_BYTES: usize = 256;
 /// The routes without spans: probes and metrics, which are asked for every few seconds.
 const UNTRACED: [&str; 3] = ["/ok", "/metrics", "/info"];
 
-/// What is recorded of requests.
+/// The recorder of requests.
 #[derive(Clone)]
 pub(super) struct RequestRecorder {
     pub(super) tracer: Tracer,
@@ -129,7 +129,7 @@ impl RequestEntry {
         tracer.enter(parent.as_ref())
     }
 
-    fn begin_span(&self, trace: &TraceScope, request: &Request, id: &HeaderValue) -> Option<Span> {
+    fn begin_span(&self, trace: &TraceScope, request: &Request, id: &HeaderValue) -> Option<SpanData> {
         let headers = request.headers();
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let parent = text("traceparent").and_then(|parent| SpanContext::parse(parent, None));
@@ -171,7 +171,7 @@ struct SentRequest {
     entry: RequestEntry,
     id: HeaderValue,
     trace: TraceScope,
-    span: Option<Span>,
+    span: Option<SpanData>,
     status: StatusCode,
     caller: Option<Arc<Identity>>,
     started: Instant,

@@ -16,7 +16,7 @@ use crate::domain::id::RunId;
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::domain::trace::{RunTrace, Span, SpanContext, SpanId, SpanKind, TraceScope, Tracer};
+use crate::domain::trace::{RunTrace, SpanContext, SpanData, SpanId, SpanKind, TraceScope, Tracer};
 
 task_local! {
     /// The span of the request, or of the tool call, for which the current task works.
@@ -141,7 +141,7 @@ impl TracedAgent<'_> {
 }
 
 /// Begins the span of a commit.
-pub(super) fn begin_commit(trace: &TraceScope, core: &Core) -> Option<Span> {
+pub(super) fn begin_commit(trace: &TraceScope, core: &Core) -> Option<SpanData> {
     let mut span = trace.begin(SpanKind::Client)?;
     let system = match core.db.engine() {
         Engine::Sqlite => "sqlite",

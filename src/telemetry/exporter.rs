@@ -9,9 +9,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::Message;
-use super::otlp::Encoding;
+use super::otlp::OtlpEncoding;
 use crate::domain::backoff::Backoff;
-use crate::domain::trace::Span;
+use crate::domain::trace::SpanData;
 use crate::metrics::{DropReason, Metrics};
 use crate::net;
 
@@ -36,7 +36,7 @@ pub(super) struct Exporter {
     pub(super) client: Client,
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
-    pub(super) encoding: Encoding,
+    pub(super) encoding: OtlpEncoding,
     pub(super) resource: Resource,
     pub(super) batch: usize,
     pub(super) interval: Duration,
@@ -117,7 +117,7 @@ impl Exporter {
     async fn collect(
         &self,
         received: &mut mpsc::Receiver<Message>,
-    ) -> Option<(Vec<Span>, Option<oneshot::Sender<()>>)> {
+    ) -> Option<(Vec<SpanData>, Option<oneshot::Sender<()>>)> {
         let mut batch = vec![];
         let mut end = None;
         loop {
@@ -126,7 +126,7 @@ impl Exporter {
                 Some(end) => timeout_at(end, received.recv()).await,
             };
             match next {
-                Ok(Some(Message::Span(span))) => batch.push(*span),
+                Ok(Some(Message::SpanData(span))) => batch.push(*span),
                 Ok(Some(Message::Close(done))) => return Some((batch, Some(done))),
                 Ok(None) if batch.is_empty() => return None,
                 Ok(None) | Err(_) => return Some((batch, None)),
@@ -139,7 +139,7 @@ impl Exporter {
     }
 
     /// Sends a batch, again if that may help. Returns how many of its spans the collector rejected.
-    async fn deliver(&self, batch: Vec<Span>, attempts: u32) -> Result<u64, String> {
+    async fn deliver(&self, batch: Vec<SpanData>, attempts: u32) -> Result<u64, String> {
         let body = bytes::Bytes::from(self.encoding.encode(batch, &self.resource));
         let mut attempt = 1;
         loop {

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::trace::{Span, SpanSink};
+use crate::domain::trace::{SpanData, SpanSink};
 use crate::metrics::{DropReason, Metrics};
 use crate::net;
 
@@ -27,7 +27,7 @@ mod exporter;
 mod otlp;
 
 use exporter::Exporter;
-pub use otlp::Encoding;
+pub use otlp::OtlpEncoding;
 
 /// The path of traces below the address of a collector.
 const TRACES: &str = "v1/traces";
@@ -42,7 +42,7 @@ pub struct ExportSettings {
     /// True if the address is that of traces, to which no path is added.
     pub is_whole: bool,
     /// The encoding of requests.
-    pub encoding: Encoding,
+    pub encoding: OtlpEncoding,
     /// The headers of requests.
     pub headers: BTreeMap<String, SecretString>,
     /// The attributes of this process, with `service.name`.
@@ -61,7 +61,7 @@ pub struct ExportSettings {
 
 /// A message to the exporting task.
 enum Message {
-    Span(Box<Span>),
+    SpanData(Box<SpanData>),
     /// Send everything, then end.
     Close(oneshot::Sender<()>),
 }
@@ -133,8 +133,8 @@ impl Telemetry {
 }
 
 impl SpanSink for Telemetry {
-    fn record(&self, span: Span) {
-        match self.spans.try_send(Message::Span(Box::new(span))) {
+    fn record(&self, span: SpanData) {
+        match self.spans.try_send(Message::SpanData(Box::new(span))) {
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(_)) => self.metrics.traces().dropped(DropReason::QueueFull, 1),
         }

@@ -12,21 +12,21 @@ use prost::Message;
 use serde_json::Value;
 
 use crate::domain::time::Timestamp;
-use crate::domain::trace::{AttributeValue, Span, SpanContext, SpanKind};
+use crate::domain::trace::{AttributeValue, SpanContext, SpanData, SpanKind};
 
 /// The flag of a span, or of a link, whose trace is sampled.
 const SAMPLED: u32 = 1;
 
 /// The encoding of requests to a collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoding {
+pub enum OtlpEncoding {
     /// Protobuf.
     Protobuf,
     /// JSON.
     Json,
 }
 
-impl Encoding {
+impl OtlpEncoding {
     /// Returns the content type of requests.
     pub(super) fn content_type(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Encoding {
     }
 
     /// Returns the body of a request.
-    pub(super) fn encode(self, spans: Vec<Span>, resource: &Resource) -> Vec<u8> {
+    pub(super) fn encode(self, spans: Vec<SpanData>, resource: &Resource) -> Vec<u8> {
         let scope = InstrumentationScope {
             name: "adjutant".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -90,7 +90,7 @@ pub(super) fn resource(attributes: &BTreeMap<String, String>) -> Resource {
     }
 }
 
-fn wire_span(span: Span) -> WireSpan {
+fn wire_span(span: SpanData) -> WireSpan {
     let kind = match span.kind {
         SpanKind::Internal => WireKind::Internal,
         SpanKind::Server => WireKind::Server,
@@ -173,10 +173,10 @@ mod tests {
     use super::*;
     use crate::domain::trace::SpanId;
 
-    fn span() -> Span {
+    fn span() -> SpanData {
         let context = SpanContext::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Some("a=1"));
         let context = context.expect("it is valid");
-        Span {
+        SpanData {
             parent: Some(SpanId([1; 8])),
             links: vec![context.at(SpanId([2; 8]))],
             context,
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_span_is_written_in_json_as_the_protocol_says() {
         let service = BTreeMap::from([("service.name".to_owned(), "s".to_owned())]);
-        let body = Encoding::Json.encode(vec![span()], &resource(&service));
+        let body = OtlpEncoding::Json.encode(vec![span()], &resource(&service));
         let body: Value = serde_json::from_slice(&body).expect("JSON");
         assert_eq!(
             body["resourceSpans"][0]["resource"]["attributes"],
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn both_encodings_have_the_same_content() {
         let resource = resource(&BTreeMap::new());
-        let binary = Encoding::Protobuf.encode(vec![span()], &resource);
+        let binary = OtlpEncoding::Protobuf.encode(vec![span()], &resource);
         let binary = ExportTraceServiceRequest::decode(&binary[..]).expect("a message");
-        let text = Encoding::Json.encode(vec![span()], &resource);
+        let text = OtlpEncoding::Json.encode(vec![span()], &resource);
         let text: ExportTraceServiceRequest = serde_json::from_slice(&text).expect("the same message");
         assert_eq!(binary, text);
     }
@@ -227,9 +227,9 @@ mod tests {
     #[test]
     fn rejected_spans_are_read_from_the_response() {
         let body = br#"{"partialSuccess": {"rejectedSpans": "3", "errorMessage": "too old"}}"#;
-        assert_eq!(Encoding::Json.rejected(body), 3);
-        assert_eq!(Encoding::Json.rejected(b"<html>"), 0);
-        assert_eq!(Encoding::Protobuf.rejected(b""), 0);
-        assert_eq!(Encoding::Protobuf.rejected(b"nonsense"), 0);
+        assert_eq!(OtlpEncoding::Json.rejected(body), 3);
+        assert_eq!(OtlpEncoding::Json.rejected(b"<html>"), 0);
+        assert_eq!(OtlpEncoding::Protobuf.rejected(b""), 0);
+        assert_eq!(OtlpEncoding::Protobuf.rejected(b"nonsense"), 0);
     }
 }

@@ -2,11 +2,11 @@
 
 use reqwest::{RequestBuilder, StatusCode, Url};
 
-use crate::domain::trace::{Span, SpanContext, SpanKind, TraceScope};
+use crate::domain::trace::{SpanContext, SpanData, SpanKind, TraceScope};
 
 /// The span of one HTTP request, and the context that the request passes on.
 pub(super) struct RequestSpan {
-    span: Option<Span>,
+    span: Option<SpanData>,
     context: Option<SpanContext>,
 }
 

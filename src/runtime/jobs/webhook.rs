@@ -13,7 +13,7 @@ use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, ThreadId};
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
-use crate::domain::trace::{Span, SpanKind, TraceScope};
+use crate::domain::trace::{SpanData, SpanKind, TraceScope};
 use crate::runtime::shared::Core;
 use crate::runtime::{RuntimeHandles, trace};
 
@@ -110,7 +110,7 @@ async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery
 }
 
 /// Begins the span of an attempt. The address may be secret below its host, so only the host is in the span.
-fn begin_span(trace: &TraceScope, job: &ClaimedJob, delivery: &Delivery) -> Option<Span> {
+fn begin_span(trace: &TraceScope, job: &ClaimedJob, delivery: &Delivery) -> Option<SpanData> {
     let mut span = trace.begin(SpanKind::Client)?;
     "POST".clone_into(&mut span.name);
     span.set("http.request.method", "POST");

@@ -14,7 +14,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;
 use crate::domain::state::State;
-use crate::domain::trace::{Span, SpanContext, SpanKind};
+use crate::domain::trace::{SpanContext, SpanData, SpanKind};
 use crate::model::ToolSpec;
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
@@ -153,7 +153,7 @@ impl Tool for McpTool {
 
 impl McpTool {
     /// Begins the span of a request to the server, by the semantic conventions for MCP.
-    fn begin_span(&self, scope: &Scope) -> Option<Span> {
+    fn begin_span(&self, scope: &Scope) -> Option<SpanData> {
         let mut span = scope.trace.begin(SpanKind::Client)?;
         span.name = format!("tools/call {}", self.name);
         span.set("mcp.method.name", "tools/call");
