@@ -30,6 +30,7 @@ use crate::domain::size::SizeLimits;
 use crate::domain::tenant::Tenants;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
+use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::http::{
     self, ApiParts, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
@@ -46,6 +47,7 @@ use crate::runtime::{
     StoreSettings, WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
+use crate::telemetry::Telemetry;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
@@ -62,6 +64,7 @@ mod init;
 mod key_commands;
 mod keys;
 mod start_report;
+mod telemetry;
 mod tenants;
 
 pub use builder::{Builder, Prepared};
@@ -85,6 +88,8 @@ pub struct App {
     quotas: Arc<Quotas>,
     tenants: Arc<Tenants>,
     metrics: Metrics,
+    tracer: Tracer,
+    telemetry: Option<Arc<Telemetry>>,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
 }
@@ -124,6 +129,8 @@ impl App {
         let sources = agent_sources(&config, registered, providers, &tenants, &shutdown).await?;
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
+        let telemetry = telemetry::open(&config.telemetry, &metrics, &shutdown)?;
+        let tracer = telemetry::tracer(&config.telemetry, telemetry.as_ref(), &clock);
         let quotas = Arc::new(config.quotas.quotas(&config.prices));
         let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
@@ -132,6 +139,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
+            tracer: tracer.clone(),
             store: store.clone(),
             retention: retention(&config),
             webhooks: webhooks(&config).context("could not create the webhook sender")?,
@@ -177,6 +185,8 @@ impl App {
             quotas,
             tenants,
             metrics,
+            tracer,
+            telemetry,
             clock,
             shutdown,
         })
@@ -215,11 +225,15 @@ impl App {
             auth: self.auth.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
+            tracer: self.tracer.clone(),
             streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
             stored: self.runtime.stored.clone(),
             quotas: Arc::clone(&self.quotas),
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
-            settings: api_settings(&self.config.server, address, &self.tenants),
+            settings: ApiSettings {
+                access_log: self.config.log.access,
+                ..api_settings(&self.config.server, address, &self.tenants)
+            },
         };
         let document = format!("http://{}/docs", health::reachable(address));
         tracing::info!(%address, database = %self.config.storage.url, document, "listening");
@@ -238,6 +252,10 @@ impl App {
             hard.run_until_cancelled(self.runtime.runs.rest()).await;
             RowAccess::Server.scope(self.runtime.runs.close()).await;
             self.db.close().await;
+            if let Some(telemetry) = &self.telemetry {
+                // After the runs, whose spans have ended by now.
+                hard.run_until_cancelled(telemetry.close()).await;
+            }
         };
         // Both at once: the deadline starts with the first signal.
         let ((), finished) = tokio::join!(serving, self.shutdown.finished());
@@ -316,6 +334,7 @@ fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants)
         request: server.request(),
         hosts: HostRules::new(&all_hosts, Some(address.ip())),
         sites,
+        access_log: false,
     }
 }
 

@@ -36,6 +36,10 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
         // Its lines repeat those of the MCP servers, and some come with each message.
         filter = filter.add_directive("rmcp=error".parse()?);
     }
+    if log.access && !log.filter.contains("adjutant::access") {
+        // The access log is asked for, whatever else the filter leaves out.
+        filter = filter.add_directive("adjutant::access=info".parse()?);
+    }
     let buffer = PROCESS.get_or_init(Buffer::default);
     std::thread::Builder::new()
         .name("log".to_owned())

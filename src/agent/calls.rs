@@ -31,10 +31,10 @@ use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call to run.
-struct Job {
+pub(super) struct Job {
     at: usize,
-    call: ToolCall,
-    scope: Scope,
+    pub(super) call: ToolCall,
+    pub(super) scope: Scope,
 }
 
 /// The result of a call, or of the child run that executes it.
@@ -83,7 +83,7 @@ impl Loop<'_> {
         }
         for job in jobs {
             let state = Arc::clone(&state);
-            running.push(async move { (job.at, CallResult::Returned(self.make(job, &state).await)) }.boxed());
+            running.push(async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) }.boxed());
         }
         let outcome = self.collect(machine, pending, running).await?;
         if let Some(failure) = outcome.failure {
@@ -239,7 +239,7 @@ impl Loop<'_> {
     }
 
     /// Runs one call through the middleware.
-    async fn make(&self, job: Job, state: &State) -> Result<CallOutcome, Halt> {
+    pub(super) async fn make(&self, job: Job, state: &State) -> Result<CallOutcome, Halt> {
         let scope = &job.scope;
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
@@ -358,8 +358,9 @@ impl Loop<'_> {
             match result {
                 CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => {
                     self.flush(machine, pending).await?;
-                    if let Some(child) = self.delegate(machine, at, delegation).await? {
-                        running.push(child);
+                    match self.delegate(machine, at, delegation).await? {
+                        Some(child) => running.push(child),
+                        None => self.record_refused_delegation(machine, at),
                     }
                 }
                 CallResult::Returned(Ok(CallOutcome::Answer(answer)))

@@ -229,7 +229,8 @@ impl Loop<'_> {
         let task = TaskId::of_step(machine.head, MODEL, 0);
         let step = next_step(machine);
         let (provider, model) = own.model.as_ref().map_or(("none", "none"), |model| model.identity());
-        let broken = Mutex::default();
+        let broken_answers = Mutex::default();
+        let broken = &broken_answers;
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
             let head = AnswerHead {
                 message: mint_answer_id(),
@@ -238,7 +239,14 @@ impl Loop<'_> {
                 provider: provider.to_owned(),
                 model: model.to_owned(),
             };
-            self.stream_answer(own, request, head, &broken).boxed()
+            async move {
+                let chat = self.begin_chat(&request, &head);
+                let request = self.passing_trace_on(request, chat.as_ref());
+                let answer = self.stream_answer(own, request, head, broken).await;
+                self.end_chat(chat, &answer);
+                answer
+            }
+            .boxed()
         };
         let next = NextModel {
             rest: &own.stack,

@@ -36,6 +36,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         ("webhooks", config.webhooks.problems()),
         ("peers", config.peers.problems()),
         ("answers", config.answers.problems()),
+        ("telemetry", config.telemetry.problems()),
         (
             "encryption",
             config

@@ -41,6 +41,7 @@ mod report;
 mod secrets;
 mod sections;
 mod store;
+mod telemetry;
 mod tenants;
 mod watch;
 mod webhooks;
@@ -68,6 +69,7 @@ pub use sections::{
     Runtime, Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
+pub use telemetry::{OtlpProtocol, TelemetrySection};
 pub use tenants::TenantSection;
 pub use watch::{Watch, WatchedFiles};
 pub use webhooks::WebhooksSection;
@@ -128,6 +130,8 @@ pub struct Config {
     pub prices: NamedEntries<PriceSection>,
     /// The log.
     pub log: Log,
+    /// Traces.
+    pub telemetry: TelemetrySection,
     /// The model providers, by the name before the colon.
     pub providers: NamedEntries<ProviderSection>,
     /// The secrets to which other settings refer.
@@ -241,6 +245,9 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let unset = secrets::fill_in(&mut config, &beside);
+    for (name, reason) in config.telemetry.take_over(&variable) {
+        reader.problems.push(Problem::in_file(name.to_owned(), reason));
+    }
     let invalid = check::check(&config, &reading.findings);
     let unread = reader.bundle_files(&mut config, &beside);
     for finding in unset

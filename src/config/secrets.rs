@@ -240,6 +240,10 @@ pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
         let field = FieldPath::of(["webhooks", "headers", name.as_str()]);
         references.fill_secret(field, value, &mut findings);
     }
+    for (name, value) in &mut config.telemetry.headers {
+        let field = FieldPath::of(["telemetry", "headers", name.as_str()]);
+        references.fill_secret(field, value, &mut findings);
+    }
     for (address, headers) in &mut config.peers.headers {
         let field = FieldPath::of(["peers", "headers", address.as_str()]);
         references.fill_headers(&field, headers, &mut findings);

@@ -387,6 +387,8 @@ pub struct Log {
     pub format: LogFormat,
     /// The filter, as in `info,adjutant=debug`.
     pub filter: String,
+    /// True if each request gets a line: the access log.
+    pub access: bool,
 }
 
 impl Default for Log {
@@ -394,6 +396,7 @@ impl Default for Log {
         Self {
             format: LogFormat::Text,
             filter: "info".to_owned(),
+            access: false,
         }
     }
 }

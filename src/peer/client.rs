@@ -19,6 +19,7 @@ use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
+use crate::domain::trace::SpanContext;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 use crate::net;
 use crate::net::ssrf::{AddressRules, SsrfGuard};
@@ -262,6 +263,19 @@ impl Peer {
         let request = self.request(Method::POST, "assistants/search").body(search.to_string());
         let found: Vec<Value> = self.ask(request).await?;
         Ok(!found.is_empty())
+    }
+
+    /// Returns this client with the context of a trace in the headers of its requests, unless the configuration has given
+    /// a `traceparent` of its own.
+    #[must_use]
+    pub fn with_trace(mut self, trace: Option<&SpanContext>) -> Self {
+        let is_own = self.headers.contains_key("traceparent");
+        for (name, value) in trace.filter(|_| !is_own).into_iter().flat_map(SpanContext::headers) {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                self.headers.insert(name, value);
+            }
+        }
+        self
     }
 
     /// Creates a thread, unless it exists.

@@ -1,6 +1,7 @@
 //! The durable journal: one transaction per commit, fenced by the lease.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::run_context::{RunContext, fault};
+use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
@@ -26,6 +28,7 @@ use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::domain::trace::{SpanId, TraceScope};
 use crate::tool::budget::{Budget, Meter};
 
 mod child;
@@ -52,6 +55,12 @@ pub(super) struct LaneJournal {
     stored: Mutex<Usage>,
     /// Cancels the loop that writes here.
     stop: CancellationToken,
+    /// The span of the agent.
+    trace: TraceScope,
+    /// The time at which the run of a subagent was created; the main agent has none.
+    created: Option<Timestamp>,
+    /// True once the end of the agent is stored.
+    ended: AtomicBool,
     /// Its entry among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
 }
@@ -82,6 +91,9 @@ impl LaneJournal {
         let stored = Mutex::default();
         let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
+            trace: run_context.trace.clone(),
+            created: None,
+            ended: AtomicBool::new(false),
             run_context,
             run,
             origin,
@@ -101,7 +113,11 @@ impl LaneJournal {
         segment: Option<i64>,
         (at_work, meter): (AtWork, &Arc<Meter>),
     ) -> Box<dyn Journal> {
+        let root = self.run_context.run.id;
         Box::new(Self {
+            trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
+            created: Some(run.created_at),
+            ended: AtomicBool::new(false),
             run_context: Arc::clone(&self.run_context),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
@@ -405,6 +421,42 @@ impl LaneJournal {
         outcome
     }
 
+    fn traced_agent(&self) -> TracedAgent<'_> {
+        TracedAgent {
+            context: &self.run_context,
+            trace: &self.trace,
+            origin: &self.origin,
+            run: self.run,
+            created: self.created,
+        }
+    }
+
+    /// Records the span of the agent, whose end is stored.
+    fn record_span(&self, end: &RunEnd, machine: &Machine) {
+        self.ended.store(true, Ordering::Relaxed);
+        let end = AgentEnd {
+            status: end.status,
+            error: end.error.as_ref(),
+            waits: end.waits,
+        };
+        self.traced_agent().record(&end, Some(machine));
+    }
+
+    /// Records the span of a run that was cancelled and undone.
+    pub(super) fn record_rollback(&self) {
+        self.record_cancellation();
+    }
+
+    fn record_cancellation(&self) {
+        let failure = Failure::cancelled();
+        let end = AgentEnd {
+            status: RunStatus::Interrupted,
+            error: Some(&failure),
+            waits: false,
+        };
+        self.traced_agent().record(&end, None);
+    }
+
     /// Continues the history in the segment that was stored.
     fn settle_segment(&self, first: i64, stored: &CommitBatch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
@@ -414,6 +466,16 @@ impl LaneJournal {
             .filter(|number| (first..first + count).contains(*number))
         {
             *number += stored.first - first;
+        }
+    }
+}
+
+impl Drop for LaneJournal {
+    /// A subagent that is cancelled together with its caller stores no end of its own.
+    fn drop(&mut self) {
+        let is_cut_off = self.created.is_some() && !self.ended.load(Ordering::Relaxed) && self.stop.is_cancelled();
+        if is_cut_off && !self.run_context.core.shutdown.soft().is_cancelled() {
+            self.record_cancellation();
         }
     }
 }
@@ -476,14 +538,25 @@ impl Journal for LaneJournal {
                 ),
                 false => None,
             };
+            let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
             let batch = self.build_step(machine, notes, rest);
+            if let Some(span) = &mut span {
+                span.set(
+                    "db.operation.batch.size",
+                    batch.count + batch.items.len() + batch.asked.len(),
+                );
+            }
             let first = batch.first;
             let begun = Instant::now();
             let Some(stored) = self.store(batch).await.map_err(fault)? else {
                 self.run_context.core.metrics.work().commit_failed("lease");
                 return Err(ExitReason::LeaseLost);
             };
+            self.trace.end(span);
             self.settle_segment(first, &stored);
+            if let Some(end) = &stored.ended {
+                self.record_span(end, machine);
+            }
             stored.asked.iter().for_each(log_lines::interrupt_raised);
             self.count(&stored.events, begun);
             let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();

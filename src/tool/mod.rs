@@ -33,6 +33,7 @@ pub mod mcp;
 pub mod program;
 pub mod progress;
 pub mod remote;
+mod request_span;
 pub mod scope;
 pub mod slots;
 pub mod store;

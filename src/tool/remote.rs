@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::request_span::RequestSpan;
 use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::Invalid;
@@ -180,7 +181,22 @@ impl RemoteTool {
         self.attempt(scope, call, left).await.map_err(|failed| failed.failure)
     }
 
+    /// Makes one request, in a span of its own.
     async fn attempt(&self, scope: &Scope, call: &ToolCall, timeout: Duration) -> Result<CallOutcome, FailedAttempt> {
+        let mut trace = RequestSpan::begin(&scope.trace, &self.url);
+        let outcome = self.send(scope, call, timeout, &mut trace).await;
+        let failure = outcome.as_ref().err().map(|failed| failed.failure.class.as_str());
+        trace.end(&scope.trace, failure);
+        outcome
+    }
+
+    async fn send(
+        &self,
+        scope: &Scope,
+        call: &ToolCall,
+        timeout: Duration,
+        trace: &mut RequestSpan,
+    ) -> Result<CallOutcome, FailedAttempt> {
         let context = scope.own_context();
         let body = json!({
             "name": call.name,
@@ -201,6 +217,10 @@ impl RemoteTool {
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
             .timeout(timeout);
+        let request = match self.headers.contains_key("traceparent") {
+            true => request,
+            false => trace.pass_on(request),
+        };
         let response = PieceReader::open(request, self.pieces)
             .await
             .map_err(|error| FailedAttempt {
@@ -208,6 +228,7 @@ impl RemoteTool {
                 // A tool that was not reached has done nothing.
                 may_retry: matches!(&error, PieceError::Broken(error) if error.is_connect()),
             })?;
+        trace.set_status(response.head().status());
         let status = response.head().status();
         if status == StatusCode::OK && is_ndjson(response.head()) {
             let answer = self.read_lines(scope, &call.id, response).await?;

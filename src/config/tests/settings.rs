@@ -99,6 +99,7 @@ fn page() -> String {
     section::<TenantSection>(&mut page, "[tenants.NAME]");
     section::<PriceSection>(&mut page, "[prices.\"PROVIDER:MODEL\"]");
     section::<Log>(&mut page, "[log]");
+    section::<TelemetrySection>(&mut page, "[telemetry]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
     section::<SecretSection>(&mut page, "[secrets.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");

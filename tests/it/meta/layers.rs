@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     ("auth", &["domain", "net"]),
     ("cedar", &["domain"]),
     ("domain", &[]),
@@ -52,6 +52,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
+    ("telemetry", &["domain", "metrics", "net"]),
     ("config", &["cedar", "domain", "definition"]),
     ("shutdown", &[]),
 ];
