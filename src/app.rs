@@ -47,6 +47,7 @@ use crate::runtime::{
 };
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
+use crate::tool::remote::server::AnswerLimits;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -542,6 +543,10 @@ fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shut
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
     };
+    let of_services = AnswerLimits {
+        max_bytes: answers.max_tool_bytes,
+        pieces: piece_limits(answers),
+    };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
@@ -549,6 +554,7 @@ fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shut
         inherited: config::inherited(),
         client,
         limits,
+        answers: of_services,
         spawn,
         soft,
     })

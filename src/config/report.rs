@@ -44,6 +44,9 @@ fn describe(text: &mut String, loaded: &LoadedConfig) {
         ),
     );
     describe_servers(text, "", &config.mcp_servers);
+    for name in config.tool_servers.keys() {
+        push(text, &format!("tool server {name}: behind HTTP"));
+    }
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
     }
