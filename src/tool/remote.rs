@@ -111,6 +111,8 @@ pub struct RemoteTool {
     own_name: Option<String>,
     /// Notified when the service says that it has no such tool.
     stale: Option<Arc<Notify>>,
+    /// The fields of the state that are sent with a call.
+    state_fields: Vec<String>,
 }
 
 impl RemoteTool {
@@ -156,6 +158,7 @@ impl RemoteTool {
             on_error: definition.on_error,
             own_name: None,
             stale: None,
+            state_fields: vec![],
         })
     }
 
@@ -177,6 +180,15 @@ impl RemoteTool {
         }
     }
 
+    /// Has these fields of the state sent with each call. Private ones are left out.
+    #[must_use]
+    pub fn with_state_fields(self, fields: Vec<String>) -> Self {
+        Self {
+            state_fields: fields,
+            ..self
+        }
+    }
+
     /// Sets the maximum size of a response, in bytes.
     #[must_use]
     pub fn with_longest_answer(self, max_answer_bytes: usize) -> Self {
@@ -193,7 +205,8 @@ impl RemoteTool {
     }
 
     /// Makes the call, and makes it again while that may help, all within the tool's time-out.
-    async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Halt> {
+    async fn post(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        let body = self.request_body(scope, state, call)?;
         let end = Instant::now() + self.timeout;
         let pauses = ExponentialBuilder::new()
             .with_min_delay(FIRST_PAUSE)
@@ -203,7 +216,7 @@ impl RemoteTool {
             .build();
         for pause in pauses {
             let left = end.saturating_duration_since(Instant::now());
-            let failed = match self.attempt(scope, call, left).await {
+            let failed = match self.attempt(scope, call, body.clone(), left).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(failed) => failed,
             };
@@ -218,16 +231,18 @@ impl RemoteTool {
             tokio::time::sleep(pause).await;
         }
         let left = end.saturating_duration_since(Instant::now());
-        self.attempt(scope, call, left).await.map_err(|failed| failed.halt)
+        let last = self.attempt(scope, call, body, left).await;
+        last.map_err(|failed| failed.halt)
     }
 
-    async fn attempt(&self, scope: &Scope, call: &ToolCall, timeout: Duration) -> Result<CallOutcome, FailedAttempt> {
+    /// Returns the body of a request, which is the same for all attempts.
+    fn request_body(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<String, Failure> {
         let context = scope.own_context();
         let answers = scope.answers.iter().map(|(question, response)| {
             json!({"key": question.key, "value": question.value, "response": response})
         });
         let answers: Vec<Value> = answers.collect();
-        let body = json!({
+        let mut body = json!({
             "name": self.own_name.as_ref().unwrap_or(&call.name),
             "args": call.args,
             "tool_call_id": call.id,
@@ -238,6 +253,30 @@ impl RemoteTool {
             "context": (!context.is_empty()).then_some(&context),
             "answers": answers,
         });
+        if self.state_fields.is_empty() {
+            return Ok(body.to_string());
+        }
+        let public = self.state_fields.iter().filter(|field| !is_private(field));
+        let sent = public.filter_map(|field| Some((field.clone(), state.value(field)?.into_owned())));
+        body["state"] = Value::Object(sent.collect());
+        let body = body.to_string();
+        if body.len() > self.max_answer_bytes {
+            let message = format!(
+                "the state that the tool `{}` asks for is longer than {} bytes",
+                self.spec.name, self.max_answer_bytes
+            );
+            return Err(Failure::new("ToolStateError", message));
+        }
+        Ok(body)
+    }
+
+    async fn attempt(
+        &self,
+        scope: &Scope,
+        call: &ToolCall,
+        body: String,
+        timeout: Duration,
+    ) -> Result<CallOutcome, FailedAttempt> {
         let request = self
             .client
             .post(self.url.clone())
@@ -246,7 +285,7 @@ impl RemoteTool {
             .header(TASK_ID, scope.task.map(|task| task.to_string()).unwrap_or_default())
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, ACCEPTED)
-            .body(body.to_string())
+            .body(body)
             .timeout(timeout);
         let response = PieceReader::open(request, self.pieces)
             .await
@@ -510,11 +549,11 @@ impl Tool for RemoteTool {
         self.on_error
     }
 
-    async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+    async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         tokio::select! {
             biased;
             () = scope.stop.cancelled() => Err(Halt::Stopped),
-            outcome = self.post(scope, call) => outcome,
+            outcome = self.post(scope, state, call) => outcome,
         }
     }
 }

@@ -43,6 +43,8 @@ const MAX_DESCRIPTION_CHARS: usize = 16_384;
 const MAX_TIMEOUT_S: f64 = 86_400.0;
 /// The time-out of a call when neither the configuration nor the service has one, in seconds.
 const DEFAULT_TIMEOUT_S: f64 = 30.0;
+/// The maximum number of fields of the state that are sent with a call.
+const MAX_STATE_FIELDS: usize = 64;
 /// The pauses after failures to read the list.
 const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(250), Duration::from_secs(60));
 /// The minimum time between two requests for the list.
@@ -118,6 +120,9 @@ struct ListedTool {
     after_crash: Option<AfterCrash>,
     on_error: Option<OnError>,
     timeout_s: Option<f64>,
+    /// The fields of the state that are sent with a call.
+    #[serde(default)]
+    state: Vec<String>,
 }
 
 impl ToolService {
@@ -287,6 +292,9 @@ impl ToolService {
         if listed.name.trim().is_empty() || listed.name.len() > MAX_NAME_BYTES {
             return Err(format!("its name must have 1 to {MAX_NAME_BYTES} bytes"));
         }
+        if listed.state.len() > MAX_STATE_FIELDS {
+            return Err(format!("its `state` must name at most {MAX_STATE_FIELDS} fields"));
+        }
         let own = &self.definition;
         let default_after_crash = if listed.idempotent {
             AfterCrash::Repeat
@@ -321,6 +329,7 @@ impl ToolService {
             .with_longest_answer(self.limits.max_bytes)
             .with_pieces(self.limits.pieces)
             .with_own_name(&listed.name)
+            .with_state_fields(listed.state)
             .with_stale_signal(Arc::clone(&self.stale));
         Ok(ServiceTool {
             check: ArgumentCheck::new(remote.spec()),
