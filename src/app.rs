@@ -47,7 +47,7 @@ use crate::runtime::{
 };
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
-use crate::tool::remote::server::AnswerLimits;
+use crate::tool::remote::server::ServiceLimits;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -543,7 +543,7 @@ fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shut
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
     };
-    let of_services = AnswerLimits {
+    let of_services = ServiceLimits {
         max_bytes: answers.max_tool_bytes,
         pieces: piece_limits(answers),
     };

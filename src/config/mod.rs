@@ -16,7 +16,8 @@ use serde_json::{Map, Value};
 use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{
-    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, ToolServerDefinition, is_echo, read,
+    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, ToolServerDefinition, is_echo,
+    read,
 };
 
 mod answers;

@@ -231,7 +231,12 @@ impl Check<'_> {
         };
         let is_known =
             self.validation_context.mcp_servers.contains(reference.server) || self.config.agents.values().any(is_own);
-        (!is_known).then(|| format!("there is no server `{}` of tools in this configuration", reference.server))
+        (!is_known).then(|| {
+            format!(
+                "there is no server `{}` of tools in this configuration",
+                reference.server
+            )
+        })
     }
 
     /// Returns the reason why a name cannot be that of a model.

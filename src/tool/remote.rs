@@ -238,9 +238,10 @@ impl RemoteTool {
     /// Returns the body of a request, which is the same for all attempts.
     fn request_body(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<String, Failure> {
         let context = scope.own_context();
-        let answers = scope.answers.iter().map(|(question, response)| {
-            json!({"key": question.key, "value": question.value, "response": response})
-        });
+        let answers = scope
+            .answers
+            .iter()
+            .map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
         let answers: Vec<Value> = answers.collect();
         let mut body = json!({
             "name": self.own_name.as_ref().unwrap_or(&call.name),
@@ -251,8 +252,10 @@ impl RemoteTool {
             "thread_id": scope.thread,
             "run_id": scope.run,
             "context": (!context.is_empty()).then_some(&context),
-            "answers": answers,
         });
+        if !answers.is_empty() {
+            body["answers"] = Value::Array(answers);
+        }
         if self.state_fields.is_empty() {
             return Ok(body.to_string());
         }
@@ -454,8 +457,9 @@ impl RemoteTool {
                 return Err(self.invalid_answer(&format!("the key `{key}` of {field} is there twice")));
             }
             let schema = asked.response_schema.unwrap_or_else(|| json!({}));
-            Schema::compile(&schema)
-                .map_err(|error| self.invalid_answer(&format!("the `response_schema` of {field} is no schema: {error}")))?;
+            Schema::compile(&schema).map_err(|error| {
+                self.invalid_answer(&format!("the `response_schema` of {field} is no schema: {error}"))
+            })?;
             if asked.value.to_string().len().max(schema.to_string().len()) > MAX_QUESTION_BYTES {
                 let why = format!("{field} is longer than {MAX_QUESTION_BYTES} bytes");
                 return Err(self.invalid_answer(&why));

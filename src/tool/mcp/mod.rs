@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use reqwest::Client;
 use tokio_util::sync::CancellationToken;
 
-use super::remote::server::{AnswerLimits, ServiceTool, ToolService};
+use super::remote::server::{ServiceLimits, ServiceTool, ToolService};
 use super::{Tool, ToolSource};
 use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;
@@ -57,7 +57,7 @@ pub struct McpEnvironment {
     /// The limits on messages.
     pub limits: McpLimits,
     /// The limits on the answers of services behind HTTP.
-    pub answers: AnswerLimits,
+    pub answers: ServiceLimits,
     /// Spawns the connection tasks.
     pub spawn: SpawnServer,
     /// Cancelled at shutdown, to end the connection tasks.

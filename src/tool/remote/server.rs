@@ -52,7 +52,7 @@ const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The limits on the answers of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnswerLimits {
+pub struct ServiceLimits {
     /// The maximum size of an answer, in bytes.
     pub max_bytes: usize,
     /// The time limits for the pieces of an answer.
@@ -66,7 +66,7 @@ pub(in crate::tool) struct ToolService {
     client: Client,
     url: Url,
     headers: HeaderMap,
-    limits: AnswerLimits,
+    limits: ServiceLimits,
     filter: McpFilter,
     /// The tools of the last list, with its `ETag`.
     listed: RwLock<Listed>,
@@ -134,11 +134,14 @@ impl ToolService {
         name: &str,
         definition: &ToolServerDefinition,
         client: Client,
-        limits: AnswerLimits,
+        limits: ServiceLimits,
     ) -> Result<Self, Invalid> {
         let url = Url::parse(&definition.url).map_err(|error| Invalid::new("url", error.to_string()))?;
         if url.cannot_be_a_base() {
-            return Err(Invalid::new("url", "must begin with http:// or https:// and name a host"));
+            return Err(Invalid::new(
+                "url",
+                "must begin with http:// or https:// and name a host",
+            ));
         }
         Ok(Self {
             name: name.to_owned(),
@@ -252,10 +255,16 @@ impl ToolService {
         let listing: Listing = read_foreign(&body).map_err(|error| ListError::Invalid(format!("it {error}")))?;
         if listing.version != VERSION {
             let version = listing.version;
-            return Err(ListError::Invalid(format!("its version is {version}, and not {VERSION}")));
+            return Err(ListError::Invalid(format!(
+                "its version is {version}, and not {VERSION}"
+            )));
         }
         let tools = self.read_tools(listing.tools);
-        tracing::info!(server = self.name, tools = tools.len(), "listed the tools of a tool server");
+        tracing::info!(
+            server = self.name,
+            tools = tools.len(),
+            "listed the tools of a tool server"
+        );
         *self.listed.write().unwrap_or_else(PoisonError::into_inner) = Listed { tools, etag };
         Ok(())
     }
@@ -280,7 +289,12 @@ impl ToolService {
                 Ok(tool) if names.insert(tool.name.clone()) => tools.push(Arc::new(tool)),
                 Ok(_) => tracing::warn!(server = self.name, tool = name, "skipped a tool that is listed twice"),
                 Err(reason) => {
-                    tracing::warn!(server = self.name, tool = name, reason, "skipped a tool that cannot be offered");
+                    tracing::warn!(
+                        server = self.name,
+                        tool = name,
+                        reason,
+                        "skipped a tool that cannot be offered"
+                    );
                 }
             }
         }
