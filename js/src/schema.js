@@ -11,9 +11,8 @@ export function isZod(schema) {
 export function toJsonSchema(schema) {
   if (!isZod(schema)) return schema;
   if (typeof schema.toJSONSchema === "function") {
-    const made = schema.toJSONSchema({ io: "input", unrepresentable: "throw" });
-    delete made.$schema;
-    delete made["~standard"];
+    // A copy has nothing but JSON.
+    const { $schema: _, ...made } = JSON.parse(JSON.stringify(schema.toJSONSchema({ io: "input" })));
     return made;
   }
   const standard = schema["~standard"]?.jsonSchema?.input;
