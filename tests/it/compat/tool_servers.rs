@@ -4,6 +4,7 @@
 //! They need the same as the tests of the SDKs; see [`super::sdk`].
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -92,12 +93,7 @@ impl Service {
         };
         let command = command.arg(self.port.to_string()).arg(self.folder.path()).arg(TOKEN);
         self.running = Some(command.stdin(Stdio::null()).spawn().expect("it starts"));
-        let client = Client::new(&format!("http://127.0.0.1:{}", self.port));
-        eventually(async || {
-            let health = client.tries(reqwest::Method::GET, "/health", None).await;
-            health.is_ok_and(|reply| reply.status == 200)
-        })
-        .await;
+        is_there(self.port).await;
         Some(())
     }
 
@@ -143,6 +139,28 @@ fn crm(id: &str, tool: &str, args: Value) -> Value {
 
 fn calls(calls: impl IntoIterator<Item = Value>) -> Script {
     script().calls_all(calls).says("done")
+}
+
+/// Returns a Python that has the libraries of the service.
+fn python_with_libraries() -> Option<String> {
+    let python = python()?;
+    let find = "import importlib.util as u; assert all(map(u.find_spec, ['fastmcp', 'deepagents', 'uvicorn']))";
+    let mut probe = Command::new(&python);
+    probe.args(["-c", find]).stderr(Stdio::null());
+    let found = probe.status().is_ok_and(|status| status.success());
+    found
+        .then_some(python)
+        .or_else(|| skipped("Python with fastmcp and deepagents (ADJUTANT_TEST_PYTHON)"))
+}
+
+/// Waits until a service listens.
+async fn is_there(port: u16) {
+    let client = Client::new(&format!("http://127.0.0.1:{port}"));
+    eventually(async || {
+        let health = client.tries(reqwest::Method::GET, "/health", None).await;
+        health.is_ok_and(|reply| reply.status == 200)
+    })
+    .await;
 }
 
 /// Starts a run with this script and waits until it waits for an answer or is over.
@@ -377,6 +395,66 @@ async fn tools_come_and_go_with_their_service(server: TestServer) {
     .await;
 }
 
+/// Plays the service of an example, which needs no package of others.
+async fn an_example_works(mut command: Command, server: &TestServer) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    drop(listener);
+    let running = command
+        .arg(port.to_string())
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let _service = Service {
+        language: Language::Python,
+        port,
+        folder: tempfile::tempdir().expect("a directory"),
+        running: Some(running),
+    };
+    is_there(port).await;
+    server
+        .is_configured_with(&format!(
+            "[tool_servers.crm]\nurl = \"http://127.0.0.1:{port}\"\n\
+             [agents.desk]\nmodel = \"scripted:lab\"\ntools = [\"crm/search\", \"crm/send_email\"]\n"
+        ))
+        .await;
+    let alice = server.human("desk").await;
+    let text = calls([
+        crm("c1", "search", json!({"name": "a"})),
+        crm("c2", "send_email", json!({"to": "Ada", "body": "Hello."})),
+    ]);
+    plays(&alice, text).await;
+    let question = alice.question().await;
+    alice.resolves(&question, json!({"response": true})).await;
+    eventually(async || alice.status().await == "idle").await;
+    let said = alice.transcript().await;
+    let found: Value = serde_json::from_str(said[2].strip_prefix("crm__search: ").unwrap()).unwrap();
+    assert_eq!(found, json!(["Ada", "Grace"]));
+    assert_eq!(said[3], "crm__send_email: Sent to ada@example.org.");
+    let values = alice.state().await["values"].clone();
+    assert_eq!(values["last_email"], json!({"to": "Ada", "by": "desk"}));
+}
+
+async fn the_example_in_python_works(server: TestServer) {
+    let Some(python) = python_with_libraries() else {
+        return;
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(python);
+    command.arg("-B").arg(root.join("examples/tool_service.py"));
+    command.env("PYTHONPATH", root.join("python/src"));
+    an_example_works(command, &server).await;
+}
+
+async fn the_example_in_javascript_works(server: TestServer) {
+    if node_modules(&PACKAGES).is_none() {
+        return;
+    }
+    let mut command = Command::new("node");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tool_service.mjs"));
+    an_example_works(command, &server).await;
+}
+
 on_both_engines! {
     python_tools_are_learnt_and_called,
     a_python_tool_asks_humans_and_goes_on_after_restarts,
@@ -392,4 +470,6 @@ without_postgres! {
     tools_of_langchain_and_deepagents_write_ask_and_plan,
     approvals_and_lists_of_tools_name_those_of_services,
     tools_come_and_go_with_their_service,
+    the_example_in_python_works,
+    the_example_in_javascript_works,
 }
