@@ -49,6 +49,7 @@ use crate::runtime::{
 use crate::shutdown::Shutdown;
 use crate::telemetry::Telemetry;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
+use crate::tool::remote::server::ServiceLimits;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -565,6 +566,10 @@ fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shu
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
     };
+    let of_services = ServiceLimits {
+        max_bytes: answers.max_tool_bytes,
+        pieces: piece_limits(answers),
+    };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
@@ -572,6 +577,7 @@ fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shu
         inherited: config::inherited(),
         client,
         limits,
+        answers: of_services,
         spawn,
         soft,
     }

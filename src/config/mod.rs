@@ -17,7 +17,8 @@ use serde_json::{Map, Value};
 use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{
-    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, is_echo, read,
+    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, ToolServerDefinition, is_echo,
+    read,
 };
 
 mod answers;
@@ -140,6 +141,8 @@ pub struct Config {
     pub tools: NamedEntries<ToolDefinition>,
     /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
     pub mcp_servers: NamedEntries<McpServerDefinition>,
+    /// The services of tools, by name. Agents name their tools as `server/tool`, or `server/*` for all.
+    pub tool_servers: NamedEntries<ToolServerDefinition>,
     /// The settings for all agents with a certain model, by `provider` or `provider:model`.
     pub profiles: NamedEntries<HarnessProfile>,
     /// The agents, by `graph_id`.

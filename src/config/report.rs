@@ -47,6 +47,9 @@ fn describe(text: &mut String, loaded: &LoadedConfig) {
         push(text, &format!("{field} is set by {source}"));
     }
     describe_servers(text, "", &config.mcp_servers);
+    for name in config.tool_servers.keys() {
+        push(text, &format!("tool server {name}: behind HTTP"));
+    }
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
     }

@@ -141,7 +141,15 @@ pub enum Halt {
 impl Halt {
     /// Returns whether this is a failure: the only kind of halt that a policy may catch or retry.
     pub fn is_failure(&self) -> bool {
-        matches!(self, Self::Fail(_))
+        self.failure().is_some()
+    }
+
+    /// Returns the failure, if this is one.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Fail(failure) => Some(failure),
+            Self::Ask(_) | Self::Stopped => None,
+        }
     }
 }
 

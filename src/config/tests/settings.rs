@@ -104,6 +104,7 @@ fn page() -> String {
     section::<SecretSection>(&mut page, "[secrets.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");
     section::<McpServerDefinition>(&mut page, "[mcp_servers.NAME]");
+    section::<ToolServerDefinition>(&mut page, "[tool_servers.NAME]");
     page.push_str(
         "## `agents_dir`\n\nA key at the top of the file: the folder with a folder for each agent, relative to the \
          file. The default is `agents`. See [Agents in folders](definitions.md#agents-in-folders).\n",

@@ -116,7 +116,7 @@ impl McpServer {
             name: name.to_owned(),
             endpoint,
             limits,
-            filter: McpFilter::of(definition),
+            filter: McpFilter::of(definition.allowed_tools.as_deref(), &definition.disabled_tools),
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
             after_crash: definition.after_crash,
