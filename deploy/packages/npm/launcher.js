@@ -27,6 +27,11 @@ for (const signal of [...ofTerminals, "SIGTERM", "SIGHUP"]) {
     if (!(hasTerminal && ofTerminals.includes(signal))) child.kill(signal);
   });
 }
+// npx ends by a signal without handing it on. What it leaves behind would hold the port.
+if (process.env.npm_command === "exec") {
+  const parent = process.ppid;
+  setInterval(() => process.ppid !== parent && child.kill("SIGTERM"), 250).unref();
+}
 child.on("error", (error) => {
   console.error(`adjutant: ${error.message}`);
   process.exit(1);
