@@ -333,6 +333,7 @@ def main():
     parser.add_argument("--binary", type=Path, help="a program that is already built, instead of building it")
     parser.add_argument("--out", type=Path, default=ROOT / "target/packages", help="the folder for the files")
     parser.add_argument("--release", action="store_true", help="refuse to build what is not ready to be released")
+    parser.add_argument("--no-sbom", action="store_true", help="leave out the bill of materials")
     parser.add_argument("--compression", type=int, default=9, choices=range(1, 10), help="1 is fast, 9 is small")
     arguments = parser.parse_args()
     facts = package()
@@ -340,7 +341,7 @@ def main():
     notes = release_notes(version, arguments.release)
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    sbom = bill_of_materials()
+    sbom = None if arguments.no_sbom else bill_of_materials()
     if sbom is None and arguments.release:
         raise Problem("a release has a bill of materials: cargo install cargo-cyclonedx")
     for target in wanted_targets(arguments):

@@ -206,7 +206,7 @@ pub(super) async fn start_and_wait(
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
 }
 
-/// Who reads the stream of a run, and what of it.
+/// The reader of a run's stream.
 #[derive(FromRequestParts)]
 pub(super) struct StreamReader {
     client: ClientId,

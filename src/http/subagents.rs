@@ -122,7 +122,7 @@ pub(super) async fn active_main_run(api: &Api, child: &Run) -> Result<Option<(Ru
     Ok(read.await?)
 }
 
-/// What a reader wants of the stream of a child run.
+/// The request for the stream of a child run.
 pub(super) struct ChildReader {
     /// The last event that the reader has seen.
     pub resume_from: Option<ResumePoint>,

@@ -1,4 +1,4 @@
-//! How much metadata a reader wants beside the pieces of an answer.
+//! The amount of metadata beside the pieces of an answer, as a reader requests it.
 
 use axum::extract::FromRequestParts;
 use axum::http::HeaderName;

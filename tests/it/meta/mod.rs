@@ -2,5 +2,7 @@
 
 mod documents;
 mod first_start;
+mod image;
 mod language;
 mod layers;
+mod packages;

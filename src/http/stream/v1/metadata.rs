@@ -52,7 +52,8 @@ struct Metadata<'a> {
     extra: &'a Map<String, Value>,
 }
 
-/// What clients read of every piece: by the namespace they sort it to a subagent, by the node to a kind of message.
+/// The metadata that clients read of every piece of a message: its agent, and the namespace, by which they assign the
+/// piece to a subagent.
 #[derive(Serialize)]
 struct LeanMetadata<'a> {
     lc_agent_name: &'a str,
