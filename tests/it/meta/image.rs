@@ -26,7 +26,11 @@ fn instructions() -> Vec<String> {
         Some(begun) => text + begun,
         None => text + line + "\n",
     });
-    joined.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    joined
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The paths that the build copies from the repository.
@@ -67,7 +71,11 @@ fn needed_at_compile_time() -> BTreeSet<PathBuf> {
     let mut needed = BTreeSet::new();
     for file in files {
         let text = fs::read_to_string(&file).expect("text");
-        let beside = file.strip_prefix(root()).expect("it is inside").parent().expect("a folder");
+        let beside = file
+            .strip_prefix(root())
+            .expect("it is inside")
+            .parent()
+            .expect("a folder");
         // Relative to the file. `concat!` begins with the part that all paths share.
         for word in ["include_str!(", "include_bytes!("] {
             let paths = text.split(word).skip(1).filter_map(quoted);
@@ -86,15 +94,27 @@ fn needed_at_compile_time() -> BTreeSet<PathBuf> {
 #[test]
 fn the_image_copies_all_that_the_sources_need_at_compile_time() {
     let needed = needed_at_compile_time();
-    for known in ["migrations/sqlite", "migrations/postgres", "examples/demo/adjutant.toml"] {
+    for known in [
+        "migrations/sqlite",
+        "migrations/postgres",
+        "examples/demo/adjutant.toml",
+    ] {
         assert!(needed.contains(Path::new(known)), "{known} is not found: {needed:?}");
     }
     let copied = copied();
     let ignored = read(".dockerignore");
     let sent: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
-    for path in needed.iter().map(PathBuf::as_path).chain(copied.iter().map(PathBuf::as_path)) {
+    for path in needed
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(copied.iter().map(PathBuf::as_path))
+    {
         let has = |all: &mut dyn Iterator<Item = &Path>| all.any(|known| path.starts_with(known));
-        assert!(has(&mut copied.iter().map(PathBuf::as_path)), "the Dockerfile does not copy {}", path.display());
+        assert!(
+            has(&mut copied.iter().map(PathBuf::as_path)),
+            "the Dockerfile does not copy {}",
+            path.display()
+        );
         assert!(
             has(&mut sent.iter().map(Path::new)),
             ".dockerignore leaves out {}",
@@ -119,16 +139,25 @@ fn the_image_checks_its_health_as_an_ordinary_user_and_says_what_it_is() {
     assert_eq!(of("USER "), "10001:10001");
     assert!(of("HEALTHCHECK ").ends_with("CMD [\"adjutant\", \"health\"]"));
     for label in ["title", "licenses", "version", "revision", "source"] {
-        assert!(of("LABEL ").contains(&format!("org.opencontainers.image.{label}=")), "{label}");
+        assert!(
+            of("LABEL ").contains(&format!("org.opencontainers.image.{label}=")),
+            "{label}"
+        );
     }
     assert!(of("ARG VERSION=").starts_with(env!("CARGO_PKG_VERSION")));
     // An image for another processor is put together without emulation.
     assert!(!stage.iter().any(|line| line.starts_with("RUN ")), "{stage:?}");
     assert!(all[0].starts_with("FROM --platform=$BUILDPLATFORM "), "{}", all[0]);
-    let help = Command::new(env!("CARGO_BIN_EXE_adjutant")).arg("--help").output().expect("help");
+    let help = Command::new(env!("CARGO_BIN_EXE_adjutant"))
+        .arg("--help")
+        .output()
+        .expect("help");
     let help = String::from_utf8(help.stdout).expect("text");
     for variable in of("ENV ").split_whitespace().filter_map(|word| word.split('=').next()) {
-        assert!(help.contains(&format!("env: {variable}")), "{variable} is no setting:\n{help}");
+        assert!(
+            help.contains(&format!("env: {variable}")),
+            "{variable} is no setting:\n{help}"
+        );
     }
 }
 
@@ -136,26 +165,43 @@ fn the_image_checks_its_health_as_an_ordinary_user_and_says_what_it_is() {
 fn every_service_of_compose_is_confined_and_healthy() {
     let compose: Value = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
     let services = compose["services"].as_object().expect("services");
-    assert_eq!(services.keys().collect::<Vec<_>>(), ["adjutant", "postgres", "adjutant-sqlite"]);
-    let declared = |kind: &str| -> BTreeSet<String> {
-        compose[kind].as_object().expect(kind).keys().cloned().collect()
-    };
+    assert_eq!(
+        services.keys().collect::<Vec<_>>(),
+        ["adjutant", "postgres", "adjutant-sqlite"]
+    );
+    let declared =
+        |kind: &str| -> BTreeSet<String> { compose[kind].as_object().expect(kind).keys().cloned().collect() };
     for (name, service) in services {
         assert_eq!(service["read_only"], true, "{name}");
         assert_eq!(service["cap_drop"], serde_json::json!(["ALL"]), "{name}");
-        assert!(service["user"].as_str().is_some_and(|user| !user.starts_with("root") && !user.starts_with('0')));
+        assert!(
+            service["user"]
+                .as_str()
+                .is_some_and(|user| !user.starts_with("root") && !user.starts_with('0'))
+        );
         assert!(service["healthcheck"]["test"][1].is_string(), "{name}");
         for secret in service["secrets"].as_array().expect("secrets") {
-            assert!(declared("secrets").contains(secret.as_str().expect("a name")), "{name}: {secret}");
+            assert!(
+                declared("secrets").contains(secret.as_str().expect("a name")),
+                "{name}: {secret}"
+            );
         }
         for volume in service["volumes"].as_array().expect("volumes") {
-            let source = volume.as_str().and_then(|text| text.split(':').next()).expect("a source");
+            let source = volume
+                .as_str()
+                .and_then(|text| text.split(':').next())
+                .expect("a source");
             match source.strip_prefix("./") {
                 Some(file) => assert!(root().join("deploy").join(file).exists(), "{name}: {source}"),
                 None => assert!(declared("volumes").contains(source), "{name}: {source}"),
             }
         }
-        for other in service["depends_on"].as_object().into_iter().flatten().map(|(other, _)| other) {
+        for other in service["depends_on"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(other, _)| other)
+        {
             assert!(services[other]["healthcheck"].is_object(), "{other}");
         }
     }
@@ -179,7 +225,10 @@ fn the_program_takes_the_settings_of_each_service() {
     let inside = |text: &str| text.replace("/run/secrets", secrets.to_str().expect("a path of text"));
     let configuration = folder.path().join("adjutant.toml");
     fs::write(&configuration, inside(&read("deploy/adjutant.toml"))).expect("a file");
-    let help = Command::new(env!("CARGO_BIN_EXE_adjutant")).arg("--help").output().expect("help");
+    let help = Command::new(env!("CARGO_BIN_EXE_adjutant"))
+        .arg("--help")
+        .output()
+        .expect("help");
     let help = String::from_utf8(help.stdout).expect("text");
     for name in ["adjutant", "adjutant-sqlite"] {
         let service = &compose["services"][name];
@@ -200,17 +249,29 @@ fn the_program_takes_the_settings_of_each_service() {
         command.env_clear().current_dir(folder.path()).arg("check");
         command.env("PATH", format!("{}:/usr/bin:/bin", program.display()));
         for (variable, value) in service["environment"].as_object().expect("variables") {
-            assert!(help.contains(&format!("env: {variable}")), "{variable} is no setting:\n{help}");
+            assert!(
+                help.contains(&format!("env: {variable}")),
+                "{variable} is no setting:\n{help}"
+            );
             // `${NAME:-otherwise}` is what stands after `:-`.
             let value = value.as_str().expect("text");
-            let value = value.split_once(":-").map_or(value, |(_, other)| other.trim_end_matches('}'));
-            command.env(variable, value.replace("/etc/adjutant/adjutant.toml", configuration.to_str().expect("text")));
+            let value = value
+                .split_once(":-")
+                .map_or(value, |(_, other)| other.trim_end_matches('}'));
+            command.env(
+                variable,
+                value.replace("/etc/adjutant/adjutant.toml", configuration.to_str().expect("text")),
+            );
         }
         let output = command.output().expect("the program starts");
         let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {said}");
         assert!(said.contains("0 errors, 0 warnings"), "{name}: {said}");
-        let database = if name == "adjutant" { "postgres://" } else { "sqlite:///data/adjutant.db" };
+        let database = if name == "adjutant" {
+            "postgres://"
+        } else {
+            "sqlite:///data/adjutant.db"
+        };
         assert!(said.contains(database), "{name}: {said}");
         assert!(!said.contains("0123456789abcdef"), "{name} shows a secret: {said}");
     }

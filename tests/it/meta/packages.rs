@@ -53,7 +53,9 @@ fn python() -> Option<&'static str> {
 fn build(root: &Path) -> Command {
     let mut command = Command::new("python3");
     command.arg("-B").arg(root.join("deploy/packages/build.py"));
-    command.args(["--compression", "1", "--no-sbom"]).env_remove("SOURCE_DATE_EPOCH");
+    command
+        .args(["--compression", "1", "--no-sbom"])
+        .env_remove("SOURCE_DATE_EPOCH");
     command
 }
 
@@ -111,7 +113,10 @@ async fn serves_and_ends_gracefully(mut command: Command) {
     let thread = client.thread().await;
     let body = json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
     let values = client.post(&format!("/threads/{thread}/runs/wait"), body).await.ok();
-    assert!(values["messages"].as_array().is_some_and(|all| all.len() > 1), "{values}");
+    assert!(
+        values["messages"].as_array().is_some_and(|all| all.len() > 1),
+        "{values}"
+    );
     process.terminates().await;
 }
 
@@ -233,7 +238,11 @@ fn binstall(template: &str, target: &str) -> String {
 #[test]
 fn the_archive_has_the_layout_that_binstall_expects_and_the_sums_are_right() {
     let Some(packages) = packages() else { return };
-    let said = succeeds(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(packages));
+    let said = succeeds(
+        Command::new("sha256sum")
+            .args(["--check", "--strict", "SHA256SUMS"])
+            .current_dir(packages),
+    );
     assert_eq!(said.lines().filter(|line| line.ends_with(": OK")).count(), 4, "{said}");
     let archive = only(packages, "adjutant-", ".tar.gz");
     let name = archive.file_name().and_then(|name| name.to_str()).expect("a name");
@@ -251,7 +260,13 @@ fn the_archive_has_the_layout_that_binstall_expects_and_the_sums_are_right() {
     assert!(url.ends_with(&format!("/{name}")), "{url}");
 
     let folder = tempfile::tempdir().expect("a directory");
-    succeeds(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(folder.path()));
+    succeeds(
+        Command::new("tar")
+            .arg("-xzf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(folder.path()),
+    );
     let program = folder.path().join(binstall(&text("bin-dir"), target));
     assert_eq!(
         succeeds(bare(&program, folder.path()).arg("--version")),
@@ -283,7 +298,9 @@ fn the_same_program_makes_the_same_files() {
     let build = |name: &str| {
         let out = folder.path().join(name);
         let mut command = build(root());
-        command.args(["--target", "aarch64-unknown-linux-gnu", "--binary"]).arg(&binary);
+        command
+            .args(["--target", "aarch64-unknown-linux-gnu", "--binary"])
+            .arg(&binary);
         let said = succeeds(command.arg("--out").arg(&out));
         (out, said)
     };
@@ -294,7 +311,11 @@ fn the_same_program_makes_the_same_files() {
     }
     let sums = |folder: &Path| fs::read_to_string(folder.join("SHA256SUMS")).expect("the sums");
     assert_eq!(sums(&first), sums(&second));
-    only(&first, "adjutant-", "-py3-none-manylinux_2_17_aarch64.manylinux2014_aarch64.whl");
+    only(
+        &first,
+        "adjutant-",
+        "-py3-none-manylinux_2_17_aarch64.manylinux2014_aarch64.whl",
+    );
     only(&first, "adjutant-linux-arm64-", ".tgz");
 
     // Both npm packages say the same version, and the one that carries the program names its platform.
@@ -353,21 +374,32 @@ fn the_release_notes_are_the_section_of_the_version() {
     fs::write(&binary, program_for(AARCH64)).expect("a file");
     let build = || {
         let mut command = build(copied);
-        command.args(["--target", "aarch64-unknown-linux-gnu", "--binary"]).arg(&binary);
+        command
+            .args(["--target", "aarch64-unknown-linux-gnu", "--binary"])
+            .arg(&binary);
         command.arg("--out").arg(copied.join("out"));
         command
     };
     let notes = || fs::read_to_string(copied.join("out/RELEASE-NOTES.md")).expect("the notes");
 
-    let log = format!("# Changelog\n\n## Unreleased\n\n- To come.\n\n## {VERSION} (2026-11-25)\n\n- New.\n\n## 0.0.1\n\n- Old.\n");
+    let log = format!(
+        "# Changelog\n\n## Unreleased\n\n- To come.\n\n## {VERSION} (2026-11-25)\n\n- New.\n\n## 0.0.1\n\n- Old.\n"
+    );
     fs::write(copied.join("CHANGELOG.md"), log).expect("a file");
     succeeds(&mut build());
     assert_eq!(notes(), format!("# adjutant {VERSION}\n\n- New.\n"));
 
-    fs::write(copied.join("CHANGELOG.md"), "# Changelog\n\n## Unreleased\n\n- To come.\n").expect("a file");
+    fs::write(
+        copied.join("CHANGELOG.md"),
+        "# Changelog\n\n## Unreleased\n\n- To come.\n",
+    )
+    .expect("a file");
     succeeds(&mut build());
     assert_eq!(notes(), format!("# adjutant {VERSION} (not released)\n\n- To come.\n"));
     let (output, said) = ends(build().arg("--release"));
     assert!(!output.status.success(), "{said}");
-    assert!(said.contains(&format!("CHANGELOG.md has no heading `## {VERSION}`")), "{said}");
+    assert!(
+        said.contains(&format!("CHANGELOG.md has no heading `## {VERSION}`")),
+        "{said}"
+    );
 }
