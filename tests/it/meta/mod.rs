@@ -4,5 +4,7 @@ mod check_connect;
 mod command_line;
 mod documents;
 mod first_start;
+mod image;
 mod language;
 mod layers;
+mod packages;
