@@ -48,7 +48,7 @@ fn values_are_read_as_toml_or_as_text() {
                 "ADJUTANT_PROVIDERS__LAB",
                 "{ kind = \"openai\", base_url = \"http://lab/v1\" }",
             ),
-            ("ADJUTANT_AGENTS__AGENT__LIMITS__MAX_MODEL_CALLS", "7"),
+            ("ADJUTANT_AGENTS__AGENT__LIMITS__MODEL_CALLS", "7"),
         ],
     );
     assert_eq!(config.server.listen, "[::1]:9000");
@@ -114,14 +114,14 @@ fn the_command_line_precedes_the_environment_and_this_the_file() {
 fn names_with_other_letters_than_those_of_variables_are_found_in_the_file() {
     let text = format!(
         "{AGENT}[providers.my-Lab]\nkind = \"openai\"\nbase_url = \"http://old/v1\"\n\
-         [prices.\"scripted:x\"]\ninput_per_million = 1.0\noutput_per_million = 1.0\n\
+         [prices.\"scripted:x\"]\ninput = 1.0\noutput = 1.0\n\
          [mcp_servers.docs]\ncommand = \"sh\"\n"
     );
     let config = config(
         &text,
         &[
             ("ADJUTANT_PROVIDERS__MY_LAB__BASE_URL", "http://new/v1"),
-            ("ADJUTANT_PRICES__SCRIPTED_X__INPUT_PER_MILLION", "3"),
+            ("ADJUTANT_PRICES__SCRIPTED_X__INPUT", "3"),
             ("ADJUTANT_MCP_SERVERS__DOCS__ENV__TOKEN", "t"),
             ("ADJUTANT_PROVIDERS__newLab__KIND", "openai"),
         ],
