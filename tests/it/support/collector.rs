@@ -162,7 +162,7 @@ async fn receive(
     let request = match kind {
         Some("application/x-protobuf") => ExportTraceServiceRequest::decode(body).ok(),
         Some("application/json") => serde_json::from_slice(&body).ok(),
-        _ => None,
+        Some(_) | None => None,
     };
     let Some(request) = request else {
         return (StatusCode::BAD_REQUEST, "");
@@ -208,13 +208,25 @@ fn attributes(all: &[KeyValue]) -> BTreeMap<String, Value> {
     all.iter().map(pair).collect()
 }
 
+/// Returns a value as plain JSON. Its own JSON names the type of each value, and writes whole numbers as texts.
 fn value(of: Option<&AnyValue>) -> Value {
-    match of.and_then(|value| value.value.as_ref()) {
-        Some(any_value::Value::StringValue(text)) => json!(text),
-        Some(any_value::Value::BoolValue(flag)) => json!(flag),
-        Some(any_value::Value::IntValue(number)) => json!(number),
-        Some(any_value::Value::DoubleValue(number)) => json!(number),
-        Some(any_value::Value::ArrayValue(list)) => list.values.iter().map(|item| value(Some(item))).collect(),
-        other => panic!("no span has such a value: {other:?}"),
+    let typed = serde_json::to_value(of).expect("JSON");
+    let items = of.and_then(|value| match &value.value {
+        Some(any_value::Value::ArrayValue(list)) => Some(&list.values),
+        Some(_) | None => None,
+    });
+    if let Some(items) = items {
+        return items.iter().map(|item| value(Some(item))).collect();
     }
+    if let Some(number) = typed["intValue"].as_str() {
+        return json!(number.parse::<i64>().expect("a number"));
+    }
+    let plain = ["stringValue", "boolValue", "doubleValue"]
+        .into_iter()
+        .map(|kind| &typed[kind]);
+    let mut plain = plain.filter(|value| !value.is_null());
+    plain
+        .next()
+        .unwrap_or_else(|| panic!("no span has such a value: {typed}"))
+        .clone()
 }

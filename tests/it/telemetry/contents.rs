@@ -20,7 +20,7 @@ async fn spans_have_no_contents_by_default(server: TestServer) {
     server.is_configured_with(&collector.section(&headers)).await;
     let work = script().calls(lookup("l1", WORD)).says(WORD);
     server.human("plain").await.says(work).await;
-    collector.only("invoke_agent plain").await;
+    collector.only("invoke_agent plain-agent").await;
     collector.only("POST /threads/{thread_id}/runs/wait").await;
     for (headers, body) in collector.requests() {
         assert_eq!(headers["authorization"], format!("Bearer {SECRET}"));
@@ -55,7 +55,7 @@ async fn spans_have_bounded_contents_when_they_are_asked_for(server: TestServer)
         .filter(|output| output.as_str().is_some_and(|text| text.contains(WORD)))
         .count();
     assert!(last > 0);
-    let run = collector.only("invoke_agent plain").await;
+    let run = collector.only("invoke_agent plain-agent").await;
     assert!(run.attribute("gen_ai.output.messages").to_string().contains(WORD));
     let longest = collector
         .spans()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::support::{TestServer, lookup, script, without_postgres};
 
@@ -39,14 +39,10 @@ fn family(name: &str) -> String {
 
 /// Returns all values of the keys `expr` in a document.
 fn expressions(document: &Value, found: &mut Vec<String>) {
-    match document {
-        Value::Object(fields) => {
-            found.extend(fields.get("expr").and_then(Value::as_str).map(str::to_owned));
-            fields.values().for_each(|value| expressions(value, found));
-        }
-        Value::Array(items) => items.iter().for_each(|item| expressions(item, found)),
-        _ => {}
-    }
+    found.extend(document["expr"].as_str().map(str::to_owned));
+    let fields = document.as_object().into_iter().flat_map(Map::values);
+    let items = document.as_array().into_iter().flatten();
+    fields.chain(items).for_each(|value| expressions(value, found));
 }
 
 async fn the_dashboard_and_the_alerts_name_metrics_of_the_server(server: TestServer) {

@@ -87,5 +87,5 @@ async fn the_last_spans_are_sent_before_the_server_ends(server: TestServer) {
     finishes_a_run(&server).await;
     assert_eq!(collector.requests().len(), 0);
     server.is_stopped().await;
-    collector.only("invoke_agent plain").await;
+    collector.only("invoke_agent plain-agent").await;
 }

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use crate::agents::background_tasks::{boss, start, the_task, worker};
 use crate::support::client::reply;
 use crate::support::collector::{CollectedSpan, Collector};
+use crate::support::mcp::{McpTransport, docs};
+use crate::support::provider::Turn;
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{Human, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, script, task};
 
@@ -31,6 +33,8 @@ crate::support::without_postgres! {
     an_invalid_traceparent_is_ignored,
     a_webhook_continues_the_trace_of_its_run,
     a_remote_agent_continues_the_trace,
+    an_mcp_server_gets_the_trace,
+    providers_get_the_trace_only_if_they_may,
     a_server_without_a_collector_passes_no_trace_on,
     traces_are_sent_in_json_too,
 }
@@ -291,7 +295,7 @@ async fn a_failure_is_in_the_span_of_what_failed(server: TestServer) {
     let post = collector.only("POST").await;
     assert_eq!(post.attribute("error.type"), "ToolHttpError");
     assert_eq!(post.attribute("http.response.status_code"), 500);
-    let run = collector.only("invoke_agent plain").await;
+    let run = collector.only("invoke_agent plain-agent").await;
     assert!(run.is_error);
     assert_eq!(run.attribute("error.type"), "ModelRefusedError");
     let chats = collector.gets(2, |span| span.name == "chat lab").await;
@@ -332,7 +336,7 @@ async fn a_trace_that_the_caller_does_not_record_is_not_recorded(server: TestSer
     );
     // A later run, whose spans come after those that must not come.
     alice.says(script().says("again")).await;
-    collector.only("invoke_agent plain").await;
+    collector.only("invoke_agent plain-agent").await;
     assert!(collector.spans().iter().all(|span| span.trace != TRACE));
 }
 
@@ -343,7 +347,7 @@ async fn an_invalid_traceparent_is_ignored(server: TestServer) {
     says_with(&alice, script().says("done"), "00-zz-zz-01").await;
     let request = collector.only("POST /threads/{thread_id}/runs/wait").await;
     assert_eq!(request.parent, "");
-    let run = collector.only("invoke_agent plain").await;
+    let run = collector.only("invoke_agent plain-agent").await;
     assert_eq!((run.trace, run.parent), (request.trace, request.id));
 }
 
@@ -357,7 +361,7 @@ async fn a_webhook_continues_the_trace_of_its_run(server: TestServer) {
         json!({"webhook": format!("{}/hook", receiver.base)}),
     );
     alice.client().post(&alice.path("/runs/wait"), body).await.ok();
-    let run = collector.only("invoke_agent plain").await;
+    let run = collector.only("invoke_agent plain-agent").await;
     let post = collector.only("POST").await;
     assert_eq!((&post.trace, &post.parent), (&run.trace, &run.id));
     assert_eq!(post.attribute("http.response.status_code"), 200);
@@ -391,13 +395,47 @@ async fn a_remote_agent_continues_the_trace(server: TestServer) {
         )
         .await;
     let far = collector.only("invoke_agent far").await;
-    let plain = collector.only("invoke_agent plain").await;
+    let plain = collector.only("invoke_agent plain-agent").await;
     assert_eq!(plain.trace, far.trace);
     assert_eq!(plain.resource["service.name"], "adjutant");
     assert_eq!(far.resource["service.name"], "caller");
     let requests = collector.gets(1, |span| span.id == plain.parent).await;
     assert_eq!(requests[0].parent, far.id);
     other.finish().await;
+}
+
+async fn an_mcp_server_gets_the_trace(server: TestServer) {
+    let collector = Collector::start().await;
+    server.is_configured_with(&collector.section("")).await;
+    let Some(_docs) = docs(&server, McpTransport::Http, "").await else {
+        return;
+    };
+    let call = crate::support::call("c1", "docs__trace", json!({}));
+    let values = server
+        .human("librarian")
+        .await
+        .says(script().calls(call).says("done"))
+        .await;
+    let span = collector.only("tools/call trace").await;
+    assert_eq!(span.attribute("mcp.method.name"), "tools/call");
+    assert_eq!(span.parent, collector.only("execute_tool docs__trace").await.id);
+    let told = values["messages"][2]["content"].to_string();
+    assert!(told.contains(&format!("00-{}-{}-01", span.trace, span.id)), "{told}");
+}
+
+async fn providers_get_the_trace_only_if_they_may(server: TestServer) {
+    let collector = Collector::start().await;
+    server.is_configured_with(&collector.section("")).await;
+    server.models.will([Turn::Says("one"), Turn::Says("two")]);
+    server.human("openai").await.says("hello").await;
+    assert_eq!(server.models.asked()[0].traceparent, None);
+    let with = "[telemetry]\npropagate_to_models = true\n";
+    server.is_reconfigured("[telemetry]\n", with).await;
+    server.human("openai").await.says("hello").await;
+    let chats = collector.gets(2, |span| span.name.starts_with("chat ")).await;
+    let expected = format!("00-{}-{}-01", chats[1].trace, chats[1].id);
+    assert_eq!(server.models.asked()[1].traceparent, Some(expected));
+    assert_eq!(chats[1].attribute("gen_ai.provider.name"), "openai");
 }
 
 async fn a_server_without_a_collector_passes_no_trace_on(server: TestServer) {
@@ -417,6 +455,6 @@ async fn traces_are_sent_in_json_too(server: TestServer) {
         .is_configured_with(&collector.section("protocol = \"http/json\""))
         .await;
     server.human("plain").await.says(script().says("done")).await;
-    let run = collector.only("invoke_agent plain").await;
+    let run = collector.only("invoke_agent plain-agent").await;
     assert!(run.time.0 > 1_500_000_000_000_000_000 && run.time.0 <= run.time.1);
 }
