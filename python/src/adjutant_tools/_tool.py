@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import inspect
 import typing
-from concurrent.futures import ThreadPoolExecutor
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
@@ -217,12 +217,12 @@ def _field(default: Any, alias: str, about: str | None) -> FieldInfo:
     if isinstance(default, FieldInfo):
         merged = FieldInfo.merge_field_infos(default, alias=alias, validation_alias=alias, serialization_alias=alias)
         merged.description = merged.description or about
-        return merged
+        return typing.cast(FieldInfo, merged)
     # A description in `Annotated` precedes that of the docstring only if this has none.
     settings: dict[str, Any] = {"alias": alias}
     if about:
         settings["description"] = about
-    return Field(default, **settings)
+    return typing.cast(FieldInfo, Field(default, **settings))
 
 
 def _wrong(error: ValidationError) -> str:

@@ -324,7 +324,7 @@ async fn a_call_of_a_javascript_tool_runs_once_though_the_server_dies(server: Te
 }
 
 async fn tools_of_langchain_and_deepagents_write_ask_and_plan(server: TestServer) {
-    let Some(_service) = Service::start(Language::Python, &server, "").await else {
+    let Some(service) = Service::start(Language::Python, &server, "").await else {
         return;
     };
     let alice = server.human("desk").await;
@@ -332,6 +332,11 @@ async fn tools_of_langchain_and_deepagents_write_ask_and_plan(server: TestServer
     let text = script()
         .calls(crm("c1", "remember", json!({"what": "otters"})))
         .calls(crm("c2", "write_todos", json!({"todos": plan})))
+        .calls(crm(
+            "f1",
+            "write_file",
+            json!({"file_path": "/a.txt", "content": "otters"}),
+        ))
         .calls(crm("c3", "confirm", json!({"what": "otters"})))
         .says("done");
     plays(&alice, text).await;
@@ -345,7 +350,12 @@ async fn tools_of_langchain_and_deepagents_write_ask_and_plan(server: TestServer
         "{}",
         said[4]
     );
-    assert_eq!(said[6], "crm__confirm: otters: yes");
+    assert!(said[6].starts_with("crm__write_file:"), "{}", said[6]);
+    assert_eq!(said[8], "crm__confirm: otters: yes");
+    assert_eq!(
+        fs::read_to_string(service.folder.path().join("a.txt")).unwrap(),
+        "otters"
+    );
     let values = alice.state().await["values"].clone();
     assert_eq!(values["topic"], "otters");
     assert_eq!(values["todos"], plan);
