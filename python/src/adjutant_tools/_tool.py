@@ -217,7 +217,7 @@ def _field(default: Any, alias: str, about: str | None) -> FieldInfo:
     if isinstance(default, FieldInfo):
         merged = FieldInfo.merge_field_infos(default, alias=alias, validation_alias=alias, serialization_alias=alias)
         merged.description = merged.description or about
-        return typing.cast(FieldInfo, merged)
+        return merged
     # A description in `Annotated` precedes that of the docstring only if this has none.
     settings: dict[str, Any] = {"alias": alias}
     if about:
