@@ -238,10 +238,10 @@ impl RemoteTool {
     /// Returns the body of a request, which is the same for all attempts.
     fn request_body(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<String, Failure> {
         let context = scope.own_context();
-        let answers = scope
-            .answers
-            .iter()
-            .map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
+        let own = scope.answers.iter();
+        let own = own.filter(|(question, _)| question.kind == QuestionKind::Question);
+        let answers =
+            own.map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
         let answers: Vec<Value> = answers.collect();
         let mut body = json!({
             "name": self.own_name.as_ref().unwrap_or(&call.name),
