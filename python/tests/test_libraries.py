@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -136,6 +137,33 @@ def test_tools_that_deepagents_brings_are_served_as_they_are(run: Any) -> None:
     plan = [{"content": "look", "status": "pending"}]
     answer = run(service.call("write_todos", {"todos": plan}))
     assert answer["update"] == {"todos": plan} and "look" in answer["content"]
+
+
+def test_what_deepagents_takes_and_brings_is_served_as_it_is(run: Any, tmp_path: Path) -> None:
+    deepagents = pytest.importorskip("deepagents")
+    from deepagents.backends import FilesystemBackend
+    from deepagents.middleware.filesystem import FilesystemMiddleware
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+
+    def search(query: str) -> str:
+        "Searches."
+        return f"found {query}"
+
+    @langchain_tool
+    def multiply(a: int, b: int) -> int:
+        "Multiplies."
+        return a * b
+
+    tools = [search, multiply]
+    deepagents.create_deep_agent(model=GenericFakeChatModel(messages=iter([])), tools=tools)
+    (tmp_path / "a.txt").write_text("otters")
+    files = FilesystemMiddleware(backend=FilesystemBackend(root_dir=tmp_path, virtual_mode=True)).tools
+    service = Service(*tools, *files)
+    assert run(service.call("search", {"query": "x"}, task="1")) == {"content": "found x"}
+    assert run(service.call("multiply", {"a": 2, "b": 3}, task="2")) == {"content": "6"}
+    assert "otters" in run(service.call("read_file", {"file_path": "/a.txt"}, task="3"))["content"]
+    run(service.call("write_file", {"file_path": "/b.txt", "content": "seals"}, task="4"))
+    assert (tmp_path / "b.txt").read_text() == "seals"
 
 
 def test_a_server_of_fastmcp_is_served_as_it_is(run: Any) -> None:

@@ -7,7 +7,7 @@
 //!
 //! [`server`] learns the tools of a service that describes them itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -239,10 +239,10 @@ impl RemoteTool {
     /// Returns the body of a request, which is the same for all attempts.
     fn request_body(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<String, Failure> {
         let context = scope.own_context();
-        let answers = scope
-            .answers
-            .iter()
-            .map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
+        let own = scope.answers.iter();
+        let own = own.filter(|(question, _)| question.kind == QuestionKind::Question);
+        let answers =
+            own.map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
         let answers: Vec<Value> = answers.collect();
         let mut body = json!({
             "name": self.own_name.as_ref().unwrap_or(&call.name),
@@ -466,37 +466,14 @@ impl RemoteTool {
             let why = format!("the call asks {count} questions; at most {MAX_QUESTIONS} are allowed");
             return Err(self.invalid_answer(&why));
         }
-        let mut keys = BTreeSet::new();
         let mut questions = vec![];
         for (at, asked) in interrupts.into_iter().enumerate() {
-            let field = format!("`interrupts[{at}]`");
-            let key = asked.key.unwrap_or_else(|| (answered + at + 1).to_string());
-            if key.is_empty() || key.len() > MAX_KEY_BYTES {
-                let why = format!("the `key` of {field} must have 1 to {MAX_KEY_BYTES} bytes");
-                return Err(self.invalid_answer(&why));
+            let question = question(answered + at + 1, asked);
+            let question = question.map_err(|why| self.invalid_answer(&format!("`interrupts[{at}]` {why}")))?;
+            if questions.iter().any(|other: &Question| other.key == question.key) {
+                return Err(self.invalid_answer(&format!("`interrupts[{at}]` has the key of another question")));
             }
-            if !keys.insert(key.clone()) {
-                return Err(self.invalid_answer(&format!("the key `{key}` of {field} is there twice")));
-            }
-            let schema = asked.response_schema.unwrap_or_else(|| json!({}));
-            Schema::compile(&schema).map_err(|error| {
-                self.invalid_answer(&format!("the `response_schema` of {field} is no schema: {error}"))
-            })?;
-            if asked.value.to_string().len().max(schema.to_string().len()) > MAX_QUESTION_BYTES {
-                let why = format!("{field} is longer than {MAX_QUESTION_BYTES} bytes");
-                return Err(self.invalid_answer(&why));
-            }
-            if let Some(problem) = asked.approvers.problem() {
-                return Err(self.invalid_answer(&format!("`approvers` of {field} {problem}")));
-            }
-            questions.push(Question {
-                kind: QuestionKind::Question,
-                value: asked.value,
-                schema,
-                calls: vec![],
-                key: Some(key),
-                approvers: asked.approvers,
-            });
+            questions.push(question);
         }
         Ok(questions)
     }
@@ -643,6 +620,33 @@ struct DelegateRequest {
     response_format: Option<Value>,
     #[serde(default)]
     initial_messages: Option<Vec<Value>>,
+}
+
+/// Returns the question that a tool asks; `number` is its key if it has none.
+///
+/// # Errors
+/// Why the question cannot be asked.
+fn question(number: usize, asked: RemoteQuestion) -> Result<Question, String> {
+    let key = asked.key.unwrap_or_else(|| number.to_string());
+    if key.is_empty() || key.len() > MAX_KEY_BYTES {
+        return Err(format!("must have a `key` of 1 to {MAX_KEY_BYTES} bytes"));
+    }
+    let schema = asked.response_schema.unwrap_or_else(|| json!({}));
+    Schema::compile(&schema).map_err(|error| format!("has a `response_schema` that is no JSON Schema: {error}"))?;
+    if asked.value.to_string().len().max(schema.to_string().len()) > MAX_QUESTION_BYTES {
+        return Err(format!("is longer than {MAX_QUESTION_BYTES} bytes"));
+    }
+    if let Some(problem) = asked.approvers.problem() {
+        return Err(format!("has `approvers` that cannot be: it {problem}"));
+    }
+    Ok(Question {
+        kind: QuestionKind::Question,
+        value: asked.value,
+        schema,
+        calls: vec![],
+        key: Some(key),
+        approvers: asked.approvers,
+    })
 }
 
 fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Update) -> CallOutcome {

@@ -277,9 +277,8 @@ class App:
 
         own = Execution(context, request.get("answers") or [], emit)
         work = self._carry_out(made, request.get("args") or {}, own, key, fingerprint)
-        running.task = loop.create_task(work, context=bound(own)) if _HAS_CONTEXT else bound(own).run(
-            loop.create_task, work
-        )
+        # The task has a copy of this context, in which the call is known.
+        running.task = bound(own).run(loop.create_task, work)
         self._running[key] = running
         running.task.add_done_callback(lambda _: self._running.pop(key, None))
         return running
@@ -308,9 +307,6 @@ class App:
             answer = {"error": {"type": type(error).__name__, "message": str(error)}}
         self._results.end(key, fingerprint, answer)
         return answer
-
-
-_HAS_CONTEXT = __import__("sys").version_info >= (3, 11)
 
 
 def _text(request: dict[str, Any], name: str) -> str:

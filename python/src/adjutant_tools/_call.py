@@ -74,7 +74,7 @@ class Question:
     schema: Any = None
     """A type, or the JSON Schema, of a valid answer. Without it any JSON is an answer."""
     key: str | None = None
-    """Tells the questions of one call apart. By default their number: the function must ask in the same order each time."""
+    """Tells the questions of one call apart. By default their number, so that their order has to stay the same."""
     approvers: Mapping[str, Any] | None = None
     """Who may answer: `{"users": […], "roles": […]}`."""
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 _GOOGLE = re.compile(r"^(Args|Arguments|Parameters|Params):\s*$")
-_GOOGLE_END = re.compile(r"^(Returns?|Yields?|Raises?|Examples?|Notes?|Attributes|See Also|References|Warns?|Todo):\s*$")
+_GOOGLE_END = re.compile(
+    r"^(Returns?|Yields?|Raises?|Examples?|Notes?|Attributes|See Also|References|Warns?|Todo):\s*$"
+)
 _UNDERLINE = re.compile(r"^-{3,}\s*$")
 _GOOGLE_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _NUMPY_ENTRY = re.compile(r"^(\w+(?:\s*,\s*\w+)*)\s*(?::.*)?$")

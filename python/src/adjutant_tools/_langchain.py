@@ -66,15 +66,16 @@ def _injected(made: BaseTool) -> dict[str, tuple[str, str]]:
         found.pop("return", None)
         if function is not type(made)._run or made.__class__.__module__.partition(".")[0] != "langchain_core":
             hints = {**found, **hints}
-    schema = made.get_input_schema()
-    for name, item in getattr(schema, "model_fields", {}).items():
-        if item.metadata and name not in hints:
-            hints[name] = typing.Annotated[(item.annotation, *item.metadata)]
-    return {name: kind for name, hint in hints.items() if (kind := _kind(hint)) is not None}
+    marks: dict[str, tuple[Any, ...]] = {}
+    for name, item in getattr(made.get_input_schema(), "model_fields", {}).items():
+        if name not in hints:
+            hints[name] = item.annotation
+            marks[name] = tuple(item.metadata)
+    kinds = {name: _kind(hint, marks.get(name, ())) for name, hint in hints.items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def _kind(hint: Any) -> tuple[str, str] | None:
-    marks: tuple[Any, ...] = ()
+def _kind(hint: Any, marks: tuple[Any, ...]) -> tuple[str, str] | None:
     if typing.get_origin(hint) is typing.Annotated:
         hint, *rest = typing.get_args(hint)
         marks = tuple(rest)
@@ -194,7 +195,7 @@ def _result(returned: Any, own: Execution) -> Any:
         written: dict[str, Any] = {}
         for part in parts:
             written.update(part.update or {})
-        text = "\n".join(part.content if isinstance(part.content, str) else content_of(part.content) for part in parts)
+        text = "\n".join(str(content_of(part.content)) for part in parts)
         return Result(text, update=written or None)
     return Result(returned)
 

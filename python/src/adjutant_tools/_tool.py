@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import inspect
 import typing
-from concurrent.futures import ThreadPoolExecutor
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
@@ -222,7 +222,7 @@ def _field(default: Any, alias: str, about: str | None) -> FieldInfo:
     settings: dict[str, Any] = {"alias": alias}
     if about:
         settings["description"] = about
-    return Field(default, **settings)
+    return typing.cast(FieldInfo, Field(default, **settings))
 
 
 def _wrong(error: ValidationError) -> str:

@@ -197,14 +197,13 @@ impl ToolService {
             }
             self.attempted.send_replace(true);
             let pause = match failures {
-                0 => {
-                    // Bounds the rate of requests, however many calls find their tool gone.
-                    soft.run_until_cancelled(tokio::time::sleep(MIN_LIST_INTERVAL)).await;
-                    refresh.saturating_sub(MIN_LIST_INTERVAL)
-                }
+                0 => refresh,
                 failures => BACKOFF.pause(failures),
             };
-            let pause_or_call = timeout(pause, self.stale.notified());
+            // Bounds the rate of requests, however many calls find their tool gone.
+            let least = pause.min(MIN_LIST_INTERVAL);
+            soft.run_until_cancelled(tokio::time::sleep(least)).await;
+            let pause_or_call = timeout(pause.saturating_sub(least), self.stale.notified());
             soft.run_until_cancelled(pause_or_call).await;
         }
         self.attempted.send_replace(true);

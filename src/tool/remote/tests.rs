@@ -402,8 +402,11 @@ async fn an_answer_may_ask_a_human_and_the_call_is_made_again_with_the_answers()
 async fn questions_have_limits() {
     for (path, reason) in [
         ("/none-asked", "`interrupts` of the answer is empty"),
-        ("/asked-twice", "the key `a` of `interrupts[1]` is there twice"),
-        ("/no-schema", "the `response_schema` of `interrupts[0]` is no schema"),
+        ("/asked-twice", "`interrupts[1]` has the key of another question"),
+        (
+            "/no-schema",
+            "`interrupts[0]` has a `response_schema` that is no JSON Schema",
+        ),
         ("/many", "the call asks 65 questions; at most 64 are allowed"),
         ("/long", "`interrupts[0]` is longer than"),
     ] {

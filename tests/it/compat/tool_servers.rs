@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::sdk::{folder, node_modules, python};
-use crate::support::actors::Human;
 use crate::support::client::Client;
 use crate::support::script::Script;
 use crate::support::server::skipped;
@@ -163,11 +162,6 @@ async fn is_there(port: u16) {
     .await;
 }
 
-/// Starts a run with this script and waits until it waits for an answer or is over.
-async fn plays(human: &Human, text: impl ToString) -> Value {
-    human.says(text).await
-}
-
 async fn every_kind_of_tool_is_learnt_and_called(language: Language, server: &TestServer) {
     let Some(_service) = Service::start(language, server, "").await else {
         return;
@@ -185,7 +179,7 @@ async fn every_kind_of_tool_is_learnt_and_called(language: Language, server: &Te
         ])
         .calls(crm("c8", "recall", json!({})))
         .turn(json!({"echo_tools": true}));
-    let values = plays(&alice, text).await;
+    let values = alice.says(text).await;
     let said = transcript(&values);
     assert_eq!(said[2..4], ["crm__add: 3", "crm__multiply: 12"]);
     assert!(said[4].starts_with("crm__measure: {\"length\":"), "{}", said[4]);
@@ -248,7 +242,7 @@ async fn a_tool_asks_humans_and_goes_on_after_restarts(language: Language, serve
     };
     server.moves_into_a_process().await;
     let alice = server.human("desk").await;
-    plays(&alice, calls([crm("c1", "book", json!({"city": "Rome"}))])).await;
+    alice.says(calls([crm("c1", "book", json!({"city": "Rome"}))])).await;
     let sure = alice.question().await;
     let listed = alice.client().get("/interrupts?status=pending").await.ok();
     let listed = &listed["interrupts"][0];
@@ -268,7 +262,7 @@ async fn a_tool_asks_humans_and_goes_on_after_restarts(language: Language, serve
     server.is_killed_and_started_again().await;
     // One answer alone does not let the tool go on.
     alice.resolves(&questions[1], json!({"response": "fish"})).await;
-    assert_eq!(alice.questions().await.len(), 1);
+    eventually(async || alice.questions().await.len() == 1).await;
     alice.resolves(&questions[0], json!({"response": "4a"})).await;
     eventually(async || alice.status().await == "idle").await;
     let said = alice.transcript().await;
@@ -324,7 +318,7 @@ async fn a_call_of_a_javascript_tool_runs_once_though_the_server_dies(server: Te
 }
 
 async fn tools_of_langchain_and_deepagents_write_ask_and_plan(server: TestServer) {
-    let Some(_service) = Service::start(Language::Python, &server, "").await else {
+    let Some(service) = Service::start(Language::Python, &server, "").await else {
         return;
     };
     let alice = server.human("desk").await;
@@ -332,9 +326,14 @@ async fn tools_of_langchain_and_deepagents_write_ask_and_plan(server: TestServer
     let text = script()
         .calls(crm("c1", "remember", json!({"what": "otters"})))
         .calls(crm("c2", "write_todos", json!({"todos": plan})))
+        .calls(crm(
+            "f1",
+            "write_file",
+            json!({"file_path": "/a.txt", "content": "otters"}),
+        ))
         .calls(crm("c3", "confirm", json!({"what": "otters"})))
         .says("done");
-    plays(&alice, text).await;
+    alice.says(text).await;
     let question = alice.question().await;
     alice.resolves(&question, json!({"response": "yes"})).await;
     eventually(async || alice.status().await == "idle").await;
@@ -345,7 +344,12 @@ async fn tools_of_langchain_and_deepagents_write_ask_and_plan(server: TestServer
         "{}",
         said[4]
     );
-    assert_eq!(said[6], "crm__confirm: otters: yes");
+    assert!(said[6].starts_with("crm__write_file:"), "{}", said[6]);
+    assert_eq!(said[8], "crm__confirm: otters: yes");
+    assert_eq!(
+        fs::read_to_string(service.folder.path().join("a.txt")).unwrap(),
+        "otters"
+    );
     let values = alice.state().await["values"].clone();
     assert_eq!(values["topic"], "otters");
     assert_eq!(values["todos"], plan);
@@ -356,14 +360,12 @@ async fn approvals_and_lists_of_tools_name_those_of_services(server: TestServer)
         return;
     };
     let alice = server.human("careful").await;
-    plays(
-        &alice,
-        calls([
+    alice
+        .says(calls([
             crm("c1", "add", json!({"a": 1})),
             crm("c2", "note", json!({"text": "x"})),
-        ]),
-    )
-    .await;
+        ]))
+        .await;
     let question = alice.question().await;
     alice.resolves(&question, json!({"response": true})).await.refused(422);
     alice.approves(&question).await.finishes().await;
@@ -378,10 +380,10 @@ async fn tools_come_and_go_with_their_service(server: TestServer) {
     };
     let alice = server.human("desk").await;
     let late = || calls([crm("c1", "late", json!({}))]);
-    assert!(transcript(&plays(&alice, late()).await)[2].contains("is not a valid tool"));
+    assert!(transcript(&alice.says(late()).await)[2].contains("is not a valid tool"));
     service.dies();
     let bob = server.human("desk").await;
-    let said = transcript(&plays(&bob, calls([crm("c1", "add", json!({"a": 1}))])).await);
+    let said = transcript(&bob.says(calls([crm("c1", "add", json!({"a": 1}))])).await);
     assert_eq!(
         said[2],
         "crm__add failed: The call to `crm__add` failed: the tool `crm__add` could not be reached"
@@ -390,7 +392,7 @@ async fn tools_come_and_go_with_their_service(server: TestServer) {
     service.starts().await;
     eventually(async || {
         let carol = server.human("desk").await;
-        transcript(&plays(&carol, late()).await)[2] == "crm__late: better"
+        transcript(&carol.says(late()).await)[2] == "crm__late: better"
     })
     .await;
 }
@@ -423,7 +425,7 @@ async fn an_example_works(mut command: Command, server: &TestServer) {
         crm("c1", "search", json!({"name": "a"})),
         crm("c2", "send_email", json!({"to": "Ada", "body": "Hello."})),
     ]);
-    plays(&alice, text).await;
+    alice.says(text).await;
     let question = alice.question().await;
     alice.resolves(&question, json!({"response": true})).await;
     eventually(async || alice.status().await == "idle").await;

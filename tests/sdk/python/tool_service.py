@@ -7,6 +7,8 @@ from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "python/src"))
 
+from deepagents.backends import FilesystemBackend
+from deepagents.middleware.filesystem import FilesystemMiddleware
 from fastmcp import Context, FastMCP
 from langchain.agents.middleware import TodoListMiddleware
 from langchain_core.messages import ToolMessage
@@ -119,6 +121,7 @@ def late() -> str:
 
 tools = [add, whoami, note, recall, broken, tell, hand_over, book, pay, multiply, remember, confirm, shelf]
 tools += TodoListMiddleware().tools
+tools += FilesystemMiddleware(backend=FilesystemBackend(root_dir=folder, virtual_mode=True)).tools
 if (folder / "late").exists():
     tools.append(late)
 serve(tools, port=port, token=token, results=folder / "results.sqlite")
