@@ -1,4 +1,4 @@
-//! The checks of what agents refer to outside this server: MCP servers and their tools, and agents of other servers.
+//! The checks of what agents refer to outside this server: MCP servers, services of tools, and agents of other servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use anyhow::Context;
 use super::super::{definitions, mcp_servers_environment, peers};
 use super::{Finding, PlannedCheck};
 use crate::config::{Config, Problems};
-use crate::definition::mcp::{McpOwner, McpReference, OwnedServers};
+use crate::definition::mcp::{McpOwner, McpReference, OwnedServers, ServerDefinition};
 use crate::definition::{Location, SubagentDefinition};
 use crate::domain::suggestion::nearest;
 use crate::peer::Peers;
@@ -19,7 +19,7 @@ use crate::tool::remote;
 /// The tools that agents name, by the server that they mean.
 type NamedTools = BTreeMap<(McpOwner, String), BTreeSet<String>>;
 
-/// Returns one check for each MCP server.
+/// Returns one check for each MCP server and each service of tools.
 pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedCheck>> {
     let client = remote::client().context("could not create the HTTP client for tools")?;
     let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(client, &config.answers, shutdown));
@@ -34,11 +34,20 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
             McpOwner::Agent(agent) => format!("{agent}/{name}"),
             McpOwner::Subagent(agent, subagent) => format!("{agent}/{subagent}/{name}"),
         };
-        PlannedCheck::new("mcp_server", label, async move {
+        let kind = match &definition {
+            ServerDefinition::Mcp(_) => "mcp_server",
+            ServerDefinition::Http(_) => "tool_server",
+        };
+        PlannedCheck::new(kind, label, async move {
             match environment.list_tools(&name, &definition).await {
                 Ok(tools) => describe_tools(&name, &tools, &wanted),
                 Err(reason) => {
-                    let advice = "check its `command`, `args` and `env`, or its `url` and `headers`";
+                    let advice = match definition {
+                        ServerDefinition::Mcp(_) => {
+                            "check its `command`, `args` and `env`, or its `url` and `headers`"
+                        }
+                        ServerDefinition::Http(_) => "check that the service runs, and its `url` and `headers`",
+                    };
                     Finding::fail(format!("the server {reason}"), advice)
                 }
             }

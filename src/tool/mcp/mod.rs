@@ -78,10 +78,11 @@ impl McpEnvironment {
     ///
     /// # Errors
     /// A text for the operator: the definition is invalid, or the server cannot be started or reached.
-    pub async fn list_tools(&self, name: &str, definition: &McpServerDefinition) -> Result<Vec<String>, String> {
-        let endpoint = self.endpoint(name, definition).map_err(|error| error.to_string())?;
-        let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(&self.spawn));
-        Arc::new(server).list_once().await
+    pub async fn list_tools(&self, name: &str, definition: &ServerDefinition) -> Result<Vec<String>, String> {
+        match self.create(name, definition).map_err(|error| error.to_string())? {
+            AnyServer::Mcp(server) => server.list_once().await,
+            AnyServer::Http(service) => service.list_once().await,
+        }
     }
 
     /// Creates a server. Its connection task is not started yet.

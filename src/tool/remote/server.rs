@@ -209,6 +209,20 @@ impl ToolService {
         self.attempted.send_replace(true);
     }
 
+    /// Reads the list once. Returns the names of the tools that the definition allows.
+    ///
+    /// # Errors
+    /// A text for the operator: the service cannot be reached, is slow, or has an invalid list.
+    pub(in crate::tool) async fn list_once(&self) -> Result<Vec<String>, String> {
+        let limit = self.definition.start_timeout_s;
+        let start_timeout = Duration::try_from_secs_f64(limit).unwrap_or(MIN_LIST_INTERVAL);
+        timeout(start_timeout, self.list())
+            .await
+            .map_err(|_| format!("did not list its tools within {limit} s (its `start_timeout_s`)"))?
+            .map_err(|error| error.to_string())?;
+        Ok(self.tools().iter().map(|tool| tool.name.clone()).collect())
+    }
+
     /// Returns the address of the list, or of a tool.
     fn address(&self, tool: Option<&str>) -> Result<Url, Invalid> {
         let mut url = self.url.clone();
