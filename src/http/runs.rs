@@ -11,7 +11,10 @@ use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
-use super::stream::{self, MetadataDetail, MetadataDetailParams, ResumePoint, RunInfo, StreamMode, StreamRequest};
+use super::stream::{
+    self, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, ResumePoint, RunInfo, StreamMode,
+    StreamRequest,
+};
 use super::subagents;
 use super::wait::{self, CancelOnDisconnect};
 use super::wire::child_run::AnyRunView;
@@ -90,7 +93,7 @@ pub(super) async fn wait(
 ///
 /// The first event is `metadata`. The stream ends with the run; if the run fails, the last event is `error`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs",
-    params(ThreadPath, KeyHeader, MetadataDetailParams),
+    params(ThreadPath, KeyHeader, MetadataDetailParameter, MetadataDetailHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
@@ -438,7 +441,7 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
         ("stream_mode" = Option<String>, Query, description = "A mode of the run, or a JSON array of modes"),
         ("cancel_on_disconnect" = Option<bool>, Query, description = "Whether the run is cancelled if the client disconnects"),
         ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received"),
-        MetadataDetailParams),
+        MetadataDetailParameter, MetadataDetailHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),

@@ -11,7 +11,7 @@ use super::runs::{
     StreamReader, cancel_action, check_graph, created_response, parse_thread_id, short_run_path, start_and_stream,
     start_and_wait, start_in_background,
 };
-use super::stream::MetadataDetailParams;
+use super::stream::{MetadataDetailHeader, MetadataDetailParameter};
 use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
@@ -56,7 +56,7 @@ pub(super) async fn wait(
 
 /// Creates a run on a new thread and streams its events.
 #[utoipa::path(post, path = "/runs/stream", tag = "Stateless runs", request_body = RunCreate,
-    params(KeyHeader, MetadataDetailParams),
+    params(KeyHeader, MetadataDetailParameter, MetadataDetailHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),

@@ -24,19 +24,30 @@ pub enum MetadataDetail {
     Lean,
 }
 
-/// The choice as the API document shows it.
+/// The choice in the query, as the API document shows it.
 #[derive(IntoParams)]
 #[expect(
     dead_code,
     reason = "only the document shows it; requests are read by `MetadataDetail`"
 )]
-pub struct MetadataDetailParams {
+#[into_params(parameter_in = Query)]
+pub struct MetadataDetailParameter {
     /// The metadata of pieces in the mode `messages-tuple`: `full` (default), or `lean` for only the agent, the node, the
     /// namespace and the run on every piece of a message but the first. The header `x-stream-metadata` has precedence.
-    #[param(parameter_in = Query, rename = "stream_metadata", example = "lean")]
+    #[param(rename = "stream_metadata", example = "lean")]
     parameter: Option<String>,
+}
+
+/// The choice in a header, as the API document shows it.
+#[derive(IntoParams)]
+#[expect(
+    dead_code,
+    reason = "only the document shows it; requests are read by `MetadataDetail`"
+)]
+#[into_params(parameter_in = Header)]
+pub struct MetadataDetailHeader {
     /// The same as `stream_metadata`, for clients that send the same headers with every request.
-    #[param(parameter_in = Header, rename = "x-stream-metadata", example = "lean")]
+    #[param(rename = "x-stream-metadata", example = "lean")]
     header: Option<String>,
 }
 

@@ -15,7 +15,7 @@ use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
 pub use frame::{Cursor, Frame, ResumePoint};
-pub use metadata_detail::{MetadataDetail, MetadataDetailParams};
+pub use metadata_detail::{MetadataDetail, MetadataDetailHeader, MetadataDetailParameter};
 pub(super) use pump::{Flow, Projection, heartbeat_interval, respond};
 pub use v1::{Loaded, Modes, Needs, RunInfo, StreamMode, V1Presenter};
 

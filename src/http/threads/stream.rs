@@ -15,8 +15,8 @@ use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::{ApiPath, Params, ThreadPath};
 use crate::http::stream::frame::{AnswerOffset, unseen};
 use crate::http::stream::{
-    self, Cursor, Flow, Frame, MetadataDetail, MetadataDetailParams, Projection, ResumePoint, RunInfo, StreamMode,
-    V1Presenter,
+    self, Cursor, Flow, Frame, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, Projection, ResumePoint,
+    RunInfo, StreamMode, V1Presenter,
 };
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
@@ -71,7 +71,7 @@ impl StreamModes {
     params(ThreadPath,
         ("stream_mode" = Option<String>, Query, description = "A mode: lifecycle, run_modes (default) or state_update; may be repeated"),
         ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received"),
-        MetadataDetailParams),
+        MetadataDetailParameter, MetadataDetailHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
         (status = 404, description = "Thread not found", body = ErrorBody),
         (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
