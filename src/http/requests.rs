@@ -79,7 +79,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     let is_sign = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@~".contains(byte);
     let is_valid = |value: &&HeaderValue| {
         let bytes = value.as_bytes();
-        !bytes.is_empty() && bytes.len() <= MAX_ID_BYTES && bytes.iter().all(|byte| is_sign(byte))
+        !bytes.is_empty() && bytes.len() <= MAX_ID_BYTES && bytes.iter().all(is_sign)
     };
     headers
         .get(REQUEST_ID)

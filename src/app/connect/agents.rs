@@ -43,9 +43,7 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
                 Ok(tools) => describe_tools(&name, &tools, &wanted),
                 Err(reason) => {
                     let advice = match definition {
-                        ServerDefinition::Mcp(_) => {
-                            "check its `command`, `args` and `env`, or its `url` and `headers`"
-                        }
+                        ServerDefinition::Mcp(_) => "check its `command`, `args` and `env`, or its `url` and `headers`",
                         ServerDefinition::Http(_) => "check that the service runs, and its `url` and `headers`",
                     };
                     Finding::fail(format!("the server {reason}"), advice)

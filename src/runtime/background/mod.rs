@@ -73,7 +73,7 @@ impl Tasks for BackgroundTasks {
     fn start<'a>(&'a self, scope: &'a Scope, order: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>> {
         Box::pin(async move {
             let started = match order.agent.url {
-                None => called_by(scope.trace.context().cloned(), self.start_task(scope, order)).await,
+                None => Box::pin(called_by(scope.trace.context().cloned(), self.start_task(scope, order))).await,
                 Some(_) => self.start_remote(scope, order).await,
             }?;
             log_lines::background_task_started(scope, &order.agent.graph_id, &started);
