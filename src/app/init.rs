@@ -312,7 +312,7 @@ mod tests {
             refused.contains("agents/research/AGENTS.md. Nothing was written"),
             "{refused}"
         );
-        assert_eq!(paths(folder.path()), [there.clone()]);
+        assert_eq!(paths(folder.path()), std::slice::from_ref(&there));
         assert_eq!(std::fs::read_to_string(&there).expect("a text"), "mine");
         run(&InitCommand { force: true, ..wanted }).expect("it is written");
         assert_ne!(std::fs::read_to_string(&there).expect("a text"), "mine");
