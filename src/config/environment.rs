@@ -322,7 +322,7 @@ pub(super) fn load_env_file(folder: &Path) -> Vec<Problem> {
 fn line_number(path: &Path, line: &str) -> Option<usize> {
     let text = std::fs::read_to_string(path).ok()?;
     let wanted = line.lines().next().unwrap_or_default().trim();
-    text.lines()
-        .position(|other| other.trim() == wanted)
-        .map(|before| before + 1)
+    // The parser names the value alone, or the whole line.
+    let position = text.lines().position(|other| other.trim().ends_with(wanted));
+    position.filter(|_| !wanted.is_empty()).map(|before| before + 1)
 }

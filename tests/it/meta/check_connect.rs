@@ -161,10 +161,10 @@ url = "{base}/hook"
 issuer = "{base}"
 audience = ["agents"]
 jwks_url = "{base}/jwks"
-[agents.agent]
+[agents.asker]
 model = "lab:small"
 tools = ["search"]
-[[agents.agent.subagents]]
+[[agents.asker.subagents]]
 name = "translator"
 description = "Translates any text into any language."
 graph_id = "translator"
@@ -195,7 +195,7 @@ url = "{base}"
     is(&report, ["tool", "search"], "ok", "answers (405 to HEAD)");
     is(
         &report,
-        ["remote_agent", "agent/translator"],
+        ["remote_agent", "asker/translator"],
         "ok",
         "has the agent `translator`",
     );
@@ -255,7 +255,7 @@ parameters = {{ type = "object" }}
 [[auth.jwt]]
 issuer = "{base}"
 audience = ["agents"]
-[agents.agent]
+[agents.asker]
 model = "wrong-key:a"
 [agents.b]
 model = "gateway:a"
@@ -265,7 +265,7 @@ model = "closed:a"
 model = "good:smal"
 [agents.e]
 model = "openai:gpt-5"
-[[agents.agent.subagents]]
+[[agents.asker.subagents]]
 name = "painter"
 description = "Paints any picture that is described."
 graph_id = "painter"
@@ -322,7 +322,7 @@ command = "no-such-program-anywhere"
     is(&report, ["issuer", base], "fail", "cannot be fetched");
     is(
         &report,
-        ["remote_agent", "agent/painter"],
+        ["remote_agent", "asker/painter"],
         "fail",
         "has no agent `painter`",
     );
