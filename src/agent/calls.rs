@@ -31,7 +31,7 @@ use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call to run.
-pub(super) struct Job {
+pub(super) struct PreparedCall {
     at: usize,
     pub(super) call: ToolCall,
     pub(super) scope: Scope,
@@ -98,7 +98,7 @@ impl Loop<'_> {
     }
 
     /// Prepares a call: answers it at once, asks about it, or returns it to be run.
-    fn prepare(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize) -> Option<Job> {
+    fn prepare(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize) -> Option<PreparedCall> {
         let Some(call) = machine.call(at) else {
             let lost = ToolCall::new("", "", serde_json::Map::new());
             record_answer(
@@ -142,7 +142,7 @@ impl Loop<'_> {
             task: Some(machine.call_task(at)),
             ..self.scope.answered(answers)
         };
-        Some(Job { at, call, scope })
+        Some(PreparedCall { at, call, scope })
     }
 
     /// Applies the approval policies to the call at `at`. Returns the call to run; none if a human has to approve it
@@ -199,7 +199,7 @@ impl Loop<'_> {
         &self,
         machine: &mut Machine,
         pending: &mut PendingWrites,
-        jobs: &[Job],
+        jobs: &[PreparedCall],
         children: &[(usize, RunId)],
     ) -> Result<(), ExitReason> {
         let mut begin: Vec<usize> = jobs
@@ -218,7 +218,7 @@ impl Loop<'_> {
                 calls,
             }));
         }
-        let tool = |job: &Job| self.agent.tool(&job.call.name);
+        let tool = |job: &PreparedCall| self.agent.tool(&job.call.name);
         let reach_out = jobs.iter().any(|job| tool(job).is_some_and(|tool| tool.has_effects()));
         let mut marked = false;
         for job in jobs {
@@ -239,7 +239,7 @@ impl Loop<'_> {
     }
 
     /// Runs one call through the middleware.
-    pub(super) async fn make(&self, job: Job, state: &State) -> Result<CallOutcome, Halt> {
+    pub(super) async fn make(&self, job: PreparedCall, state: &State) -> Result<CallOutcome, Halt> {
         let scope = &job.scope;
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
             async move { self.call_tool(scope, state, &call).await }.boxed()

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use super::Loop;
-use super::calls::Job;
+use super::calls::PreparedCall;
 use super::delegate::ChildResult;
 use super::journal::ExitReason;
 use crate::definition::SystemPrompt;
@@ -75,7 +75,7 @@ impl Loop<'_> {
     }
 
     /// Makes a call in its span. A call that is delegated gets its span when the subagent ends.
-    pub(super) async fn make_in_span(&self, mut job: Job, state: &State) -> Result<CallOutcome, Halt> {
+    pub(super) async fn make_in_span(&self, mut job: PreparedCall, state: &State) -> Result<CallOutcome, Halt> {
         let Some(task) = job.scope.task.filter(|_| self.scope.trace.context().is_some()) else {
             return self.make(job, state).await;
         };

@@ -123,15 +123,9 @@ impl TelemetrySection {
     /// Returns the attributes of this server.
     pub fn attributes(&self) -> BTreeMap<String, String> {
         let mut attributes = self.resource.clone();
-        let name = self.service_name.clone();
-        match name {
-            Some(name) => drop(attributes.insert("service.name".to_owned(), name)),
-            None => drop(
-                attributes
-                    .entry("service.name".to_owned())
-                    .or_insert_with(|| SERVICE_NAME.to_owned()),
-            ),
-        }
+        let named = self.service_name.clone().or_else(|| attributes.remove("service.name"));
+        let name = named.unwrap_or_else(|| SERVICE_NAME.to_owned());
+        attributes.insert("service.name".to_owned(), name);
         attributes.insert("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
         attributes
     }

@@ -14,8 +14,8 @@ use super::time::{Clock, Timestamp};
 
 /// The longest `tracestate` that is taken over, in bytes: what the specification asks servers to keep at least.
 const MAX_STATE_BYTES: usize = 512;
-/// The number of random bits at the end of a trace id, from which the sampler decides.
-const RANDOM_BITS: u32 = 56;
+/// The number of random bits of a trace id from which the sampler decides: as many as a float holds exactly.
+const RANDOM_BITS: u32 = 53;
 
 /// The id of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,7 +35,8 @@ impl TraceId {
     /// Returns the number by which the sampler decides, the same in every process.
     fn randomness(self) -> u64 {
         let [.., a, b, c, d, e, f, g] = self.0;
-        u64::from_be_bytes([0, a, b, c, d, e, f, g])
+        // The last 56 bits of an id are random, by the specification.
+        u64::from_be_bytes([0, a, b, c, d, e, f, g]) >> (56 - RANDOM_BITS)
     }
 }
 
@@ -333,7 +334,7 @@ impl Sampler {
     }
 }
 
-/// Converts a number of 56 bits. The last bits may be lost, which does not matter for a ratio.
+/// Converts a number of at most 53 bits, which a float holds exactly.
 fn to_float(number: u64) -> f64 {
     let high = u32::try_from(number >> 32).unwrap_or(u32::MAX);
     let low = u32::try_from(number & u64::from(u32::MAX)).unwrap_or(u32::MAX);

@@ -107,6 +107,12 @@ fn caller(extensions: &Extensions) -> Option<Arc<Identity>> {
     caller.filter(|caller| caller.credential.is_proof()).cloned()
 }
 
+/// Returns the span of the caller, if the headers name one.
+fn parent_of(headers: &HeaderMap) -> Option<SpanContext> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    SpanContext::parse(text("traceparent")?, text("tracestate"))
+}
+
 /// A request, as it is logged.
 struct RequestEntry {
     route: Option<MatchedPath>,
@@ -124,15 +130,12 @@ impl RequestEntry {
         if !tracer.is_on() || self.route().is_some_and(|route| UNTRACED.contains(&route)) {
             return None;
         }
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let parent = text("traceparent").and_then(|parent| SpanContext::parse(parent, text("tracestate")));
-        tracer.enter(parent.as_ref())
+        tracer.enter(parent_of(headers).as_ref())
     }
 
     fn begin_span(&self, trace: &TraceScope, request: &Request, id: &HeaderValue) -> Option<SpanData> {
         let headers = request.headers();
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let parent = text("traceparent").and_then(|parent| SpanContext::parse(parent, None));
+        let parent = parent_of(headers);
         let mut span = trace.begin_current(parent.map(|parent| parent.span), SpanKind::Server)?;
         // Clients may send any word as the method.
         let method = match self.method.as_str() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
+use tracing::Instrument;
 
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
@@ -98,7 +99,8 @@ impl Core {
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
     {
-        let work = trace::carry(PendingEntries::carry(work));
+        // What the work logs belongs to the request of the caller.
+        let work = trace::carry(PendingEntries::carry(work)).in_current_span();
         let done = self.spawn("change of runs", work).await;
         done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
     }

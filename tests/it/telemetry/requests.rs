@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
-use crate::support::{TestServer, script, without_postgres};
+use crate::support::{TestServer, mail, script, without_postgres};
 
 const ID: &str = "order-66:a/b";
 
@@ -13,6 +13,7 @@ without_postgres! {
     a_request_without_a_usable_id_gets_one,
     web_pages_may_read_the_request_id,
     the_access_log_has_a_line_for_each_request,
+    the_lines_of_a_request_have_its_id,
     there_is_no_access_log_by_default,
 }
 
@@ -105,6 +106,25 @@ async fn the_access_log_has_a_line_for_each_request(server: TestServer) {
     );
     let text = server.log().text();
     assert!(!text.contains("the-secret-ticket") && !text.contains("platypus"));
+}
+
+async fn the_lines_of_a_request_have_its_id(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "a@b.c")).says("sent")).await;
+    let question = alice.question().await;
+    let path = alice.path(&format!("/interrupts/{}/resolve", question.id()));
+    let request = server.client().request(Method::POST, &path).header("x-request-id", ID);
+    reply(request.json(&json!({"decisions": [{"type": "approve"}]})))
+        .await
+        .ok();
+    server.log().gets_one_of(&["interrupt answered"]).await;
+    let text = server.log().text();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let answered: Vec<Value> = lines
+        .filter(|line| line["fields"]["message"] == "interrupt answered")
+        .collect();
+    assert_eq!(answered[0]["span"]["request_id"], ID, "{answered:#?}");
 }
 
 async fn there_is_no_access_log_by_default(server: TestServer) {

@@ -382,7 +382,7 @@ async fn a_remote_agent_continues_the_trace(server: TestServer) {
     let caller = format!(
         "[agents.caller]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You call.\"\n\
          [[agents.caller.subagents]]\nname = \"far\"\ndescription = \"Works elsewhere.\"\n\
-         url = \"{remote}\"\ngraph_id = \"plain\"\n{}",
+         url = \"{remote}\"\nasync = false\ngraph_id = \"plain\"\n{}",
         collector.section("service_name = \"caller\"")
     );
     other.is_configured_with(&caller).await;
