@@ -14,6 +14,7 @@ mod secrets;
 mod servers;
 mod settings;
 mod tenants;
+mod tool_servers;
 
 /// A working directory with files.
 struct Directory(tempfile::TempDir);

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from ._call import Execution, Suspended, ToolContext, ToolError, answer_of
 from ._results import Results, StoredResults
-from ._tool import Tool, bound, tools_of
+from ._tool import THREADS, Tool, bound, tools_of
 
 VERSION = 1
 LOG = logging.getLogger("adjutant_tools")
@@ -86,9 +86,13 @@ class App:
             else StoredResults(results, max_results, result_ttl_s)
         )
         self._running: dict[str, _Running] = {}
+        self.owns_loop = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
+            if self.owns_loop:
+                # Blocking tools of libraries wait in threads of the loop, which has only a few by itself.
+                asyncio.get_running_loop().set_default_executor(THREADS)
             await _lifespan(receive, send)
             return
         if scope["type"] != "http":
@@ -391,4 +395,6 @@ def serve(tools: Iterable[Any], *, host: str = "127.0.0.1", port: int = 9400, **
 
     if settings.get("token") is None and host not in ("127.0.0.1", "localhost", "::1"):
         raise ValueError(f"to listen on {host}, give a token: everybody who reaches the service may call its tools")
-    uvicorn.run(app(tools, **settings), host=host, port=port, log_level="info", access_log=False)
+    service = app(tools, **settings)
+    service.owns_loop = True
+    uvicorn.run(service, host=host, port=port, log_level="info", access_log=False)

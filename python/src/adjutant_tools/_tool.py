@@ -21,7 +21,7 @@ from . import _docstring
 from ._call import Delegation, Execution, Result, ToolContext, ToolError, bind, execution, progress
 
 # Blocking functions wait in threads. The service limits how many calls there are at a time.
-_THREADS = ThreadPoolExecutor(max_workers=256, thread_name_prefix="adjutant-tools")
+THREADS = ThreadPoolExecutor(max_workers=256, thread_name_prefix="adjutant-tools")
 
 Run = Callable[[dict[str, Any], Execution], Awaitable[Any]]
 
@@ -259,7 +259,7 @@ async def in_thread(work: Callable[[], Any]) -> Any:
         except BaseException as error:  # noqa: BLE001 - a future cannot carry every exception
             return False, error
 
-    succeeded, value = await asyncio.get_running_loop().run_in_executor(_THREADS, guarded)
+    succeeded, value = await asyncio.get_running_loop().run_in_executor(THREADS, guarded)
     if not succeeded:
         raise value
     return value

@@ -256,7 +256,8 @@ async fn a_tool_asks_humans_and_goes_on_after_restarts(language: Language, serve
     server.is_killed_and_started_again().await;
     alice.resolves(&sure, json!({"response": true})).await;
     eventually(async || alice.questions().await.len() == 2).await;
-    let questions = alice.questions().await;
+    let mut questions = alice.questions().await;
+    questions.sort_by_key(|question| question.0["value"] == "Which meal?");
     service.dies();
     service.starts().await;
     server.is_killed_and_started_again().await;
