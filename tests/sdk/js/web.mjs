@@ -95,12 +95,13 @@ async function opens(name, api = server) {
   page.setDefaultTimeout(30_000);
   page.on("pageerror", (error) => console.error(`in the page ${name}:`, error));
   await page.goto(`${pages}/${name}/index.html?${new URLSearchParams({ api, ...(key && { key }) })}`);
-  await page.waitForSelector("button:enabled");
+  await page.waitForSelector(send);
   return page;
 }
+const send = 'button:text-is("Send"):enabled';
 async function says(page, text) {
   await page.fill("input", text);
-  await page.click("form button:enabled");
+  await page.click(send);
 }
 // A paragraph with exactly this text, in how the page shows it.
 const shows = (page, text, within = "main") => page.waitForFunction(
@@ -124,7 +125,7 @@ async function answers(name) {
   const page = await opens(name);
   await says(page, script({ text: "one two three" }));
   await shows(page, `${looks[name].agent}one two three`);
-  await page.waitForSelector("form button:enabled");
+  await page.waitForSelector(send);
   await says(page, "hello");
   await shows(page, `${looks[name].agent}echo: hello`);
   assert.equal(await count(page, "one two three"), 1);
@@ -170,7 +171,7 @@ async function reloads(name) {
   await page.reload();
   await shows(page, `${looks[name].agent}${long}`);
   assert.equal(await count(page, long), 1);
-  await page.waitForSelector("form button:enabled");
+  await page.waitForSelector(send);
   await page.reload();
   await shows(page, `${looks[name].agent}${long}`);
   assert.equal(await count(page, long), 1);
@@ -182,7 +183,7 @@ async function stops(name) {
   await says(page, slowly("never ".repeat(500), 100));
   await beginsToShow(page, `${looks[name].agent}never`);
   await page.click('button:text-is("Stop")');
-  await page.waitForSelector('button:text-is("Send"):enabled');
+  await page.waitForSelector(send);
   await page.waitForFunction(() => document.querySelector("main").ariaBusy !== "true");
   await says(page, "go on");
   await shows(page, `${looks[name].agent}echo: go on`);
@@ -197,7 +198,7 @@ async function survivesABadNetwork(name) {
   const before = network.opened.length;
   await says(page, slowly(text, 40));
   await shows(page, `${looks[name].agent}${text}`);
-  await page.waitForSelector('button:text-is("Send"):enabled');
+  await page.waitForSelector(send);
   assert.equal(await count(page, text), 1);
   const streams = network.opened.slice(before).filter(({ method, path }) => method !== "OPTIONS" && path.endsWith("/stream"));
   assert.deepEqual(streams.map(({ method }) => method), ["POST", "GET", "GET", "GET", "GET"]);
@@ -292,7 +293,7 @@ async function guide() {
     const status = async () => (await (await server.call(path)).json()).status;
     const left = await status();
     await server.cancel(path);
-    await server.call(`${path}/join`);
+    await (await server.call(`${path}/join`)).text();
     const impatient = new Server(url, { headers: key && { "x-api-key": key }, silence: 60_000 });
     let silent;
     const body = new ReadableStream({ start: (controller) => { silent = controller; } });
