@@ -5,3 +5,4 @@ mod contract;
 mod other_systems;
 pub(crate) mod sdk;
 mod tool_servers;
+mod web;
