@@ -2,7 +2,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 
 import { request } from "../api/client";
-import { type Run, type RunNode, useRuns, useRunState, useRunTree } from "../api/threads";
+import { type Run, type RunNode, useRuns, useRunState, useRunTree, useThreadInterrupts } from "../api/threads";
 import { useAgent } from "../lib/feed";
 import { plural } from "../lib/format";
 import { useNow } from "../lib/frame";
@@ -20,6 +20,7 @@ function isAtWork(status: Run["status"]): boolean {
 
 interface RowProperties {
   node: RunNode;
+  waits?: boolean;
   onOpen: (node: RunNode) => void;
 }
 
@@ -30,11 +31,11 @@ function statusWord(node: RunNode, live: string | undefined): string {
   return node.status;
 }
 
-function AgentRow({ node, onOpen }: RowProperties) {
+function AgentRow({ node, waits = false, onOpen }: RowProperties) {
   const { feed } = useFeed();
   const live = useAgent(feed, feed.keyOfTask(node.checkpoint_ns));
   const [isOpen, setIsOpen] = useState(true);
-  const word = node.depth === 0 ? node.status : statusWord(node, live?.status);
+  const word = waits ? "waits" : node.depth === 0 ? node.status : statusWord(node, live?.status);
   const isRunning = isAtWork(node.status);
   useNow(isRunning);
   return (
@@ -118,6 +119,7 @@ function RunTreeView({ run, isNewest, number, onOpen }: { run: Run; isNewest: bo
   const [isOpen, setIsOpen] = useState(isNewest);
   const isBusy = isAtWork(run.status);
   const tree = useRunTree(run.thread_id, run.run_id, isBusy, isOpen);
+  const waits = useThreadInterrupts(run.thread_id).data?.some((interrupt) => interrupt.run_id === run.run_id) ?? false;
   return (
     <section className={classes("run", isOpen && "run-open")} aria-label={`Run ${number}`}>
       <button type="button" className="run-head" aria-expanded={isOpen} onClick={() => setIsOpen(!isOpen)}>
@@ -128,7 +130,8 @@ function RunTreeView({ run, isNewest, number, onOpen }: { run: Run; isNewest: bo
         </span>
         <span className="run-end">
           {tree.data && <UsageLine usage={tree.data.tree_usage} />}
-          <StatusBadge status={run.status} />
+          {/* The wire calls a run that waits for a human a success. */}
+          {waits ? <StatusBadge status="interrupted" label="waits" /> : <StatusBadge status={run.status} />}
         </span>
       </button>
       {isOpen && (
@@ -138,7 +141,7 @@ function RunTreeView({ run, isNewest, number, onOpen }: { run: Run; isNewest: bo
           {tree.data && (
             <>
               <ul className="agent-tree">
-                <AgentRow node={tree.data} onOpen={onOpen} />
+                <AgentRow node={tree.data} waits={waits} onOpen={onOpen} />
               </ul>
               {tree.data.truncated && <p className="muted">The tree is larger; its upper levels are shown.</p>}
               {tree.data.background_tasks.length > 0 && (

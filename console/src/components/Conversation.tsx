@@ -17,11 +17,11 @@ const none: readonly string[] = [];
 
 /** What an agent has used, in a line. */
 export function UsageLine({ usage }: { usage: Usage | undefined }) {
-  if (!usage) return null;
+  if (!usage || usage.model_calls === 0) return null;
   return (
     <span className="usage numeric" title={`${count(usage.input_tokens)} tokens read, ${count(usage.output_tokens)} written; ${usage.model_calls} model calls, ${usage.tool_calls} tool calls`}>
       {count(usage.input_tokens + usage.output_tokens)} tokens
-      {usage.cost_micros ? ` · $${money(usage.cost_micros)}` : ""}
+      {usage.cost_micros ? ` · cost ${money(usage.cost_micros)}` : ""}
     </span>
   );
 }
@@ -101,7 +101,7 @@ const ToolCallView = memo(function ToolCallView({ call, namespace, result, isWri
           <span className="call-summary truncate">{summaryOf(call.args)}</span>
           <span className="call-end">
             {run?.endedAt !== undefined && <span className="numeric muted">{duration(run.endedAt - run.startedAt)}</span>}
-            {isFailed ? <StatusBadge status="error" label="failed" /> : isDone ? <StatusBadge status="success" label="done" /> : <StatusBadge status="running" label={isWriting ? "writing" : "running"} />}
+            {isFailed ? <StatusBadge status="error" label="failed" /> : isDone ? <StatusBadge status="success" label="done" /> : isWriting || run ? <StatusBadge status="running" label={isWriting ? "writing" : "running"} /> : <StatusBadge status="pending" label="not made yet" />}
           </span>
         </span>
       }

@@ -61,14 +61,17 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
   // What is read by other requests is read again when an agent begins, waits or ends, at most twice in a second.
   useEffect(() => {
     let timer = 0;
+    let isRootToo = false;
     const listener = (event: string) => {
+      isRootToo ||= event.startsWith("root-");
       if (timer) return;
       timer = window.setTimeout(() => {
         timer = 0;
         void queries.invalidateQueries({ queryKey: ["tree", threadId] });
         void queries.invalidateQueries({ queryKey: ["runs", threadId] });
         void queries.invalidateQueries({ queryKey: ["interrupts"] });
-        if (event.startsWith("root-")) void queries.invalidateQueries({ queryKey: ["thread", threadId] });
+        if (isRootToo) void queries.invalidateQueries({ queryKey: ["thread", threadId] });
+        isRootToo = false;
         void queries.invalidateQueries({ queryKey: ["history", threadId] });
       }, 500);
     };

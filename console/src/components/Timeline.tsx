@@ -210,23 +210,23 @@ function Step({ state, parent, isNewest, isBranch, isBusy, onReplay, onFork, onS
             {waits && <Badge tone="warning">waits</Badge>}
             {failed && <Badge tone="danger">failed</Badge>}
           </button>
-          <span className="step-actions">
-            <Button small kind="ghost" icon="replay" disabled={isBusy} onClick={() => onReplay(state)} title="Run again from this checkpoint">
-              Replay
-            </Button>
-            <Button small kind="ghost" icon="fork" disabled={isBusy} onClick={() => onFork(state)} title="Change the state of this checkpoint, and go on from there">
-              Fork
-            </Button>
-          </span>
         </div>
         {isOpen && (
           <div className="step-detail">
             {failed && <p className="field-error">{failed}</p>}
             <Changes before={parent?.values} after={state.values} />
             <div className="row">
-              <Button small onClick={() => onShow(state)}>
+              <Button small icon="replay" disabled={isBusy} onClick={() => onReplay(state)} title="Run again from this checkpoint">
+                Replay
+              </Button>
+              <Button small icon="fork" disabled={isBusy} onClick={() => onFork(state)} title="Change the state of this checkpoint, and go on from there">
+                Fork…
+              </Button>
+              <Button small kind="ghost" onClick={() => onShow(state)}>
                 Whole state
               </Button>
+            </div>
+            <div className="row step-facts">
               {state.next.length > 0 && <span className="muted">next: {[...new Set(state.next)].join(", ")}</span>}
               {state.checkpoint_id && <CopyId id={state.checkpoint_id} label="checkpoint id" />}
             </div>
