@@ -25,9 +25,8 @@ interface RowProperties {
 }
 
 function statusWord(node: RunNode, live: string | undefined): string {
-  if (live === "interrupted") return "waits";
   if (live === "running" && isAtWork(node.status)) return "running";
-  if (node.status === "interrupted" && node.depth > 0) return "waits";
+  if (node.status === "interrupted") return node.error ? "stopped" : "waits";
   return node.status;
 }
 
@@ -35,7 +34,7 @@ function AgentRow({ node, waits = false, onOpen }: RowProperties) {
   const { feed } = useFeed();
   const live = useAgent(feed, feed.keyOfTask(node.checkpoint_ns));
   const [isOpen, setIsOpen] = useState(true);
-  const word = waits ? "waits" : node.depth === 0 ? node.status : statusWord(node, live?.status);
+  const word = waits ? "waits" : statusWord(node, live?.status);
   const isRunning = isAtWork(node.status);
   useNow(isRunning);
   return (
@@ -51,7 +50,7 @@ function AgentRow({ node, waits = false, onOpen }: RowProperties) {
         <button type="button" className="agent-open" data-agent-row={node.agent_name} onClick={() => onOpen(node)}>
           <span className="agent-name">
             <strong className="truncate">{node.agent_name}</strong>
-            <StatusBadge status={word === "waits" ? "interrupted" : word} label={word} />
+            <StatusBadge status={word === "waits" ? "interrupted" : word === "stopped" ? "cancelled" : word} label={word} />
           </span>
           {node.display_text && <span className="muted truncate">{node.display_text}</span>}
           <span className="agent-facts muted">
@@ -59,7 +58,7 @@ function AgentRow({ node, waits = false, onOpen }: RowProperties) {
             <UsageLine usage={node.usage} />
             {node.usage.tool_calls > 0 && <span className="numeric">{plural(node.usage.tool_calls, "call")}</span>}
           </span>
-          {node.error && <span className="field-error">{node.error.message}</span>}
+          {node.error && word !== "stopped" && <span className="field-error">{node.error.message}</span>}
         </button>
       </div>
       {isOpen && node.children.length > 0 && (
@@ -131,7 +130,7 @@ function RunTreeView({ run, isNewest, number, onOpen }: { run: Run; isNewest: bo
         <span className="run-end">
           {tree.data && <UsageLine usage={tree.data.tree_usage} />}
           {/* The wire calls a run that waits for a human a success. */}
-          {waits ? <StatusBadge status="interrupted" label="waits" /> : <StatusBadge status={run.status} />}
+          {waits ? <StatusBadge status="interrupted" label="waits" /> : <StatusBadge status={run.status} label={run.status === "interrupted" ? "stopped" : undefined} />}
         </span>
       </button>
       {isOpen && (

@@ -17,7 +17,7 @@ const none: readonly string[] = [];
 
 /** What an agent has used, in a line. */
 export function UsageLine({ usage }: { usage: Usage | undefined }) {
-  if (!usage || usage.model_calls === 0) return null;
+  if (!usage || usage.input_tokens + usage.output_tokens === 0) return null;
   return (
     <span className="usage numeric" title={`${count(usage.input_tokens)} tokens read, ${count(usage.output_tokens)} written; ${usage.model_calls} model calls, ${usage.tool_calls} tool calls`}>
       {count(usage.input_tokens + usage.output_tokens)} tokens
@@ -218,15 +218,17 @@ function resultsOfCalls({ message, results }: MessageProperties): (Message | und
 
 const MessageView = memo(
   function MessageView({ message, namespace, agentName, results }: MessageProperties) {
+    const { feed } = useFeed();
     const isHuman = message.role === "human";
+    const account = message.isStreaming ? undefined : message.usage ? message : feed.accountOf(message.id);
     return (
       <article className={classes("message", `message-${message.role}`)} aria-label={isHuman ? "You" : (message.name ?? agentName)} data-message={message.id}>
         <header className="message-head">
           <span className="message-author">{isHuman ? (namespace.length > 0 ? "Task" : "You") : message.role === "system" ? "System" : (message.name ?? agentName)}</span>
-          {message.model && <span className="muted">{message.model}</span>}
-          {message.usage && (
-            <span className="muted numeric">
-              {count(message.usage.input)} → {count(message.usage.output)} tokens
+          {account?.model && <span className="muted">{account.model}</span>}
+          {account?.usage && (
+            <span className="muted numeric" title="Tokens read and written">
+              {count(account.usage.input)} → {count(account.usage.output)} tokens
             </span>
           )}
         </header>

@@ -33,6 +33,16 @@ export function useFeed(): { feed: Feed; threadId: string } {
   return found;
 }
 
+/**
+ * Cancels what runs and waits on a thread. The hook's own `stop` knows only the runs that it has started, and it would not
+ * follow the end of the run.
+ */
+async function cancelRuns(threadId: string): Promise<void> {
+  const { runs } = sdk();
+  const lists = await Promise.all((["pending", "running"] as const).map((status) => runs.list(threadId, { status, limit: 100 })));
+  await Promise.all(lists.flat().map((run) => runs.cancel(threadId, run.run_id)));
+}
+
 interface Properties {
   threadId: string;
   assistantId: string;
@@ -117,7 +127,7 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
     queued: queue.size,
     say: (text) => void stream.submit({ messages: [{ type: "human", content: text }] }, { multitaskStrategy: "enqueue" }),
     goOn: (checkpointId) => stream.submit(null, checkpointId ? { forkFrom: checkpointId } : {}),
-    stop: () => void stream.stop(),
+    stop: () => void cancelRuns(threadId),
   };
   const context = useMemo(() => ({ feed, threadId }), [feed, threadId]);
   return <FeedContext.Provider value={context}>{children(session)}</FeedContext.Provider>;

@@ -184,7 +184,15 @@ function View({ session, agentName, header }: { session: Session; agentName: str
                 <span className="spinner" /> Working
               </p>
             )}
-            {!isLoading && failed && <ErrorNotice title={`The last run has failed: ${failed.error}`} error={new Error(failed.message)} onRetry={() => void session.goOn()} />}
+            {!isLoading && failed?.error === "UserInterrupt" && waiting.length === 0 && (
+              <div className="notice">
+                <span className="notice-text">The run was stopped.</span>
+                <Button small icon="replay" onClick={() => void session.goOn()}>
+                  Continue
+                </Button>
+              </div>
+            )}
+            {!isLoading && failed && failed.error !== "UserInterrupt" && <ErrorNotice title={`The last run has failed: ${failed.error}`} error={new Error(failed.message)} onRetry={() => void session.goOn()} />}
             {Boolean(session.error) && !failed && <ErrorNotice error={session.error} />}
           </div>
         </div>

@@ -131,6 +131,7 @@ export class Feed {
   readonly #endListeners = new Set<(event: string) => void>();
   readonly #dirty = new Set<string>();
   readonly #dirtyTools = new Set<string>();
+  readonly #accounts = new Map<string, { model: string | undefined; usage: Message["usage"] }>();
   #list: readonly AgentSnapshot[] = nothing;
   #isListDirty = false;
   #frame = 0;
@@ -284,6 +285,7 @@ export class Feed {
       live.isDone = true;
       live.model = data.metadata?.model_name;
       if (data.usage) live.usage = { input: data.usage.input_tokens ?? 0, output: data.usage.output_tokens ?? 0 };
+      this.#accounts.set(live.id, { model: live.model, usage: live.usage });
     } else {
       live.isDone = true;
     }
@@ -360,6 +362,11 @@ export class Feed {
 
   tool(namespace: readonly string[], callId: string): ToolRun | undefined {
     return this.#tools.get(keyOf([...namespace, callId]));
+  }
+
+  /** The model of a message and its tokens, which the end of its pieces tells and a state does not. */
+  accountOf(messageId: string): { model: string | undefined; usage: Message["usage"] } | undefined {
+    return this.#accounts.get(messageId);
   }
 
   list(): readonly AgentSnapshot[] {
