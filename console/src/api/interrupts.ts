@@ -35,14 +35,17 @@ export interface Interrupt {
   response_schema: JsonObject;
   created_at: string;
   expires_at: string | null;
-  resolution: JsonObject | null;
+  resolution: { answer: Json; resolved_at: string | null; run_id: string | null } | null;
 }
 
-/** All interrupts that wait, the oldest first. */
+/** How many waiting interrupts are read at once. */
+export const PENDING_LIMIT = 100;
+
+/** The interrupts of all threads that wait, the oldest first. */
 export function usePendingInterrupts() {
   return useQuery({
     queryKey: ["interrupts", "pending"],
-    queryFn: async ({ signal }) => (await request<{ interrupts: Interrupt[] }>("/interrupts", { query: { status: "pending", limit: 100 }, signal })).interrupts,
+    queryFn: async ({ signal }) => (await request<{ interrupts: Interrupt[] }>("/interrupts", { query: { status: "pending", limit: PENDING_LIMIT }, signal })).interrupts,
     refetchInterval: 4_000,
   });
 }

@@ -145,7 +145,7 @@ function RunTreeView({ run, isNewest, number, onOpen }: { run: Run; isNewest: bo
               {tree.data.truncated && <p className="muted">The tree is larger; its upper levels are shown.</p>}
               {tree.data.background_tasks.length > 0 && (
                 <>
-                  <h3 className="panel-heading">Background tasks</h3>
+                  <h2 className="panel-heading">Background tasks</h2>
                   <ul className="stack">
                     {tree.data.background_tasks.map((task) => (
                       <li key={task.task_id} className="row">

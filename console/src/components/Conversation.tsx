@@ -112,12 +112,12 @@ const ToolCallView = memo(function ToolCallView({ call, namespace, result, isWri
             <TodoList todos={todos} />
           ) : (
             <div>
-              <h4 className="small-heading">Arguments</h4>
+              <p className="small-heading">Arguments</p>
               <ValueView value={call.args} label={`Arguments of ${call.name}`} />
             </div>
           )}
           <div>
-            <h4 className="small-heading">Result</h4>
+            <p className="small-heading">Result</p>
             <ValueView value={isDone ? output : undefined} label={`Result of ${call.name}`} />
           </div>
         </div>
@@ -181,7 +181,7 @@ const SubagentView = memo(function SubagentView({ call, namespace, result }: Cal
   const [isOpen, setIsOpen] = useState(false);
   const id = useId();
   return (
-    <section className={classes("subagent", isOpen && "subagent-open")} aria-label={`Subagent ${typeof call.args === "object" ? String(call.args["subagent_type"] ?? "") : ""}`}>
+    <div className={classes("subagent", isOpen && "subagent-open")} role="group" aria-label={`Subagent ${typeof call.args === "object" ? String(call.args["subagent_type"] ?? "") : ""}`}>
       <button type="button" className="disclosure-button" aria-expanded={isOpen} aria-controls={isOpen ? id : undefined} onClick={() => setIsOpen(!isOpen)}>
         <Icon name="chevron" size={14} />
         <SubagentHead agentKey={agentKey} call={call} result={result} />
@@ -193,7 +193,7 @@ const SubagentView = memo(function SubagentView({ call, namespace, result }: Cal
           {agentKey !== undefined ? <AgentConversation agentKey={agentKey} /> : <ValueView value={result?.text} label="Result" />}
         </div>
       )}
-    </section>
+    </div>
   );
 });
 

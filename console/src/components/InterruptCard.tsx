@@ -201,7 +201,7 @@ export function InterruptCard({ interrupt, showsThread = false }: { interrupt: I
   const allowedFor = (action: ActionRequest): Decision["type"][] => interrupt.value.review_configs?.find((config) => config.action_name === action.name)?.allowed_decisions ?? ["approve", "reject"];
   const isGone = answer.isSuccess;
   return (
-    <section className="interrupt" aria-label={`${kinds[interrupt.kind]} for ${interrupt.agent_name}`} data-interrupt={interrupt.id}>
+    <article className="interrupt" aria-label={`${kinds[interrupt.kind]} for ${interrupt.agent_name}`} data-interrupt={interrupt.id}>
       <header className="interrupt-head">
         <Badge tone="warning">{kinds[interrupt.kind]}</Badge>
         <span className="interrupt-agent">{interrupt.agent_path.join(" › ")}</span>
@@ -251,6 +251,6 @@ export function InterruptCard({ interrupt, showsThread = false }: { interrupt: I
       <span className="visually-hidden" role="status">
         {isGone ? "The answer is sent." : ""}
       </span>
-    </section>
+    </article>
   );
 }

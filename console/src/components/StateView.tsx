@@ -79,16 +79,16 @@ export function StateView({ values }: { values: JsonObject | undefined }) {
   return (
     <div className="stack">
       <section aria-label="Todos">
-        <h3 className="panel-heading">Todos</h3>
+        <h2 className="panel-heading">Todos</h2>
         {Array.isArray(todos) && todos.length > 0 ? <TodoList todos={todos} /> : <p className="muted">The agent has no plan.</p>}
       </section>
       <section aria-label="Files">
-        <h3 className="panel-heading">Files</h3>
+        <h2 className="panel-heading">Files</h2>
         {hasFiles ? <FileList files={files as JsonObject} /> : <p className="muted">The agent has no files.</p>}
       </section>
       {fields.map(([name, value]) => (
         <section key={name} aria-label={name}>
-          <h3 className="panel-heading mono">{name}</h3>
+          <h2 className="panel-heading mono">{name}</h2>
           <JsonView value={value} label={name} />
         </section>
       ))}

@@ -2,6 +2,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { type ReactNode, useCallback, useEffect, useRef, useState } from "react";
 
 import { request, sdk } from "../api/client";
+import type { Interrupt } from "../api/interrupts";
 import { type ThreadStorage, useThread, useThreadInterrupts } from "../api/threads";
 import type { JsonObject } from "../api/types";
 import { useAgents } from "../lib/feed";
@@ -67,6 +68,42 @@ function Announcer({ isLoading, waiting }: { isLoading: boolean; waiting: number
   );
 }
 
+/** What a human has decided, in words. */
+function decisionOf(interrupt: Interrupt): string {
+  const answer = interrupt.resolution?.answer;
+  const decisions = answer && typeof answer === "object" && !Array.isArray(answer) ? answer["decisions"] : undefined;
+  if (!Array.isArray(decisions)) return interrupt.status === "resolved" ? "answered" : interrupt.status;
+  return decisions.map((decision) => (decision && typeof decision === "object" && !Array.isArray(decision) ? String(decision["type"]) : "?")).join(", ");
+}
+
+/** The questions of the thread that are answered, or were dropped. */
+function PastQuestions({ threadId }: { threadId: string }) {
+  const questions = useQuery({
+    queryKey: ["interrupts", threadId, "all"],
+    queryFn: async ({ signal }) => (await request<{ interrupts: Interrupt[] }>(`/threads/${threadId}/interrupts`, { signal })).interrupts,
+  });
+  const past = questions.data?.filter((interrupt) => interrupt.status !== "pending").reverse() ?? [];
+  if (past.length === 0) return null;
+  return (
+    <section>
+      <h2 className="panel-heading">Past questions</h2>
+      <ul className="stack">
+        {past.slice(0, 50).map((interrupt) => (
+          <li key={interrupt.id} className="past-question">
+            <span className="row">
+              <StatusBadge status={interrupt.status} label={decisionOf(interrupt)} />
+              <span className="mono">{interrupt.value.action_requests?.map((action) => action.name).join(", ") ?? "question"}</span>
+            </span>
+            <span className="muted">
+              {interrupt.agent_path.join(" › ")}, <Time value={interrupt.resolution?.resolved_at ?? interrupt.created_at} />
+            </span>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
 function Details({ threadId }: { threadId: string }) {
   const queries = useQueryClient();
   const thread = useThread(threadId);
@@ -111,12 +148,13 @@ function Details({ threadId }: { threadId: string }) {
           </>
         )}
       </dl>
+      <PastQuestions threadId={threadId} />
       <section>
-        <h3 className="panel-heading">Metadata</h3>
+        <h2 className="panel-heading">Metadata</h2>
         <JsonView value={data.metadata} label="Metadata" />
       </section>
       <section>
-        <h3 className="panel-heading">Settings of the last run</h3>
+        <h2 className="panel-heading">Settings of the last run</h2>
         <JsonView value={(data as unknown as { config?: JsonObject }).config ?? {}} label="Settings" />
       </section>
       <div className="row">
@@ -163,9 +201,9 @@ function View({ session, agentName, header }: { session: Session; agentName: str
       <div className="thread-main">
         {header}
         <div className="thread-narrow-tabs">
-          <Tabs label="Parts of the thread" value={tab} onChange={choose} tabs={tabs.map((id) => ({ id, label: labels[id] }))} />
+          <Tabs prefix="narrow-" label="Parts of the thread" value={tab} onChange={choose} tabs={tabs.map((id) => ({ id, label: labels[id] }))} />
         </div>
-        <div className="thread-scroll" ref={scroller} tabIndex={0} role="region" aria-label="Conversation">
+        <div className="thread-scroll" id="panel-conversation" ref={scroller} tabIndex={0} role="region" aria-label="Conversation">
           <div className="thread-column" ref={content}>
             {session.isThreadLoading && session.messages.length === 0 ? (
               <Loading lines={6} />

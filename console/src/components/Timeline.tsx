@@ -69,13 +69,13 @@ const ChangeView = memo(function ChangeView({ change }: { change: Change }) {
           <div className="stack change-values">
             {before !== undefined && (
               <div>
-                <h4 className="small-heading">Before</h4>
+                <p className="small-heading">Before</p>
                 <JsonView value={before} label={`${path} before`} />
               </div>
             )}
             {after !== undefined && (
               <div>
-                <h4 className="small-heading">After</h4>
+                <p className="small-heading">After</p>
                 <JsonView value={after} label={`${path} after`} />
               </div>
             )}

@@ -245,7 +245,7 @@ export function Field({ label, hint, error, children }: { label: ReactNode; hint
 }
 
 /** Tabs by the pattern of WAI-ARIA: arrow keys move, only the chosen tab is in the order of the tab key. */
-export function Tabs<T extends string>({ label, tabs, value, onChange }: { label: string; tabs: { id: T; label: ReactNode; badge?: ReactNode }[]; value: T; onChange: (id: T) => void }) {
+export function Tabs<T extends string>({ label, tabs, value, onChange, prefix = "" }: { /** Of the ids of the tabs, where one page has two lists of the same ones. */ prefix?: string; label: string; tabs: { id: T; label: ReactNode; badge?: ReactNode }[]; value: T; onChange: (id: T) => void }) {
   const list = useRef<HTMLDivElement>(null);
   const move = (step: number) => {
     const index = tabs.findIndex((tab) => tab.id === value);
@@ -272,7 +272,7 @@ export function Tabs<T extends string>({ label, tabs, value, onChange }: { label
           key={tab.id}
           type="button"
           role="tab"
-          id={`tab-${tab.id}`}
+          id={`${prefix}tab-${tab.id}`}
           data-tab={tab.id}
           aria-selected={tab.id === value}
           aria-controls={tab.id === value ? `panel-${tab.id}` : undefined}
