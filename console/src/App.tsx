@@ -21,9 +21,12 @@ function Page() {
     }
   }
   return (
-    <EmptyState icon="search" title="There is no such page" action={<a className="button button-secondary" href="#/">Go to the threads</a>}>
-      The address {path} names nothing in this console.
-    </EmptyState>
+    <>
+      <h1 className="visually-hidden">Not found</h1>
+      <EmptyState icon="search" title="There is no such page" action={<a className="button button-secondary" href="#/">Go to the threads</a>}>
+        The address {path} names nothing in this console.
+      </EmptyState>
+    </>
   );
 }
 

@@ -1,5 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
-import { useMemo, useState } from "react";
+import { useId, useMemo, useState } from "react";
 
 import { type Graph, readGraph } from "../api/admin";
 import { curve, pathOf, place, type PlacedAgent } from "../lib/graph";
@@ -75,6 +75,7 @@ function Drawing({ graph, mainName, showsSteps, scale }: { graph: Graph; mainNam
 
 /** The graph of an assistant with as many levels of subagents as are asked for. */
 export function GraphView({ assistantId, mainName }: { assistantId: string; mainName: string }) {
+  const levelsId = useId();
   const [levels, setLevels] = useState(1);
   const [chosenSteps, setChosenSteps] = useState<boolean>();
   const [scale, setScale] = useState<number | null>(1);
@@ -90,14 +91,14 @@ export function GraphView({ assistantId, mainName }: { assistantId: string; main
   return (
     <Card>
       <div className="graph-tools">
-        <label>
-          Levels of subagents
-          <select value={levels} onChange={(event) => setLevels(Number(event.target.value))}>
+        <div className="row">
+          <label htmlFor={levelsId}>Levels of subagents</label>
+          <select id={levelsId} value={levels} onChange={(event) => setLevels(Number(event.target.value))}>
             {LEVELS.map((level) => (
               <option key={level}>{level}</option>
             ))}
           </select>
-        </label>
+        </div>
         <label>
           <input type="checkbox" checked={showsSteps} disabled={subagents < 1} onChange={(event) => setChosenSteps(event.target.checked)} />
           Steps of subagents

@@ -49,7 +49,7 @@ export interface Placed {
 }
 
 const PADDING = 18;
-const HEADER = 46;
+const HEADER = 56;
 const COLUMN_GAP = 76;
 const ROW_GAP = 24;
 const MARGIN = 20;
@@ -161,7 +161,7 @@ export function place(graph: Graph, mainName: string, showsSteps: boolean): Plac
     const name = path === "" ? mainName : ownName(path);
     const note = noteOf(path, graph);
     const title = Math.max(textWidth(name, 7.6), textWidth(note, 6.2)) + 2 * PADDING;
-    const loop: Loop = path === "" || showsSteps ? placeLoop(path, graph) : { nodes: [], edges: [], width: 0, height: HEADER + 8 };
+    const loop: Loop = path === "" || showsSteps ? placeLoop(path, graph) : { nodes: [], edges: [], width: 0, height: HEADER };
     made.set(path, { path, name, note, depth: path === "" ? 0 : path.split(":").length, x: 0, y: 0, ...loop, width: Math.max(loop.width, title) });
   }
   const children = (path: string) => paths.filter((other) => other !== "" && parentOf(other) === path);

@@ -120,7 +120,7 @@ function Versions({ agent }: { agent: AgentView }) {
                   {version.version === agent.version && <Badge tone="success">current</Badge>}
                   <Badge>{version.source}</Badge>
                   {version.file && <span className="muted wrap-anywhere">{version.file}</span>}
-                  <CopyId id={version.digest} label="digest" />
+                  <code className="muted" title={version.digest}>{version.digest.slice(0, 12)}</code>
                   <Time value={version.created_at} />
                   <Button small className="spread" aria-expanded={isOpen} onClick={() => setOpen(isOpen ? undefined : version.version)}>
                     {isOpen ? "Hide" : "Show"}

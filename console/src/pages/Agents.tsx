@@ -68,7 +68,7 @@ export default function Agents() {
                     </td>
                     <td><Time value={agent.updated_at} /></td>
                     <td>
-                      <a className="button button-secondary button-small" href={href("/chat", { assistant: agent.assistant_id })} aria-label={`Try ${agent.graph_id}`}>Try it</a>
+                      <a className="button button-secondary button-small" href={href("/chat", { assistant: agent.assistant_id })} aria-label={`Try it: ${agent.graph_id}`}>Try it</a>
                     </td>
                   </tr>
                 ))}

@@ -81,9 +81,9 @@ function Versions({ assistant }: { assistant: AssistantRow }) {
                   <Time value={version.created_at} />
                   <span className="row spread">
                     {version.version !== assistant.version && (
-                      <Button small onClick={() => void use(version.version)} aria-label={`Use version ${version.version}`}>Use it</Button>
+                      <Button small onClick={() => void use(version.version)} aria-label={`Use it: version ${version.version}`}>Use it</Button>
                     )}
-                    <Button small aria-expanded={isOpen} aria-label={`Show version ${version.version}`} onClick={() => setOpen(isOpen ? undefined : version.version)}>
+                    <Button small aria-expanded={isOpen} aria-label={`${isOpen ? "Hide" : "Show"} version ${version.version}`} onClick={() => setOpen(isOpen ? undefined : version.version)}>
                       {isOpen ? "Hide" : "Show"}
                     </Button>
                   </span>

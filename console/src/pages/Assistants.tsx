@@ -111,7 +111,7 @@ export default function Assistants() {
                     <td><CopyId id={assistant.assistant_id} label="assistant id" /></td>
                     <td><Time value={assistant.updated_at} /></td>
                     <td>
-                      <a className="button button-secondary button-small" href={href("/chat", { assistant: assistant.assistant_id })} aria-label={`Try ${assistant.name || assistant.graph_id}`}>Try it</a>
+                      <a className="button button-secondary button-small" href={href("/chat", { assistant: assistant.assistant_id })} aria-label={`Try it: ${assistant.name || assistant.graph_id}`}>Try it</a>
                     </td>
                   </tr>
                 ))}

@@ -100,7 +100,7 @@ function Details({ cron, onClose }: { cron: Cron; onClose: () => void }) {
         <JsonView value={cron.payload} label="Request of each run" />
         <h3 className="label">Metadata</h3>
         <JsonView value={cron.metadata} label="Metadata" />
-        <p><a href={href("/", { metadata: JSON.stringify({ cron_id: cron.cron_id }) })}>Threads of this cron</a></p>
+        <p><a href={href("/", { q: `cron_id:${cron.cron_id}` })}>Threads of this cron</a></p>
       </div>
     </Dialog>
   );
@@ -170,7 +170,7 @@ export default function Crons() {
                     <td>{cron.enabled ? <Badge tone="success">on</Badge> : <Badge>paused</Badge>}</td>
                     <td>{cron.enabled ? <Time value={cron.next_run_date} /> : <span className="muted">–</span>}</td>
                     <td>
-                      <span className="row">
+                      <span className="row-tight">
                         <Button small icon={cron.enabled ? "pause" : "play"} busy={changing === cron.cron_id} onClick={() => void toggle(cron)} aria-label={`${cron.enabled ? "Pause" : "Resume"} ${cron.schedule}`}>
                           {cron.enabled ? "Pause" : "Resume"}
                         </Button>

@@ -139,7 +139,7 @@ export default function Keys() {
                       <td><Time value={key.expires_at} /></td>
                       <td>
                         {!key.revoked_at && (
-                          <span className="row">
+                          <span className="row-tight">
                             <Button small onClick={() => setToRotate(key)} aria-label={`Rotate ${key.name}`}>Rotate</Button>
                             <Button small kind="danger" onClick={() => setToRevoke(key)} aria-label={`Revoke ${key.name}`}>Revoke</Button>
                           </span>

@@ -134,7 +134,7 @@ export default function Metrics() {
               <Tools metrics={read.metrics} />
               <p className="muted">
                 Version {read.metrics.find((sample) => sample.name === "adjutant_build_info")?.labels["version"] ?? "–"}, started{" "}
-                <Time value={new Date(sum(read.metrics, "process_start_time_seconds") * 1000).toISOString()} />. All metrics, for Prometheus: <a href="/metrics">/metrics</a>
+                <Time value={new Date(sum(read.metrics, "process_start_time_seconds") * 1000).toISOString()} />. All metrics, for Prometheus, are at <code>/metrics</code>.
               </p>
             </div>
           </>

@@ -5,7 +5,7 @@ import { deleteItem, type Item, listNamespaces, putItem, searchItems } from "../
 import { Confirm, Facts, FormDialog, JsonField, Loaded, SearchField, Table, TextField } from "../components/admin";
 import { Icon } from "../components/Icon";
 import { JsonView } from "../components/JsonView";
-import { Button, Card, Dialog, EmptyState, PageHeader, Pager, Time } from "../components/ui";
+import { Button, Card, Dialog, EmptyState, Field, PageHeader, Pager, Time } from "../components/ui";
 import { plural } from "../lib/format";
 import { pretty, problemOf, readObject } from "../lib/json";
 import { useOffset } from "../lib/paging";
@@ -51,11 +51,9 @@ function Edit({ item, namespace, onClose }: { item?: Item; namespace: string[]; 
         <Facts facts={[["Namespace", item.namespace.join(" › ")], ["Key", <code key="key">{item.key}</code>]]} />
       ) : (
         <>
-          <label className="field">
-            <span className="label">Namespace</span>
-            <textarea rows={3} value={labels} onChange={(event) => setLabels(event.target.value)} />
-            <span className="field-hint">One label a line, the outermost first. Labels have no periods.</span>
-          </label>
+          <Field label="Namespace" hint="One label a line, the outermost first. Labels have no periods.">
+            {({ id, describedBy }) => <textarea id={id} rows={3} value={labels} aria-describedby={describedBy} onChange={(event) => setLabels(event.target.value)} />}
+          </Field>
           <TextField label="Key" value={key} onChange={setKey} required />
         </>
       )}
@@ -164,7 +162,7 @@ export default function Store() {
                         <td><code className="cell-sub wrap-anywhere">{JSON.stringify(item.value).slice(0, 120)}</code></td>
                         <td><Time value={item.updated_at} /></td>
                         <td>
-                          <span className="row">
+                          <span className="row-tight">
                             <Button small onClick={() => setShown(item)} aria-label={`View ${item.key}`}>View</Button>
                             <Button small onClick={() => setEdited(item)} aria-label={`Edit ${item.key}`}>Edit</Button>
                             <Button small kind="danger" onClick={() => setToDelete(item)} aria-label={`Delete ${item.key}`}>Delete</Button>
