@@ -76,7 +76,7 @@ await play(async (tab) => {
   assert.equal((await ask("GET", `/threads/${nested}/interrupts?status=pending`)).interrupts.length, 0);
 
   // Two calls of one answer get a decision each.
-  const both = await runs("deep", script(calls(email("m1", "fred"), email("m2", "gina")), says("done")));
+  const both = await runs("deep", script(calls(email("m1", "fred"), email("m2", "gina")), says("both are decided")));
   await tab.open(`/threads/${both}`);
   const actions = cards.locator(".action");
   await actions.filter({ hasText: "gina" }).waitFor();
@@ -85,7 +85,7 @@ await play(async (tab) => {
   await actions.filter({ hasText: "gina" }).getByRole("button", { name: "Reject…" }).click();
   await actions.filter({ hasText: "gina" }).getByRole("button", { name: "Reject the call" }).click();
   await tab.button("Send 2 decisions").click();
-  await page.getByRole("article").getByText("done", { exact: true }).waitFor();
+  await page.getByRole("article").getByText("both are decided", { exact: true }).waitFor();
   assert.ok((await result(both)).some((text) => text === "sent to fred: hi"));
   assert.ok(!(await result(both)).some((text) => text.includes("sent to gina")));
 

@@ -96,7 +96,7 @@ await play(async (tab) => {
   await page.locator(".thread-panel .todo-completed", { hasText: "Read the sources" }).waitFor();
   await page.locator(".thread-panel .todo-in_progress", { hasText: "Write it down" }).waitFor();
   await looks(tab);
-  await tab.button("/notes.md", false).click();
+  await page.locator(".thread-panel .file", { hasText: "/notes.md" }).click();
   await tab.dialog().getByText("Otters swim.").waitFor();
   await page.keyboard.press("Escape");
 

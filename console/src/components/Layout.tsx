@@ -87,7 +87,7 @@ export function Layout({ caller, children }: { caller: Caller | undefined; child
             <span className="brand-mark" aria-hidden="true">
               <svg viewBox="0 0 32 32" width="22" height="22" focusable="false">
                 <rect width="32" height="32" rx="8" />
-                <path d="M9.5 22 16 9l6.5 13M12 17.500h8" />
+                <path d="M9.5 22 16 9l6.5 13M12 17.5h8" />
               </svg>
             </span>
             adjutant
