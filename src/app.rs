@@ -212,8 +212,9 @@ impl App {
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address, &self.tenants),
         };
-        let document = document_url(address);
-        tracing::info!(%address, database = %self.config.storage.url, document, "listening");
+        let document = page_url(address, "/docs");
+        let console = self.config.server.console.then(|| page_url(address, "/"));
+        tracing::info!(%address, database = %self.config.storage.url, document, console, "listening");
         let soft = self.shutdown.soft().clone();
         let max_connections = self
             .config
@@ -287,14 +288,14 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
-/// Returns the URL of the API document for a browser on this machine.
-fn document_url(address: SocketAddr) -> String {
+/// Returns the URL of a page of the server for a browser on this machine.
+fn page_url(address: SocketAddr, path: &str) -> String {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
     };
-    format!("http://{}/docs", SocketAddr::new(ip, address.port()))
+    format!("http://{}{path}", SocketAddr::new(ip, address.port()))
 }
 
 /// Returns the HTTP settings of a server bound to `address`.
@@ -315,6 +316,7 @@ fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants)
         heartbeat: server.keep_alive(),
         cors: cors(server, tenants),
         request: server.request(),
+        console: server.console,
         hosts: HostRules::new(&all_hosts, Some(address.ip())),
         sites,
     }

@@ -346,8 +346,11 @@ impl Prepared {
             }
             false => format!("Serves {}.", self.loaded.source),
         };
-        let document = format!("API document: {}", super::document_url(address));
-        vec![serves, document, format!("Agents: {}", name_list(&agents))]
+        let console = format!("Console: {}", super::page_url(address, "/"));
+        let document = format!("API document: {}", super::page_url(address, "/docs"));
+        let console = config.server.console.then_some(console);
+        let agents = format!("Agents: {}", name_list(&agents));
+        [serves].into_iter().chain(console).chain([document, agents]).collect()
     }
 }
 

@@ -36,6 +36,7 @@ mod bodies;
 mod body_guard;
 mod client;
 mod connections;
+mod console;
 mod cors;
 mod crons;
 mod deadline;
@@ -139,6 +140,8 @@ pub struct ApiSettings {
     pub sites: TenantSites,
     /// The time limit of a request until its response starts.
     pub request: Duration,
+    /// True if browsers get the console.
+    pub console: bool,
 }
 
 impl Default for ApiSettings {
@@ -150,6 +153,7 @@ impl Default for ApiSettings {
             hosts: HostRules::new(&[], None),
             sites: TenantSites::default(),
             request: Duration::from_secs(30),
+            console: true,
         }
     }
 }
@@ -264,8 +268,13 @@ pub fn router(api: ApiParts) -> Router {
     if api.auth.is_on() {
         openapi::require_credentials(&mut document);
     }
+    let console = match settings.console {
+        true => console::pages(),
+        false => Router::new(),
+    };
     routes
         .merge(openapi::pages(Arc::new(document)))
+        .merge(console)
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         // The limit is enforced where bodies are read.

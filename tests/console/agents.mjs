@@ -56,7 +56,7 @@ await play(async (tab) => {
   await tab.button("Create").click();
   await page.getByRole("heading", { name: "Calm one" }).waitFor();
   await tab.button("Change").click();
-  await tab.field("Context").fill('{"tone": "bold"}');
+  await tab.dialog().getByLabel("Context", { exact: true }).fill('{"tone": "bold"}');
   await tab.button("Save as a new version").click();
   await tab.gone(tab.dialog());
   await page.getByRole("region", { name: "Context" }).getByText("bold").waitFor();

@@ -2,7 +2,7 @@
 // that prepares what the page shows. Usage of a flow: node FLOW.mjs BASE_URL CHROMIUM [KEY]
 
 import assert from "node:assert/strict";
-import { mkdir, mkdtemp, readFile, rm } from "node:fs/promises";
+import { mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -138,7 +138,10 @@ class Console {
     const folder = process.env.ADJUTANT_TEST_SCREENSHOTS;
     if (!folder) return;
     await mkdir(folder, { recursive: true });
-    await this.page.screenshot({ path: join(folder, `${name}.png`), animations: "disabled" });
+    const session = await this.context.newCDPSession(this.page);
+    const { data } = await session.send("Page.captureScreenshot", { format: "webp", quality: 82 });
+    await session.detach();
+    await writeFile(join(folder, `console-${name}.webp`), Buffer.from(data, "base64"));
   }
 
   async scheme(colorScheme) {

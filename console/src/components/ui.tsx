@@ -1,5 +1,5 @@
 // The small parts that all pages are made of. They have no knowledge of the server.
-import { type ComponentProps, type ReactNode, useEffect, useId, useRef, useState, useSyncExternalStore } from "react";
+import { type ComponentProps, type ReactNode, useEffect, useId, useLayoutEffect, useRef, useState, useSyncExternalStore } from "react";
 
 import { ApiError, messageOf } from "../api/client";
 import { absoluteTime, relativeTime, shortId } from "../lib/format";
@@ -299,7 +299,8 @@ export function TabPanel({ id, children, className }: { id: string; children: Re
 export function Dialog({ title, onClose, children, wide }: { title: string; onClose: () => void; children: ReactNode; wide?: boolean }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const id = useId();
-  useEffect(() => {
+  // Closed while it is still in the page, the dialog gives the focus back to where it was.
+  useLayoutEffect(() => {
     const element = dialog.current;
     if (element && !element.open) element.showModal();
     return () => element?.close();
