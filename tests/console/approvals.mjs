@@ -26,7 +26,6 @@ await play(async (tab) => {
   await tab.until("five questions", () => document.querySelectorAll(".interrupt").length === 5);
   await page.getByRole("link", { name: /Approvals/ }).getByText("5 waiting").waitFor();
   await cardOf("emil").getByText("main-agent › mailer").waitFor();
-  await tab.shoot("approvals");
   await looks(tab);
   await tab.field("Agent").selectOption("mailer");
   await tab.until("one question", () => document.querySelectorAll(".interrupt").length === 1);
@@ -40,7 +39,6 @@ await play(async (tab) => {
   await card.getByRole("button", { name: "Edit…" }).click();
   assert.equal(await card.getByLabel("to", { exact: true }).inputValue(), "bert");
   await card.getByLabel("to", { exact: true }).fill("berta");
-  await tab.shoot("approval-edit");
   await looks(tab);
   await card.getByLabel("body", { exact: true }).fill("hello");
   await card.getByRole("button", { name: "Make the edited call" }).click();

@@ -28,7 +28,6 @@ await play(async (tab) => {
   await tails.nth(0).getByText("the first finding").waitFor();
   await tails.nth(1).getByText("the second finding").waitFor();
   await page.locator('.agent-tree [data-status="running"]').nth(2).waitFor();
-  await tab.shoot("conversation-live");
   await tab.sees("Both are known.");
   assert.equal(await page.locator(".message strong", { hasText: "Both" }).count(), 1);
   await tab.until("the run is over", () => document.querySelector(".thread-head .status")?.dataset.status === "idle");

@@ -24,7 +24,6 @@ await play(async (tab) => {
   await rows.filter({ hasText: "Empty thread" }).waitFor();
   await rows.filter({ hasText: "ModelRefusedError" }).waitFor();
   await rows.filter({ hasText: "1 question" }).waitFor();
-  await tab.shoot("threads");
   await looks(tab);
 
   // By words of the messages, by an id, by metadata.

@@ -23,7 +23,6 @@ await play(async (tab) => {
   await steps.nth(1).locator(".diff-removed", { hasText: "second" }).waitFor();
   await steps.nth(1).locator(".diff-added", { hasText: "2nd" }).waitFor();
   assert.equal(await steps.nth(1).locator(".diff-same", { hasText: "third" }).count(), 1);
-  await tab.shoot("timeline");
   await looks(tab);
   await steps.first().getByRole("button", { name: "Whole state" }).click();
   await tab.dialog().getByText("/notes.md").first().waitFor();

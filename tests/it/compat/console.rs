@@ -21,6 +21,7 @@ const PACKAGES: [&str; 2] = ["axe-core", "playwright-core"];
 const NODE: [u32; 2] = [20, 19];
 
 without_postgres! {
+    the_demonstration_is_followed_to_its_end,
     threads_are_found_opened_and_deleted,
     a_conversation_shows_every_agent_while_it_works,
     approvals_are_answered_in_their_thread_and_in_the_inbox,
@@ -62,6 +63,10 @@ async fn play_alone(name: &str, server: TestServer) {
     if let Some(command) = flow(name, &server) {
         play(command).await;
     }
+}
+
+async fn the_demonstration_is_followed_to_its_end(server: TestServer) {
+    play_alone("demonstration.mjs", server).await;
 }
 
 async fn threads_are_found_opened_and_deleted(server: TestServer) {
