@@ -12,13 +12,13 @@ await play(
     await page.goto(`${new URL(process.argv[2]).origin}/#/keys`);
     await page.getByRole("heading", { name: "Sign in to adjutant" }).waitFor();
     await tab.isAccessible();
-    await tab.field("API key").fill("adj_wrong");
+    await tab.field("API key or token").fill("adj_wrong");
     await tab.button("Sign in").click();
     await tab.sees("The server does not know this key.");
-    await tab.field("API key").fill(key);
+    await tab.field("API key or token").fill(key);
     await tab.button("Sign in").click();
     // It leads to the page that was asked for.
-    await page.getByRole("heading", { name: "API keys" }).waitFor();
+    await page.getByRole("heading", { name: "API keys", exact: true }).waitFor();
     await tab.sees("There are no API keys");
 
     await tab.button("New API key").first().click();
@@ -59,7 +59,7 @@ await play(
     await runs("plain", script(says("of the admin")));
     await tab.button("Sign out").click();
     await page.getByRole("heading", { name: "Sign in to adjutant" }).waitFor();
-    await tab.field("API key").fill(userKey);
+    await tab.field("API key or token").fill(userKey);
     await tab.button("Sign in").click();
     tab.expects(({ status, path }) => status === 403 && ["/audit", "/auth/keys", "/metrics"].includes(path));
     for (const place of ["/audit", "/keys", "/metrics"]) {
@@ -71,6 +71,19 @@ await play(
     // The key is of this tab only, and nowhere else.
     const kept = await page.evaluate(() => [JSON.stringify(localStorage), document.cookie, location.href]);
     for (const place of kept) assert.ok(!place.includes(userKey), place);
+
+    // A key that is revoked while the page is open is asked for again.
+    const made = await ask("POST", "/auth/keys", { name: "short", user: "dora" });
+    await tab.button("Sign out").click();
+    await tab.field("API key or token").fill(made.api_key);
+    await tab.button("Sign in").click();
+    await tab.sees("No threads yet");
+    await ask("DELETE", `/auth/keys/${made.key_id}`);
+    await page.getByRole("heading", { name: "Sign in to adjutant" }).waitFor();
+    await tab.field("API key or token").fill(userKey);
+    await tab.button("Sign in").click();
+    await tab.sees("No threads yet");
+    await page.getByText("ann", { exact: true }).waitFor();
   },
   { signedIn: false },
 );

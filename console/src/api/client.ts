@@ -18,6 +18,11 @@ export function apiKey(): string | null {
   return sessionStorage.getItem(KEY);
 }
 
+/** The header for an API key or a token: the server takes both there. */
+export function bearer(key: string): string {
+  return `Bearer ${key}`;
+}
+
 /** Keeps the key for this tab, until it is closed. */
 export function signIn(key: string): void {
   sessionStorage.setItem(KEY, key);
@@ -77,7 +82,8 @@ function headers(options: RequestOptions): Headers {
   all.set("accept", "application/json");
   if (options.body !== undefined) all.set("content-type", "application/json");
   const key = apiKey();
-  if (key) all.set("x-api-key", key);
+  // A key that is tried is sent instead of the one before.
+  if (key && !all.has("authorization")) all.set("authorization", bearer(key));
   return all;
 }
 
@@ -144,7 +150,8 @@ export function sdk(): Client {
       key,
       sdk: new Client({
         apiUrl,
-        apiKey: key,
+        apiKey: null,
+        defaultHeaders: key ? { authorization: bearer(key) } : {},
         callerOptions: {
           maxRetries: 1,
           fetch: async (...parameters: Parameters<typeof fetch>) => {

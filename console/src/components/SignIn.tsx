@@ -1,6 +1,6 @@
 import { type FormEvent, useState } from "react";
 
-import { ApiError, messageOf, request, signIn } from "../api/client";
+import { ApiError, bearer, messageOf, request, signIn } from "../api/client";
 import type { Caller } from "../api/types";
 import { Button, Field } from "./ui";
 
@@ -18,7 +18,7 @@ export function SignIn() {
     }
     setIsBusy(true);
     try {
-      await request<Caller>("/auth/me", { headers: { "x-api-key": given } });
+      await request<Caller>("/auth/me", { headers: { authorization: bearer(given) } });
       signIn(given);
     } catch (failure) {
       setError(failure instanceof ApiError && failure.status === 401 ? "The server does not know this key." : messageOf(failure));
@@ -29,8 +29,8 @@ export function SignIn() {
     <main className="sign-in" id="main">
       <form className="card sign-in-card" onSubmit={(event) => void submit(event)} noValidate>
         <h1>Sign in to adjutant</h1>
-        <p className="muted">This server asks for an API key. The key is kept in this tab and forgotten when the tab is closed.</p>
-        <Field label="API key" error={error}>
+        <p className="muted">This server asks for an API key or a token. It is kept in this tab and forgotten when the tab is closed.</p>
+        <Field label="API key or token" error={error}>
           {({ id, describedBy, invalid }) => (
             <input id={id} type="password" autoComplete="off" spellCheck={false} autoFocus value={key} aria-describedby={describedBy} aria-invalid={invalid} onChange={(event) => setKey(event.target.value)} />
           )}
