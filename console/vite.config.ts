@@ -13,6 +13,8 @@ export default defineConfig({
     assetsDir: "assets",
     target: "es2022",
     sourcemap: false,
+    // The licences of all packages whose code is inside.
+    license: { fileName: "licenses.md" },
     // Data of files inside the page would need a weaker content security policy.
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
