@@ -51,6 +51,7 @@ use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
 mod builder;
+mod client_command;
 mod credentials;
 mod data_commands;
 mod definitions;
@@ -60,6 +61,7 @@ mod keys;
 mod tenants;
 
 pub use builder::{Builder, Prepared};
+pub use client_command::run as run_client_command;
 pub use data_commands::run as run_data_command;
 pub use key_commands::run as run_key_command;
 

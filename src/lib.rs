@@ -33,6 +33,7 @@
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`logging`] | the log of the process | `config` |
+//! | [`client`] | the commands that talk to a server: the chat in a terminal; lists of runs, threads and interrupts | `config`, `domain`, `net` |
 //! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; nothing |
 //! | [`app`] | builds the parts in their order | everything |
 //!
@@ -156,6 +157,7 @@ pub mod agent;
 pub mod app;
 pub mod auth;
 pub mod cedar;
+pub mod client;
 pub mod config;
 pub mod db;
 pub mod definition;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use adjutant::Adjutant;
 use adjutant::app::{self, Prepared};
+use adjutant::config::client::ClientCommand;
 use adjutant::config::{self, Arguments, DataCommand, KeysCommand, Problems, ProgramCommand};
 use adjutant::logging;
 use clap::Parser;
@@ -37,7 +38,14 @@ fn main() -> ExitCode {
         }
         ProgramCommand::Keys(command) => manage_keys(prepared, command),
         ProgramCommand::Data(command) => manage_data(prepared, command),
+        ProgramCommand::Client(command) => talk_to_server(prepared, command),
     }
+}
+
+/// Runs a command that talks to a server.
+#[tokio::main]
+async fn talk_to_server(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> ExitCode {
+    ExitCode::from(app::run_client_command(prepared, command).await)
 }
 
 fn serve_until_stopped(prepared: Result<Prepared, Problems>) -> ExitCode {

@@ -8,6 +8,10 @@ use clap::{Args, Parser, Subcommand};
 use super::Embedded;
 use crate::domain::identity::Tenant;
 
+pub mod client;
+
+use client::ClientCommand;
+
 /// A server for deep agents.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "adjutant", version, about, args_conflicts_with_subcommands = true)]
@@ -40,6 +44,9 @@ pub enum ProgramCommand {
     /// A command about the data of users and tenants.
     #[command(flatten)]
     Data(DataCommand),
+    /// A command that talks to a server.
+    #[command(flatten)]
+    Client(ClientCommand),
 }
 
 impl ProgramCommand {
@@ -49,6 +56,7 @@ impl ProgramCommand {
             Self::Serve(settings) | Self::Check(settings) => settings,
             Self::Keys(command) => command.settings(),
             Self::Data(command) => command.settings(),
+            Self::Client(command) => command.settings(),
         }
     }
 }

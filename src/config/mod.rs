@@ -44,6 +44,7 @@ mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
+pub use arguments::client;
 pub use arguments::{Arguments, CommandLineSettings, DataCommand, KeysCommand, ProgramCommand};
 pub use auth::{AuthKeySection, AuthSection, HookSection, JwtSection, SharingSection};
 pub use check::{NEEDS_AUTH, validation_context};
