@@ -30,7 +30,10 @@ pub async fn run(prepared: Result<Prepared, Problems>, command: &ClientCommand) 
 
 async fn execute(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> ClientResult<u8> {
     let options = command.server();
-    let configured = prepared.as_ref().ok().map(|prepared| prepared.loaded().config.server.listen.clone());
+    let configured = prepared
+        .as_ref()
+        .ok()
+        .map(|prepared| prepared.loaded().config.server.listen.clone());
     let listen = configured.or_else(|| options.settings.listen.clone());
     let server = ServerAddress::choose(options, listen.as_deref())?;
     let is_given = server.is_given;

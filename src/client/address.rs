@@ -8,7 +8,7 @@ use super::error::{ClientError, ClientResult};
 use crate::config::client::ServerOptions;
 
 /// The address at which a server listens by default.
-pub const DEFAULT_ADDRESS: &str = "127.0.0.1:8123";
+const DEFAULT_ADDRESS: &str = "127.0.0.1:8123";
 
 /// The server that a command talks to.
 #[derive(Debug, Clone)]
@@ -131,7 +131,12 @@ mod tests {
         ] {
             assert!(ServerAddress::choose(&options(server, true), None).is_ok(), "{server}");
         }
-        for server in ["http://example.org", "http://10.0.0.1", "http://127.example.org", "http://0.0.0.0"] {
+        for server in [
+            "http://example.org",
+            "http://10.0.0.1",
+            "http://127.example.org",
+            "http://0.0.0.0",
+        ] {
             let refused = ServerAddress::choose(&options(server, true), None).expect_err(server);
             assert_eq!(refused.exit_code(), 2);
             assert!(!refused.to_string().contains("adj_secret"));
@@ -146,7 +151,12 @@ mod tests {
 
     #[test]
     fn an_invalid_address_is_refused_and_not_repeated() {
-        for server in ["ftp://secret.example.org", "http://me:secret@example.org", "http://", "secret secret"] {
+        for server in [
+            "ftp://secret.example.org",
+            "http://me:secret@example.org",
+            "http://",
+            "secret secret",
+        ] {
             let refused = ServerAddress::choose(&options(server, false), None).expect_err(server);
             assert!(!refused.to_string().contains("secret"), "{refused}");
         }

@@ -61,10 +61,18 @@ impl ApiClient {
             let invalid = || ClientError::Usage("the API key has letters that no API key has".to_owned());
             // A token of an identity provider has three parts; it is sent as one.
             let is_token = text.split('.').count() == 3;
-            let value = if is_token { format!("Bearer {text}") } else { text.to_owned() };
+            let value = if is_token {
+                format!("Bearer {text}")
+            } else {
+                text.to_owned()
+            };
             let mut value = HeaderValue::from_str(&value).map_err(|_| invalid())?;
             value.set_sensitive(true);
-            let name = if is_token { reqwest::header::AUTHORIZATION } else { API_KEY };
+            let name = if is_token {
+                reqwest::header::AUTHORIZATION
+            } else {
+                API_KEY
+            };
             headers.insert(name, value);
         }
         Ok(Self {
@@ -92,7 +100,8 @@ impl ApiClient {
         };
         let status = response.status();
         let body = self.read(response, MAX_ERROR_BYTES).await?;
-        let is_server = status.is_success() && serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["ok"] == true);
+        let is_server =
+            status.is_success() && serde_json::from_slice::<Value>(&body).is_ok_and(|body| body["ok"] == true);
         match is_server {
             true => Ok(true),
             false => Err(ClientError::Misunderstood(format!(

@@ -111,7 +111,8 @@ pub(super) fn answer(interrupt: &Value, options: &AnswerOptions) -> ClientResult
         match (&options.edit, &options.respond) {
             (Some(text), _) => {
                 let edited = read_json("--edit", &load(text)?)?;
-                let decision = edit(request, edited).map_err(|reason| ClientError::Usage(format!("--edit {reason}")))?;
+                let decision =
+                    edit(request, edited).map_err(|reason| ClientError::Usage(format!("--edit {reason}")))?;
                 vec![decision]
             }
             (None, Some(text)) => vec![respond(&load(text)?)],
@@ -139,7 +140,9 @@ fn load(text: &str) -> ClientResult<String> {
     let mut source = source.take(MAX_ANSWER_BYTES + 1);
     let size = source.read_to_string(&mut read).map_err(wrong)?;
     if u64::try_from(size).is_ok_and(|size| size > MAX_ANSWER_BYTES) {
-        return Err(ClientError::Usage(format!("{path} is larger than {MAX_ANSWER_BYTES} bytes")));
+        return Err(ClientError::Usage(format!(
+            "{path} is larger than {MAX_ANSWER_BYTES} bytes"
+        )));
     }
     Ok(read)
 }

@@ -91,19 +91,6 @@ impl ClientError {
         }
     }
 
-    /// Returns the code of a refusal.
-    pub(super) fn code(&self) -> Option<&str> {
-        match self {
-            Self::Refused { code, .. } => code.as_deref(),
-            Self::Unreachable { .. }
-            | Self::Misunderstood(_)
-            | Self::Usage(_)
-            | Self::NotFound(_)
-            | Self::Io(_)
-            | Self::Left => None,
-        }
-    }
-
     /// Returns whether the server refused the request with one of these statuses.
     pub(super) fn is_refusal(&self, statuses: &[u16]) -> bool {
         matches!(self, Self::Refused { status, .. } if statuses.contains(status))

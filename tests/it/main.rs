@@ -17,3 +17,4 @@ mod meta;
 mod remote;
 mod streams;
 mod support;
+mod terminal;

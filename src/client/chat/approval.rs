@@ -6,8 +6,8 @@ use super::input::{Entered, edit_in_editor};
 use super::session::Session;
 use crate::client::decisions::{self, ActionRequest};
 use crate::client::error::{ClientError, ClientResult};
-use crate::client::resources::{interrupts, text};
 use crate::client::escape;
+use crate::client::resources::{interrupts, text};
 
 /// The number of lines of arguments that are shown at once.
 const MAX_ARGUMENT_LINES: usize = 24;
@@ -35,7 +35,11 @@ enum Choice {
 /// Asks what an interrupt asks.
 pub(super) async fn ask(session: &mut Session, interrupt: &Value) -> ClientResult<Reply> {
     session.settle()?;
-    let path = interrupt["agent_path"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let path = interrupt["agent_path"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
     let path = path.collect::<Vec<_>>().join(" / ");
     if !decisions::wants_decisions(interrupt) {
         return Box::pin(ask_question(session, interrupt, &path)).await;
@@ -44,7 +48,11 @@ pub(super) async fn ask(session: &mut Session, interrupt: &Value) -> ClientResul
     let number = requests.len();
     let mut decided = vec![];
     for (at, request) in requests.iter().enumerate() {
-        let count = if number > 1 { format!(" ({} of {number})", at + 1) } else { String::new() };
+        let count = if number > 1 {
+            format!(" ({} of {number})", at + 1)
+        } else {
+            String::new()
+        };
         let name = &request.name;
         let head = escape::line(&format!("{path} asks: may it call {name}{count}?"));
         session.write(&format!("\n{head}\n{}", short(&request.args)))?;
@@ -160,7 +168,11 @@ async fn edit_text(session: &mut Session, text: &str, action: &Value) -> ClientR
         Ok(Some(edited)) => Ok(Some(edited)),
         Ok(None) => {
             let is_first = text.trim_end() == format!("{action:#}");
-            let line = if is_first { action.to_string() } else { text.trim_end().to_owned() };
+            let line = if is_first {
+                action.to_string()
+            } else {
+                text.trim_end().to_owned()
+            };
             let entered = session.read_line("Call: ", &escape::json(&line), false).await?;
             Ok(match entered {
                 Entered::Line(line) => Some(line),
@@ -193,11 +205,20 @@ async fn ask_value(session: &mut Session, label: &str, schema: &Value) -> Client
     let Some(fields) = fields.filter(|_| schema["type"] == "object") else {
         return ask_simple(session, label, schema).await;
     };
-    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let required: Vec<&str> = schema["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     let mut object = Map::new();
     for (name, schema) in fields {
         let is_required = required.contains(&name.as_str());
-        let label = if is_required { name.clone() } else { format!("{name} (may be empty)") };
+        let label = if is_required {
+            name.clone()
+        } else {
+            format!("{name} (may be empty)")
+        };
         let answer = Box::pin(ask_simple_or_nothing(session, &label, schema, is_required)).await?;
         match answer {
             Some(Some(value)) => drop(object.insert(name.clone(), value)),
@@ -225,7 +246,12 @@ async fn ask_simple_or_nothing(
     if let Some(description) = schema["description"].as_str() {
         about.push(description.to_owned());
     }
-    about.extend(choices.iter().enumerate().map(|(at, choice)| format!("  {}. {}", at + 1, plain(choice))));
+    about.extend(
+        choices
+            .iter()
+            .enumerate()
+            .map(|(at, choice)| format!("  {}. {}", at + 1, plain(choice))),
+    );
     if !about.is_empty() {
         session.write(&format!("{}\n", escape::text(&about.join("\n"))))?;
     }
@@ -253,7 +279,10 @@ async fn ask_simple_or_nothing(
 /// Returns the values among which a schema lets choose.
 fn choices(schema: &Value) -> Vec<Value> {
     let listed = schema["enum"].as_array().cloned().unwrap_or_default();
-    let alternatives = ["oneOf", "anyOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
+    let alternatives = ["oneOf", "anyOf"]
+        .into_iter()
+        .filter_map(|key| schema[key].as_array())
+        .flatten();
     let constants = alternatives.filter_map(|alternative| alternative.get("const")).cloned();
     listed.into_iter().chain(constants).collect()
 }
@@ -272,7 +301,10 @@ fn hint(schema: &Value, is_free: bool) -> &'static str {
 fn read_value(schema: &Value, choices: &[Value], line: &str) -> Result<Value, &'static str> {
     let line = line.trim();
     if !choices.is_empty() {
-        let by_number = line.parse::<usize>().ok().and_then(|number| choices.get(number.checked_sub(1)?));
+        let by_number = line
+            .parse::<usize>()
+            .ok()
+            .and_then(|number| choices.get(number.checked_sub(1)?));
         let by_value = choices.iter().find(|choice| plain(choice) == line);
         return by_value.or(by_number).cloned().ok_or("it is none of the list");
     }
@@ -305,7 +337,11 @@ fn short(args: &Value) -> String {
         let short: String = line.chars().take(MAX_ARGUMENT_CHARS).collect();
         let is_long = short.len() < line.len();
         is_cut |= is_long;
-        lines.push(if is_long { format!("  {short}…") } else { format!("  {short}") });
+        lines.push(if is_long {
+            format!("  {short}…")
+        } else {
+            format!("  {short}")
+        });
     }
     if is_cut || text.lines().count() > MAX_ARGUMENT_LINES {
         lines.push("  … (v shows all)".to_owned());

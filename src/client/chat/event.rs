@@ -31,11 +31,6 @@ impl Speaker {
     pub(super) fn name(&self) -> &str {
         self.path.last().map_or("agent", String::as_str)
     }
-
-    /// Returns whether this is the main agent.
-    pub(super) fn is_main(&self) -> bool {
-        self.namespace.is_empty()
-    }
 }
 
 /// What happened.
@@ -54,7 +49,11 @@ pub(super) enum FrameKind {
     /// A tool is called.
     ToolStarted { call: String, tool: String, args: Value },
     /// A tool has answered.
-    ToolFinished { call: String, output: String, is_error: bool },
+    ToolFinished {
+        call: String,
+        output: String,
+        is_error: bool,
+    },
     /// A run of the main agent begins.
     RunStarted { run: String },
     /// A run of the main agent has ended.
@@ -235,6 +234,10 @@ fn requested(data: &Value) -> FrameKind {
     let value = &data["value"];
     FrameKind::Requested {
         interrupt: owned(&data["interrupt_id"]),
-        question: if value.is_null() { data["payload"].clone() } else { value.clone() },
+        question: if value.is_null() {
+            data["payload"].clone()
+        } else {
+            value.clone()
+        },
     }
 }

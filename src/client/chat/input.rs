@@ -151,7 +151,10 @@ pub(super) fn edit_in_editor(text: &str) -> ClientResult<Option<String>> {
         return Ok(None);
     };
     // Only its owner can read the file.
-    let mut file = tempfile::Builder::new().prefix("adjutant-").suffix(".json").tempfile()?;
+    let mut file = tempfile::Builder::new()
+        .prefix("adjutant-")
+        .suffix(".json")
+        .tempfile()?;
     file.write_all(text.as_bytes())?;
     file.flush()?;
     // The variable may have arguments.
@@ -166,7 +169,9 @@ pub(super) fn edit_in_editor(text: &str) -> ClientResult<Option<String>> {
     }
     let size = std::fs::metadata(file.path())?.len();
     if usize::try_from(size).map_or(true, |size| size > MAX_MESSAGE_BYTES) {
-        return Err(ClientError::Usage(format!("the text is larger than {MAX_MESSAGE_BYTES} bytes")));
+        return Err(ClientError::Usage(format!(
+            "the text is larger than {MAX_MESSAGE_BYTES} bytes"
+        )));
     }
     Ok(Some(std::fs::read_to_string(file.path())?))
 }

@@ -61,7 +61,9 @@ fn message(arguments: &ChatArguments) -> ClientResult<Option<String>> {
     if std::io::stdin().is_terminal() {
         return match is_interactive() && !arguments.json {
             true => Ok(None),
-            false => Err(ClientError::Usage("give a message with --message or on standard input".to_owned())),
+            false => Err(ClientError::Usage(
+                "give a message with --message or on standard input".to_owned(),
+            )),
         };
     }
     let limit = u64::try_from(MAX_MESSAGE_BYTES).unwrap_or(u64::MAX);
@@ -76,7 +78,9 @@ fn checked(message: String) -> ClientResult<String> {
         return Err(ClientError::Usage("the message is empty".to_owned()));
     }
     if message.len() > MAX_MESSAGE_BYTES {
-        return Err(ClientError::Usage(format!("the message is larger than {MAX_MESSAGE_BYTES} bytes")));
+        return Err(ClientError::Usage(format!(
+            "the message is larger than {MAX_MESSAGE_BYTES} bytes"
+        )));
     }
     Ok(message.trim_end_matches(['\r', '\n']).to_owned())
 }
@@ -132,7 +136,9 @@ impl ChatResult {
             outcome: end.outcome,
             reason: end.reason.clone(),
             usage: end.usage.clone(),
-            answer: last.map(|message| content_text(&message["content"])).unwrap_or_default(),
+            answer: last
+                .map(|message| content_text(&message["content"]))
+                .unwrap_or_default(),
             structured: values["structured_response"].clone(),
             pending,
         })
@@ -145,11 +151,10 @@ impl ChatResult {
         }
         let text = match &self.structured {
             Value::Null => escape::text(&self.answer),
-            structured @ (Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_)
-            | Value::Array(_)
-            | Value::Object(_)) => escape::json(&structured.to_string()),
+            structured
+            @ (Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_)) => {
+                escape::json(&structured.to_string())
+            }
         };
         format!("{}\n", text.trim_end_matches('\n'))
     }

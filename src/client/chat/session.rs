@@ -16,7 +16,7 @@ use super::view::{View, ViewStyle};
 use crate::client::api::ApiClient;
 use crate::client::error::{ClientError, ClientResult};
 use crate::client::resources::threads::{self, ThreadFilter};
-use crate::client::resources::{agents, find, items, text};
+use crate::client::resources::{agents, find, text};
 use crate::client::{escape, output};
 use crate::domain::id::RunId;
 
@@ -128,10 +128,17 @@ impl Session {
         let messages: Vec<&Value> = shown["values"]["messages"].as_array().into_iter().flatten().collect();
         let skipped = messages.len().saturating_sub(MAX_EARLIER);
         if self.screen == Screen::Terminal {
-            let earlier = messages.iter().skip(skipped).map(|message| threads::describe_message(message));
+            let earlier = messages
+                .iter()
+                .skip(skipped)
+                .map(|message| threads::describe_message(message));
             let earlier: String = earlier.collect();
             self.write(&earlier)?;
-            self.remark(&format!("{} messages so far, status {}", messages.len(), text(&shown, "status")))?;
+            self.remark(&format!(
+                "{} messages so far, status {}",
+                messages.len(),
+                text(&shown, "status")
+            ))?;
         }
         Ok(())
     }
@@ -181,7 +188,9 @@ impl Session {
             reader.store_history();
         }
         if let Some(thread) = self.thread.clone() {
-            self.remark(&format!("the thread is {thread}; go on with `adjutant chat --thread {thread}`"))?;
+            self.remark(&format!(
+                "the thread is {thread}; go on with `adjutant chat --thread {thread}`"
+            ))?;
         }
         Ok(())
     }
@@ -271,7 +280,11 @@ impl Session {
         let Some(file) = files.and_then(|files| files.get(path)) else {
             return self.remark(&format!("there is no file {path}"));
         };
-        let lines = file["content"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let lines = file["content"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
         let content = file["content"].as_str().map(str::to_owned);
         let content = content.unwrap_or_else(|| lines.collect::<Vec<_>>().join("\n"));
         self.write(&format!("{}\n", escape::text(&content)))
@@ -280,7 +293,9 @@ impl Session {
     /// Returns the values of the thread.
     pub(super) async fn values(&self) -> ClientResult<Value> {
         let Some(thread) = &self.thread else {
-            return Err(ClientError::NotFound("there is no thread yet: send a message".to_owned()));
+            return Err(ClientError::NotFound(
+                "there is no thread yet: send a message".to_owned(),
+            ));
         };
         let mut state = self.api.get(&["threads", thread, "state"], &[]).await?;
         Ok(state["values"].take())
@@ -299,7 +314,9 @@ impl Session {
             return self.remark("there is nothing to cancel");
         };
         let runs = find::runs_of(&self.api, &thread, None, 100).await?;
-        let active = runs.iter().filter(|run| run["status"] == "pending" || run["status"] == "running");
+        let active = runs
+            .iter()
+            .filter(|run| run["status"] == "pending" || run["status"] == "running");
         let mut number = 0;
         for run in active {
             self.api.cancel(&thread, &text(run, "run_id"), "interrupt").await?;
@@ -526,7 +543,9 @@ impl Session {
                 last = Some(self.follow(&run).await?);
             }
             let pending = self.pending().await?;
-            let next = pending.into_iter().find(|interrupt| !self.put_off.contains(&text(interrupt, "id")));
+            let next = pending
+                .into_iter()
+                .find(|interrupt| !self.put_off.contains(&text(interrupt, "id")));
             let Some(interrupt) = next else { break };
             if let Some(run) = self.answer(&interrupt).await? {
                 last = Some(self.follow(&run).await?);
@@ -549,7 +568,11 @@ impl Session {
             }
             Reply::AnsweredElsewhere => return Ok(None),
         };
-        match self.api.post(&["threads", &thread, "interrupts", &id, "resolve"], &body).await {
+        match self
+            .api
+            .post(&["threads", &thread, "interrupts", &id, "resolve"], &body)
+            .await
+        {
             Ok(resolved) => Ok(Some(text(&resolved, "run_id"))),
             // The answer is corrected: the question is asked again.
             Err(error) if error.is_refusal(&[400, 422]) => self.remark(&error.to_string()).map(|()| None),

@@ -106,7 +106,9 @@ impl Subscription {
                 Ok(Ok(Some(bytes))) => {
                     connection.heard = Instant::now();
                     let frames = connection.frames.take(&bytes);
-                    let events = frames.into_iter().filter_map(|frame| read_foreign::<Value>(frame.data.as_bytes()).ok());
+                    let events = frames
+                        .into_iter()
+                        .filter_map(|frame| read_foreign::<Value>(frame.data.as_bytes()).ok());
                     for event in events {
                         let frame = ThreadFrame::read(&event).filter(|frame| self.seen.is_new(&frame.id));
                         self.ready.extend(frame.map(|frame| (frame, event)));
@@ -139,7 +141,9 @@ impl Subscription {
                 Ok(self.outage.take().map(|_| Incoming::Back))
             }
             Err(ClientError::Refused {
-                code, min_available_seq, ..
+                code,
+                min_available_seq,
+                ..
             }) if code.as_deref() == Some("resume_gap") => {
                 let first = min_available_seq.unwrap_or(self.since + 1);
                 // It has to grow, or this would not end.
@@ -156,7 +160,9 @@ impl Subscription {
     }
 
     fn may_retry(&self) -> bool {
-        self.outage.as_ref().is_none_or(|outage| outage.began.elapsed() < PATIENCE)
+        self.outage
+            .as_ref()
+            .is_none_or(|outage| outage.began.elapsed() < PATIENCE)
     }
 
     fn wait_a_little(&mut self) {

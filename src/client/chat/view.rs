@@ -128,7 +128,11 @@ impl View {
             FrameKind::Requested { question, .. } => {
                 let names = question["action_requests"].as_array().into_iter().flatten();
                 let names: Vec<String> = names.map(|request| resources::text(request, "name")).collect();
-                let what = if names.is_empty() { "a question".to_owned() } else { names.join(", ") };
+                let what = if names.is_empty() {
+                    "a question".to_owned()
+                } else {
+                    names.join(", ")
+                };
                 self.note(speaker, BOLD, &format!("? waits for an answer: {what}"))
             }
             FrameKind::Other => String::new(),
@@ -233,7 +237,11 @@ impl View {
         let is_own = self.foreground.as_ref() == Some(&speaker.namespace);
         let text = if is_own { self.end_line() } else { String::new() };
         self.voice(speaker).complete();
-        if self.is_mid_line { text } else { text + &self.take_ready() }
+        if self.is_mid_line {
+            text
+        } else {
+            text + &self.take_ready()
+        }
     }
 
     /// Lets the agent speak whose line waits, if nobody does.
@@ -266,7 +274,11 @@ impl View {
         let voice = self.voice(speaker);
         voice.complete();
         voice.ready.push(line);
-        if self.is_mid_line { text } else { text + &self.take_ready() }
+        if self.is_mid_line {
+            text
+        } else {
+            text + &self.take_ready()
+        }
     }
 
     fn show_call(&mut self, speaker: &Speaker, call: &str, tool: &str, args: &Value) -> String {
@@ -298,7 +310,9 @@ impl View {
         }
         let lines = threads::todos(todos);
         let lines: Vec<&str> = lines.lines().take(MAX_LINES).collect();
-        lines.into_iter().fold(String::new(), |text, line| text + &self.note(speaker, "", line))
+        lines
+            .into_iter()
+            .fold(String::new(), |text, line| text + &self.note(speaker, "", line))
     }
 
     fn show_end(&mut self, at: i64, end: &RunEnd) -> String {
@@ -308,10 +322,17 @@ impl View {
             Outcome::Failed => "failed",
             Outcome::Interrupted => "interrupted",
         };
-        let millis = self.began.take().map(|began| u64::try_from(at.saturating_sub(began)).unwrap_or_default());
+        let millis = self
+            .began
+            .take()
+            .map(|began| u64::try_from(at.saturating_sub(began)).unwrap_or_default());
         let took = millis.map(|millis| format!(" after {}.{} s", millis / 1000, millis % 1000 / 100));
         let usage = runs::usage(&end.usage);
-        let usage = if usage.is_empty() { usage } else { format!(" · {usage}") };
+        let usage = if usage.is_empty() {
+            usage
+        } else {
+            format!(" · {usage}")
+        };
         text += &self.remark(&format!("{word}{}{usage}", took.unwrap_or_default()));
         if !end.reason.is_empty() {
             let reason = escape::text(&end.reason);
@@ -373,14 +394,16 @@ impl Voice {
         for part in text.split_inclusive('\n') {
             self.partial.push_str(part.trim_end_matches('\n'));
             if part.ends_with('\n') || self.partial.len() > MAX_LINE_BYTES {
-                self.ready.push(format!("{}{}", self.prefix, std::mem::take(&mut self.partial)));
+                self.ready
+                    .push(format!("{}{}", self.prefix, std::mem::take(&mut self.partial)));
             }
         }
     }
 
     fn complete(&mut self) {
         if !self.partial.is_empty() {
-            self.ready.push(format!("{}{}", self.prefix, std::mem::take(&mut self.partial)));
+            self.ready
+                .push(format!("{}{}", self.prefix, std::mem::take(&mut self.partial)));
         }
     }
 }

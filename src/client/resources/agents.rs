@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::{items, text, time};
 use crate::client::api::ApiClient;
 use crate::client::error::{ClientError, ClientResult};
+use crate::client::escape;
 use crate::client::output::{fields, print_list, print_one};
 use crate::client::table::Table;
-use crate::client::escape;
 use crate::config::client::AgentsCommand;
 
 /// Executes a command.
@@ -24,9 +24,7 @@ pub(in crate::client) async fn run(api: &ApiClient, command: &AgentsCommand) -> 
             print_one(output.format(), &found, || page(&found))
         }
         AgentsCommand::Graph { agent, output, .. } => {
-            let graph = api
-                .get(&["assistants", agent, "graph"], &[("xray", "true")])
-                .await?;
+            let graph = api.get(&["assistants", agent, "graph"], &[("xray", "true")]).await?;
             print_one(output.format(), &graph, || describe_graph(&graph))
         }
     }
@@ -57,7 +55,10 @@ pub(in crate::client) async fn default_agent(api: &ApiClient) -> ClientResult<St
         [] => Err(ClientError::NotFound("the server has no agents".to_owned())),
         [only] => Ok(only.clone()),
         names if names.iter().any(|name| name == "agent") => Ok("agent".to_owned()),
-        names => Err(ClientError::Usage(format!("name the agent, one of: {}", names.join(", ")))),
+        names => Err(ClientError::Usage(format!(
+            "name the agent, one of: {}",
+            names.join(", ")
+        ))),
     }
 }
 
@@ -73,7 +74,11 @@ pub(in crate::client) fn table(agents: &[Value]) -> Table {
             text(agent, "source"),
             text(definition, "model"),
             subagents(definition).join(", "),
-            if description.is_empty() { text(agent, "description") } else { description },
+            if description.is_empty() {
+                text(agent, "description")
+            } else {
+                description
+            },
         ]);
     }
     table
@@ -88,7 +93,10 @@ fn page(agent: &Value) -> String {
     let definition = &agent["definition"];
     let list = |field: &str| {
         let names = definition[field].as_array().into_iter().flatten();
-        names.map(|name| name.as_str().map_or_else(|| name.to_string(), str::to_owned)).collect::<Vec<_>>().join(", ")
+        names
+            .map(|name| name.as_str().map_or_else(|| name.to_string(), str::to_owned))
+            .collect::<Vec<_>>()
+            .join(", ")
     };
     let problems = agent["problems"].as_array().into_iter().flatten();
     let problems: Vec<String> = problems.map(|problem| text(problem, "message")).collect();
@@ -110,7 +118,11 @@ fn page(agent: &Value) -> String {
     ]);
     for subagent in definition["subagents"].as_array().into_iter().flatten() {
         page.push('\n');
-        let tools = subagent["tools"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let tools = subagent["tools"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
         page.push_str(&fields(&[
             ("Subagent", text(subagent, "name")),
             ("Description", text(subagent, "description")),
@@ -125,8 +137,15 @@ fn page(agent: &Value) -> String {
 /// Returns the tools whose calls a human has to approve.
 fn approvals(definition: &Value) -> String {
     let rules = definition["interrupt_on"].as_object();
-    let names = rules.map(|rules| rules.iter().filter(|rule| rule.1 != &json!(false)).map(|rule| rule.0.clone()));
-    names.map(|names| names.collect::<Vec<_>>().join(", ")).unwrap_or_default()
+    let names = rules.map(|rules| {
+        rules
+            .iter()
+            .filter(|rule| rule.1 != &json!(false))
+            .map(|rule| rule.0.clone())
+    });
+    names
+        .map(|names| names.collect::<Vec<_>>().join(", "))
+        .unwrap_or_default()
 }
 
 /// Returns the nodes with the edges that leave them.

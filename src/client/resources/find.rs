@@ -41,7 +41,8 @@ pub(super) fn since(text: Option<&str>, clock: &dyn Clock) -> ClientResult<Optio
     }
     let read = Timestamp::read(text).or_else(|| Timestamp::read(&format!("{text}T00:00:00")));
     let wrong = || {
-        let message = "--since must be an age such as 30m, 12h or 7d, or a time such as 2026-11-25 or 2026-11-25T08:00:00Z";
+        let message =
+            "--since must be an age such as 30m, 12h or 7d, or a time such as 2026-11-25 or 2026-11-25T08:00:00Z";
         ClientError::Usage(message.to_owned())
     };
     read.map(Some).ok_or_else(wrong)
@@ -84,7 +85,12 @@ fn unique(what: &str, prefix: &str, ids: Vec<String>) -> ClientResult<String> {
         1 => Ok(found.swap_remove(0)),
         number => Err(ClientError::Usage(format!(
             "`{prefix}` is the beginning of {number} ids: {}{}",
-            found.iter().take(MAX_NAMED).map(String::as_str).collect::<Vec<_>>().join(", "),
+            found
+                .iter()
+                .take(MAX_NAMED)
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", "),
             if number > MAX_NAMED { ", …" } else { "" }
         ))),
     }
@@ -170,7 +176,12 @@ fn made_at(id: &str) -> Option<Timestamp> {
 }
 
 /// Returns the runs of a thread, the newest first.
-pub(in crate::client) async fn runs_of(api: &ApiClient, thread: &str, status: Option<&str>, limit: u32) -> ClientResult<Vec<Value>> {
+pub(in crate::client) async fn runs_of(
+    api: &ApiClient,
+    thread: &str,
+    status: Option<&str>,
+    limit: u32,
+) -> ClientResult<Vec<Value>> {
     let limit = limit.to_string();
     let mut query = vec![("limit", limit.as_str())];
     query.extend(status.map(|status| ("status", status)));
@@ -221,12 +232,19 @@ pub(super) async fn interrupt(api: &ApiClient, given: &str, statuses: &[&str], m
     let mut found: Vec<Value> = vec![];
     for status in statuses {
         let all = interrupts(api, None, status, LARGEST).await?;
-        found.extend(all.into_iter().filter(|interrupt| text(interrupt, "id").starts_with(&given)));
+        found.extend(
+            all.into_iter()
+                .filter(|interrupt| text(interrupt, "id").starts_with(&given)),
+        );
         if found.iter().any(|interrupt| text(interrupt, "id") == given) {
             break;
         }
     }
-    let id = unique("interrupt", &given, found.iter().map(|interrupt| text(interrupt, "id")).collect())?;
+    let id = unique(
+        "interrupt",
+        &given,
+        found.iter().map(|interrupt| text(interrupt, "id")).collect(),
+    )?;
     let one = found.into_iter().find(|interrupt| text(interrupt, "id") == id);
     one.ok_or_else(|| ClientError::NotFound(format!("there is no interrupt `{given}`")))
 }

@@ -6,9 +6,9 @@ use super::{content_text, find, instant, text, time};
 use crate::client::api::ApiClient;
 use crate::client::decisions::{self, action_requests};
 use crate::client::error::ClientResult;
+use crate::client::escape;
 use crate::client::output::{fields, print_list, print_one};
 use crate::client::table::Table;
-use crate::client::escape;
 use crate::config::client::{InterruptsCommand, ResolveArguments};
 use crate::domain::time::Clock;
 
@@ -95,7 +95,10 @@ fn table(interrupts: &[Value]) -> Table {
 /// Returns the question of an interrupt in a line: the tools that shall be called, or what is asked.
 pub(in crate::client) fn question(interrupt: &Value) -> String {
     if decisions::wants_decisions(interrupt) {
-        let names: Vec<String> = action_requests(interrupt).into_iter().map(|request| request.name).collect();
+        let names: Vec<String> = action_requests(interrupt)
+            .into_iter()
+            .map(|request| request.name)
+            .collect();
         return names.join(", ");
     }
     let value = &interrupt["value"];
@@ -104,7 +107,12 @@ pub(in crate::client) fn question(interrupt: &Value) -> String {
 }
 
 fn page(interrupt: &Value) -> String {
-    let path: Vec<&str> = interrupt["agent_path"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let path: Vec<&str> = interrupt["agent_path"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     let mut page = fields(&[
         ("Interrupt", text(interrupt, "id")),
         ("Status", text(interrupt, "status")),

@@ -6,9 +6,9 @@ use super::find::{self, FoundRun};
 use super::{instant, items, text, time};
 use crate::client::api::ApiClient;
 use crate::client::error::ClientResult;
+use crate::client::escape;
 use crate::client::output::{self, fields, print_list, print_one};
 use crate::client::table::Table;
-use crate::client::escape;
 use crate::config::client::RunsCommand;
 use crate::domain::time::{Clock, Timestamp};
 
@@ -121,7 +121,9 @@ impl RunFilter<'_> {
             let changed = instant(thread, "updated_at");
             let is_full = runs.len() >= usize::try_from(self.limit).unwrap_or(usize::MAX);
             let oldest = runs.last().and_then(|run| instant(run, "created_at"));
-            let is_older = self.since.is_some_and(|since| changed.is_some_and(|changed| changed < since));
+            let is_older = self
+                .since
+                .is_some_and(|since| changed.is_some_and(|changed| changed < since));
             if is_older || (is_full && oldest > changed) {
                 return Ok(runs);
             }
@@ -144,7 +146,11 @@ fn table(runs: &[Value]) -> Table {
         table.add(vec![
             text(run, "run_id"),
             text(run, "status"),
-            if agent.is_empty() { text(run, "assistant_id") } else { agent },
+            if agent.is_empty() {
+                text(run, "assistant_id")
+            } else {
+                agent
+            },
             time(run, "created_at"),
             text(run, "thread_id"),
         ]);
@@ -158,7 +164,14 @@ fn page(run: &Value) -> String {
         ("Run", text(run, "run_id")),
         ("Thread", text(run, "thread_id")),
         ("Status", text(run, "status")),
-        ("Agent", if agent.is_empty() { text(run, "agent_name") } else { agent }),
+        (
+            "Agent",
+            if agent.is_empty() {
+                text(run, "agent_name")
+            } else {
+                agent
+            },
+        ),
         ("Parent run", text(run, "parent_run_id")),
         ("Strategy", text(run, "multitask_strategy")),
         ("Created", time(run, "created_at")),
@@ -211,7 +224,11 @@ fn add_node(tree: &mut String, node: &Value, first: &str, rest: &str) {
     let children: Vec<&Value> = children.into_iter().flatten().collect();
     for (at, child) in children.iter().enumerate() {
         let is_last = at + 1 == children.len();
-        let (branch, below) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        let (branch, below) = if is_last {
+            ("└─ ", "   ")
+        } else {
+            ("├─ ", "│  ")
+        };
         add_node(tree, child, &format!("{rest}{branch}"), &format!("{rest}{below}"));
     }
 }

@@ -90,7 +90,11 @@ pub(in crate::client) async fn search(api: &ApiClient, filter: &ThreadFilter<'_>
         body["status"] = json!(status);
     }
     if let Some(agent) = filter.agent {
-        let field = if find::is_uuid(agent) { "assistant_id" } else { "graph_id" };
+        let field = if find::is_uuid(agent) {
+            "assistant_id"
+        } else {
+            "graph_id"
+        };
         body["metadata"] = json!({field: agent});
     }
     if !filter.has_values {
@@ -118,10 +122,16 @@ pub(in crate::client) fn table(threads: &[Value]) -> Table {
 /// Asks whether the thread shall be deleted.
 fn is_confirmed(thread: &str) -> ClientResult<bool> {
     if !is_interactive() {
-        return Err(ClientError::Usage("a thread is deleted without a question only with --yes".to_owned()));
+        return Err(ClientError::Usage(
+            "a thread is deleted without a question only with --yes".to_owned(),
+        ));
     }
     let mut output = std::io::stdout().lock();
-    write!(output, "Delete the thread {} with its history? [y/N] ", escape::line(thread))?;
+    write!(
+        output,
+        "Delete the thread {} with its history? [y/N] ",
+        escape::line(thread)
+    )?;
     output.flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
@@ -132,7 +142,9 @@ fn page(thread: &Value, values: &Value, pending: &[Value]) -> String {
     let messages: Vec<&Value> = values["messages"].as_array().into_iter().flatten().collect();
     let names = |field: &str| {
         let files = values[field].as_object();
-        files.map(|files| files.keys().cloned().collect::<Vec<_>>().join("\n")).unwrap_or_default()
+        files
+            .map(|files| files.keys().cloned().collect::<Vec<_>>().join("\n"))
+            .unwrap_or_default()
     };
     let ids: Vec<String> = pending
         .iter()
@@ -198,7 +210,12 @@ pub(in crate::client) fn todos(todos: &Value) -> String {
 fn history(states: &[Value]) -> Table {
     let mut table = Table::new(&["CHECKPOINT", "STEP", "SOURCE", "NEXT", "MESSAGES", "CREATED"]);
     for state in states {
-        let next: Vec<&str> = state["next"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let next: Vec<&str> = state["next"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
         let messages = state["values"]["messages"].as_array().map_or(0, Vec::len);
         table.add(vec![
             text(&state["checkpoint"], "checkpoint_id"),

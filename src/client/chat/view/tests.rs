@@ -4,7 +4,11 @@ use super::*;
 
 fn speaker(names: &[&str]) -> Speaker {
     let path: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let namespace = if path.len() > 1 { format!("tools:{}", path.join("-")) } else { String::new() };
+    let namespace = if path.len() > 1 {
+        format!("tools:{}", path.join("-"))
+    } else {
+        String::new()
+    };
     Speaker { namespace, path }
 }
 
@@ -34,7 +38,9 @@ fn view(is_live: bool) -> View {
 }
 
 fn play(view: &mut View, frames: &[(&[&str], FrameKind)]) -> String {
-    let shown = frames.iter().map(|(names, kind)| view.show(&frame(names, kind.clone())));
+    let shown = frames
+        .iter()
+        .map(|(names, kind)| view.show(&frame(names, kind.clone())));
     shown.collect()
 }
 
@@ -69,7 +75,10 @@ fn without_a_terminal_only_whole_lines_are_written() {
     let mut view = view(false);
     assert_eq!(view.show(&frame(&["editor"], text("Hel"))), "");
     assert_eq!(view.show(&frame(&["editor"], text("lo\nyou"))), "editor │ Hello\n");
-    assert_eq!(view.show(&frame(&["editor"], FrameKind::MessageFinished)), "editor │ you\n");
+    assert_eq!(
+        view.show(&frame(&["editor"], FrameKind::MessageFinished)),
+        "editor │ you\n"
+    );
 }
 
 #[test]
@@ -100,14 +109,18 @@ fn an_answer_that_is_asked_for_again_is_told_apart() {
         (&["editor"], text("Hello")),
     ];
     let shown = play(&mut view, &frames);
-    assert!(shown.starts_with("editor │ Hel\neditor │ the answer broke off"), "{shown}");
+    assert!(
+        shown.starts_with("editor │ Hel\neditor │ the answer broke off"),
+        "{shown}"
+    );
     assert!(shown.ends_with("\neditor │ Hello"), "{shown}");
 }
 
 #[test]
 fn calls_results_and_todos_are_single_lines() {
     let mut view = view(true);
-    let todos = json!({"todos": [{"content": "Plan", "status": "completed"}, {"content": "Write", "status": "pending"}]});
+    let todos =
+        json!({"todos": [{"content": "Plan", "status": "completed"}, {"content": "Write", "status": "pending"}]});
     let call = |call: &str, tool: &str, args: &Value| FrameKind::ToolStarted {
         call: call.to_owned(),
         tool: tool.to_owned(),
@@ -124,7 +137,8 @@ fn calls_results_and_todos_are_single_lines() {
         (&["editor"], call("b", "lookup", &json!({"query": "otters"}))),
         (&["editor"], result),
     ];
-    let expected = "editor │ [x] Plan\neditor │ [ ] Write\neditor │ → lookup(query=\"otters\")\neditor │ ← lookup: Otters swim.\n";
+    let expected =
+        "editor │ [x] Plan\neditor │ [ ] Write\neditor │ → lookup(query=\"otters\")\neditor │ ← lookup: Otters swim.\n";
     assert_eq!(play(&mut view, &frames), expected);
 }
 
@@ -159,7 +173,10 @@ fn an_agent_cannot_drive_the_terminal() {
             (names, ends),
         ],
     );
-    assert!(!shown.chars().any(|letter| letter.is_control() && letter != '\n'), "{shown:?}");
+    assert!(
+        !shown.chars().any(|letter| letter.is_control() && letter != '\n'),
+        "{shown:?}"
+    );
     assert!(!shown.contains('\u{202e}'), "{shown:?}");
 }
 

@@ -1,0 +1,3 @@
+//! The commands that talk to a server, in pipes and in terminals.
+
+mod chat;
