@@ -35,6 +35,7 @@ enum Choice {
 /// Asks what an interrupt asks.
 pub(super) async fn ask(session: &mut Session, interrupt: &Value) -> ClientResult<Reply> {
     session.settle()?;
+    session.begin_question();
     let path = interrupt["agent_path"]
         .as_array()
         .into_iter()
@@ -72,7 +73,7 @@ async fn decide(session: &mut Session, request: &ActionRequest) -> ClientResult<
         let Entered::Line(line) = session.read_line(&prompt, "", false).await? else {
             return Ok(Choice::Later);
         };
-        if session.is_at_work() {
+        if session.is_answered_elsewhere() {
             return Ok(Choice::AnsweredElsewhere);
         }
         let line = line.trim();
@@ -193,7 +194,7 @@ async fn ask_question(session: &mut Session, interrupt: &Value, path: &str) -> C
     let Some(answer) = Box::pin(ask_value(session, "Answer", schema)).await? else {
         return Ok(Reply::Later);
     };
-    if session.is_at_work() {
+    if session.is_answered_elsewhere() {
         return Ok(Reply::AnsweredElsewhere);
     }
     Ok(Reply::Answer(json!({"response": answer})))
@@ -260,7 +261,7 @@ async fn ask_simple_or_nothing(
         let Entered::Line(line) = session.read_line(&prompt, "", false).await? else {
             return Ok(None);
         };
-        if session.is_at_work() {
+        if session.is_answered_elsewhere() {
             return Ok(Some(Some(Value::Null)));
         }
         if line.trim().is_empty() && !(is_required && schema["type"] == "string") {

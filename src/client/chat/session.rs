@@ -56,6 +56,12 @@ pub(super) struct Session {
     earlier: Option<EarlierRun>,
     /// The run that is at work.
     active: Option<String>,
+    /// The number of runs that have begun.
+    begun: u64,
+    /// The number of runs that had begun when the current question was asked.
+    begun_before_question: u64,
+    /// The run that has ended last, and how.
+    last_end: Option<(String, RunEnd)>,
     /// The interrupts that are left to later, or to others.
     put_off: BTreeSet<String>,
     reader: Option<LineReader>,
@@ -90,6 +96,9 @@ impl Session {
             subscription: None,
             earlier: None,
             active: None,
+            begun: 0,
+            begun_before_question: 0,
+            last_end: None,
             put_off: BTreeSet::new(),
             reader: None,
         }
@@ -343,7 +352,9 @@ impl Session {
         let run = text(&run, "run_id");
         // An ordinary message may drop a question, or be refused while there is one: that is up to the agent.
         let end = self.follow(&run).await?;
-        Ok(self.answer_questions().await?.unwrap_or(end))
+        self.answer_questions().await?;
+        // Somebody else may have answered, so that it was no run of this chat.
+        Ok(self.last_end.take().map_or(end, |ended| ended.1))
     }
 
     /// Follows what is at work, and asks what waits.
@@ -351,7 +362,7 @@ impl Session {
         if let Some(run) = self.active.clone() {
             self.follow(&run).await?;
         }
-        self.answer_questions().await.map(drop)
+        self.answer_questions().await
     }
 
     /// Returns the thread. If there is none yet, it is made.
@@ -387,6 +398,10 @@ impl Session {
 
     /// Shows events until a run of the main agent ends. Ctrl-C cancels it, and a second one leaves.
     async fn follow(&mut self, run: &str) -> ClientResult<RunEnd> {
+        // Somebody else may have given the same answer before.
+        if let Some(ended) = self.last_end.as_ref().filter(|ended| ended.0 == run) {
+            return Ok(ended.1.clone());
+        }
         let mut is_cancelled = false;
         let mut interrupt = Box::pin(tokio::signal::ctrl_c());
         loop {
@@ -494,6 +509,7 @@ impl Session {
     fn note_runs(&mut self, frame: &ThreadFrame) -> Option<(String, RunEnd)> {
         if let FrameKind::RunStarted { run } = &frame.kind {
             self.active = Some(run.clone());
+            self.begun += 1;
         }
         let FrameKind::RunEnded { run, end } = &frame.kind else {
             return None;
@@ -501,6 +517,7 @@ impl Session {
         if self.active.as_ref() == Some(run) {
             self.active = None;
         }
+        self.last_end = Some((run.clone(), end.clone()));
         Some((run.clone(), end.clone()))
     }
 
@@ -534,13 +551,11 @@ impl Session {
         }
     }
 
-    /// Asks a person what the thread asks, one question after the other, and follows the runs that continue. Returns
-    /// how the last of them ended.
-    async fn answer_questions(&mut self) -> ClientResult<Option<RunEnd>> {
-        let mut last = None;
+    /// Asks a person what the thread asks, one question after the other, and follows the runs that continue.
+    async fn answer_questions(&mut self) -> ClientResult<()> {
         while self.reader.is_some() {
             if let Some(run) = self.active.clone() {
-                last = Some(self.follow(&run).await?);
+                self.follow(&run).await?;
             }
             let pending = self.pending().await?;
             let next = pending
@@ -548,10 +563,10 @@ impl Session {
                 .find(|interrupt| !self.put_off.contains(&text(interrupt, "id")));
             let Some(interrupt) = next else { break };
             if let Some(run) = self.answer(&interrupt).await? {
-                last = Some(self.follow(&run).await?);
+                self.follow(&run).await?;
             }
         }
-        Ok(last)
+        Ok(())
     }
 
     /// Asks one question. Returns the run that continues.
@@ -589,9 +604,14 @@ impl Session {
         }
     }
 
-    /// Returns whether a run has begun: somebody else has answered.
-    pub(super) fn is_at_work(&self) -> bool {
-        self.active.is_some()
+    /// Marks the beginning of a question.
+    pub(super) fn begin_question(&mut self) {
+        self.begun_before_question = self.begun;
+    }
+
+    /// Returns whether a run has begun since the question was asked: somebody else has answered.
+    pub(super) fn is_answered_elsewhere(&self) -> bool {
+        self.begun > self.begun_before_question
     }
 
     /// Reads a line. What happens on the thread meanwhile is shown above it.
@@ -607,7 +627,8 @@ impl Session {
             let entered = reader.read(&prompt, &initial, is_kept);
             (reader, entered)
         });
-        let was_at_work = self.is_at_work();
+        let begun = self.begun;
+        let mut is_told = false;
         loop {
             tokio::select! {
                 done = &mut reading => {
@@ -624,7 +645,8 @@ impl Session {
                             self.view.remark(&format!("the thread is not followed any more: {error}"))
                         }
                     };
-                    if !was_at_work && self.is_at_work() && !is_kept {
+                    if !is_kept && self.begun > begun && !is_told {
+                        is_told = true;
                         shown += &self.view.remark("somebody else has answered; Enter goes on");
                     }
                     if !shown.is_empty() {
