@@ -54,11 +54,13 @@ mod program;
 mod progress;
 mod state_size;
 pub mod subagent_registry;
+mod trace;
 
 pub use driver::with_ids as identified;
 pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 pub use state_size::StateSize;
 pub use subagent_registry::{Forks, SubagentRegistry};
+pub use trace::set_conversation;
 
 /// An assembled agent, ready to run and shared by all its runs.
 pub struct Agent {

@@ -37,7 +37,7 @@ pub mod tickets;
 
 pub use configured_keys::ConfiguredKey;
 pub use hook::HookSettings;
-pub use jwt::{ClaimRules, IssuerSettings};
+pub use jwt::{ClaimRules, IssuerSettings, count_issuer_keys};
 pub use keys::{ApiKeys, IssuedKey};
 pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeySearch};
 pub use tickets::IssuedTicket;

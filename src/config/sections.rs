@@ -387,6 +387,8 @@ pub struct Log {
     pub format: LogFormat,
     /// The filter, as in `info,adjutant=debug`.
     pub filter: String,
+    /// True if each request gets a line: the access log.
+    pub access: bool,
 }
 
 impl Default for Log {
@@ -394,12 +396,13 @@ impl Default for Log {
         Self {
             format: LogFormat::Text,
             filter: "info".to_owned(),
+            access: false,
         }
     }
 }
 
 /// The format of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
@@ -408,6 +411,16 @@ pub enum LogFormat {
     Text,
     /// One JSON object.
     Json,
+}
+
+impl LogFormat {
+    /// Returns the word for the format.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// `[providers.NAME]`: the model providers. `NAME:model` in an agent refers to one.

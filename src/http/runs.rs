@@ -11,7 +11,10 @@ use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
-use super::stream::{self, ResumePoint, RunInfo, StreamMode, StreamRequest};
+use super::stream::{
+    self, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, ResumePoint, RunInfo, StreamMode,
+    StreamRequest,
+};
 use super::subagents;
 use super::wait::{self, CancelOnDisconnect};
 use super::wire::child_run::AnyRunView;
@@ -89,7 +92,8 @@ pub(super) async fn wait(
 /// Creates a run and streams its events.
 ///
 /// The first event is `metadata`. The stream ends with the run; if the run fails, the last event is `error`.
-#[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath, KeyHeader),
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs",
+    params(ThreadPath, KeyHeader, MetadataDetailParameter, MetadataDetailHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
@@ -100,10 +104,10 @@ pub(super) async fn wait(
 pub(super) async fn stream(
     api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
-    client: ClientId,
+    reader: StreamReader,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_stream(api, RunScope::Thread(path.thread_id), client, body, key).await
+    start_and_stream(api, RunScope::Thread(path.thread_id), reader, body, key).await
 }
 
 /// A run that was started by this request, or by an earlier one with the same idempotency key.
@@ -205,16 +209,23 @@ pub(super) async fn start_and_wait(
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
 }
 
+/// The reader of a run's stream.
+#[derive(FromRequestParts)]
+pub(super) struct StreamReader {
+    client: ClientId,
+    detail: MetadataDetail,
+}
+
 /// Starts a run and responds with its events.
 pub(super) async fn start_and_stream(
     api: Api,
     scope: RunScope,
-    client: ClientId,
+    reader: StreamReader,
     body: RunCreate,
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope, &api.caller)?;
-    let permit = api.open_stream(scope.thread(), client)?;
+    let permit = api.open_stream(scope.thread(), reader.client)?;
     let started = start(&api, checked, key).await?;
     let mut headers = location_headers(&started.run, Some("stream"));
     if scope == RunScope::Stateless
@@ -222,7 +233,10 @@ pub(super) async fn start_and_stream(
     {
         headers.insert(header::CONTENT_LOCATION, path);
     }
-    let request = stream_request(&api, &started.run, started.cancel_on_disconnect);
+    let request = StreamRequest {
+        detail: reader.detail,
+        ..stream_request(&api, &started.run, started.cancel_on_disconnect)
+    };
     let tail = api.events.tail(&started.run, After::Start);
     let response = stream::stream_run(api.events.clone(), tail, request);
     Ok(permit.hold((headers, mark_if_replayed(response, started.is_replay)).into_response()))
@@ -263,6 +277,7 @@ pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -
         resumable: run.request.stream_resumable,
         resume_from: None,
         filter: None,
+        detail: MetadataDetail::Full,
         heartbeat: api.settings.heartbeat,
         on_disconnect,
     }
@@ -425,14 +440,15 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
     params(RunPath,
         ("stream_mode" = Option<String>, Query, description = "A mode of the run, or a JSON array of modes"),
         ("cancel_on_disconnect" = Option<bool>, Query, description = "Whether the run is cancelled if the client disconnects"),
-        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received")),
+        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received"),
+        MetadataDetailParameter, MetadataDetailHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),
         (status = 404, description = "Thread or run not found", body = ErrorBody),
         (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
-pub(super) async fn join_stream(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
+pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: MetadataDetail) -> Result<Response, ApiError> {
     let filter = requested_modes(&request.params)?;
     let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let resume_from = last_event_id(&request.headers)?;
@@ -441,7 +457,13 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest) -> Result<Respon
     check_gap(&api, run.thread, resume_from.as_ref()).await?;
     let permit = api.open_stream(Some(run.thread), request.client)?;
     if run.lineage.depth > 0 {
-        let answer = subagents::stream_child(&api, &run, resume_from, filter, cancel_on_disconnect).await?;
+        let reader = subagents::ChildReader {
+            resume_from,
+            filter,
+            detail,
+            cancel_on_disconnect,
+        };
+        let answer = subagents::stream_child(&api, &run, reader).await?;
         return Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()));
     }
     let after = if resume_from.is_some() {
@@ -452,6 +474,7 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest) -> Result<Respon
     let request = StreamRequest {
         resume_from,
         filter,
+        detail,
         ..stream_request(&api, &run, cancel_on_disconnect)
     };
     let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);

@@ -8,9 +8,10 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::runs::{
-    cancel_action, check_graph, created_response, parse_thread_id, short_run_path, start_and_stream, start_and_wait,
-    start_in_background,
+    StreamReader, cancel_action, check_graph, created_response, parse_thread_id, short_run_path, start_and_stream,
+    start_and_wait, start_in_background,
 };
+use super::stream::{MetadataDetailHeader, MetadataDetailParameter};
 use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
@@ -55,7 +56,7 @@ pub(super) async fn wait(
 
 /// Creates a run on a new thread and streams its events.
 #[utoipa::path(post, path = "/runs/stream", tag = "Stateless runs", request_body = RunCreate,
-    params(KeyHeader),
+    params(KeyHeader, MetadataDetailParameter, MetadataDetailHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
@@ -63,10 +64,10 @@ pub(super) async fn wait(
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     api: Api,
-    client: ClientId,
+    reader: StreamReader,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_stream(api, RunScope::Stateless, client, body, key).await
+    start_and_stream(api, RunScope::Stateless, reader, body, key).await
 }
 
 /// Creates several runs, each on a new thread, without waiting for them. Either all are created or none.

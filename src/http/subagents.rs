@@ -8,7 +8,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiPath, RunPath};
 use super::history::{HistorySlice, HistoryTarget, load};
 use super::runs::{self, find};
-use super::stream::{self, Cursor, ResumePoint, StreamMode, StreamRequest};
+use super::stream::{self, Cursor, MetadataDetail, ResumePoint, StreamMode, StreamRequest};
 use super::wire::child_run::{BackgroundTaskView, ChildRunView, RunTreeView};
 use super::wire::history::HistoryFields;
 use super::wire::interrupt::brief;
@@ -122,14 +122,26 @@ pub(super) async fn active_main_run(api: &Api, child: &Run) -> Result<Option<(Ru
     Ok(read.await?)
 }
 
+/// The request for the stream of a child run.
+pub(super) struct ChildReader {
+    /// The last event that the reader has seen.
+    pub resume_from: Option<ResumePoint>,
+    /// The modes of this reader, if not all of the run's.
+    pub filter: Option<Vec<StreamMode>>,
+    /// The metadata of the pieces of answers.
+    pub detail: MetadataDetail,
+    /// True if the run is cancelled when the reader disconnects.
+    pub cancel_on_disconnect: bool,
+}
+
 /// Responds with the events of a child run, in the modes of the main agent's run: after `resume_from`, or from now on.
-pub(super) async fn stream_child(
-    api: &Api,
-    child: &Run,
-    resume_from: Option<ResumePoint>,
-    filter: Option<Vec<StreamMode>>,
-    cancel_on_disconnect: bool,
-) -> Result<Response, ApiError> {
+pub(super) async fn stream_child(api: &Api, child: &Run, reader: ChildReader) -> Result<Response, ApiError> {
+    let ChildReader {
+        resume_from,
+        filter,
+        detail,
+        cancel_on_disconnect,
+    } = reader;
     let root = child.lineage.root;
     let (main, now) = match active_main_run(api, child).await? {
         Some(found) => found,
@@ -157,6 +169,7 @@ pub(super) async fn stream_child(
     let request = StreamRequest {
         resume_from: Some(resume_from),
         filter,
+        detail,
         subgraphs: true,
         ..request
     };

@@ -22,7 +22,7 @@ use super::run_context::{RunContext, fault};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{Turns, claim_next};
-use super::{CancelAction, Store};
+use super::{CancelAction, Store, trace};
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess};
@@ -99,6 +99,7 @@ impl Dispatcher {
             clock: parts.clock,
             shutdown: parts.shutdown,
             metrics: parts.metrics,
+            tracer: parts.tracer,
             webhooks,
             retention: parts.retention,
             bounds: parts.bounds,
@@ -274,6 +275,7 @@ impl Dispatcher {
         RunContext {
             core: Arc::clone(&self.core),
             log: self.core.events.log(run.thread),
+            trace: trace::scope_of(&self.core.tracer, &run),
             run,
             ownership,
             fence,
@@ -428,6 +430,7 @@ impl Dispatcher {
             }
             Some(CancelAction::Rollback) => patiently(run_context.run.id, || self.roll_back(run_context))
                 .await
+                .map(|()| journal.record_rollback())
                 .map_err(|error| error.to_string()),
             None => self.release(run_context).await.map_err(|error| error.to_string()),
         };

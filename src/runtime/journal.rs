@@ -1,6 +1,7 @@
 //! The durable journal: one transaction per commit, fenced by the lease.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::run_context::{RunContext, fault};
+use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
@@ -26,6 +28,7 @@ use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::domain::trace::{SpanId, TraceScope};
 use crate::tool::budget::{Budget, Meter};
 
 mod child;
@@ -52,6 +55,12 @@ pub(super) struct LaneJournal {
     stored: Mutex<Usage>,
     /// Cancels the loop that writes here.
     stop: CancellationToken,
+    /// The span of the agent.
+    trace: TraceScope,
+    /// The time at which the run of a subagent was created; the main agent has none.
+    created: Option<Timestamp>,
+    /// True once the end of the agent is stored.
+    ended: AtomicBool,
     /// Its entry among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
 }
@@ -82,6 +91,9 @@ impl LaneJournal {
         let stored = Mutex::default();
         let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
+            trace: run_context.trace.clone(),
+            created: None,
+            ended: AtomicBool::new(false),
             run_context,
             run,
             origin,
@@ -101,7 +113,11 @@ impl LaneJournal {
         segment: Option<i64>,
         (at_work, meter): (AtWork, &Arc<Meter>),
     ) -> Box<dyn Journal> {
+        let root = self.run_context.run.id;
         Box::new(Self {
+            trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
+            created: Some(run.created_at),
+            ended: AtomicBool::new(false),
             run_context: Arc::clone(&self.run_context),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
@@ -332,10 +348,15 @@ impl LaneJournal {
         work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.record_event(event, age));
-        if self.origin.lane == Lane::Main {
-            let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
-            ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
-        }
+        let main = &self.run_context.run;
+        events
+            .iter()
+            .for_each(|event| log_lines::agent_started(event, self.run, main));
+        let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
+        ends.for_each(|end| match self.origin.lane {
+            Lane::Main => log_lines::run_ended(main, &end),
+            Lane::Child(subagent) => log_lines::subagent_ended(subagent, &self.origin, main, &end),
+        });
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
@@ -400,6 +421,42 @@ impl LaneJournal {
         outcome
     }
 
+    fn traced_agent(&self) -> TracedAgent<'_> {
+        TracedAgent {
+            context: &self.run_context,
+            trace: &self.trace,
+            origin: &self.origin,
+            run: self.run,
+            created: self.created,
+        }
+    }
+
+    /// Records the span of the agent, whose end is stored.
+    fn record_span(&self, end: &RunEnd, machine: &Machine) {
+        self.ended.store(true, Ordering::Relaxed);
+        let end = AgentEnd {
+            status: end.status,
+            error: end.error.as_ref(),
+            waits: end.waits,
+        };
+        self.traced_agent().record(&end, Some(machine));
+    }
+
+    /// Records the span of a run that was cancelled and undone.
+    pub(super) fn record_rollback(&self) {
+        self.record_cancellation();
+    }
+
+    fn record_cancellation(&self) {
+        let failure = Failure::cancelled();
+        let end = AgentEnd {
+            status: RunStatus::Interrupted,
+            error: Some(&failure),
+            waits: false,
+        };
+        self.traced_agent().record(&end, None);
+    }
+
     /// Continues the history in the segment that was stored.
     fn settle_segment(&self, first: i64, stored: &CommitBatch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
@@ -409,6 +466,16 @@ impl LaneJournal {
             .filter(|number| (first..first + count).contains(*number))
         {
             *number += stored.first - first;
+        }
+    }
+}
+
+impl Drop for LaneJournal {
+    /// A subagent that is cancelled together with its caller stores no end of its own.
+    fn drop(&mut self) {
+        let is_cut_off = self.created.is_some() && !self.ended.load(Ordering::Relaxed) && self.stop.is_cancelled();
+        if is_cut_off && !self.run_context.core.shutdown.soft().is_cancelled() {
+            self.record_cancellation();
         }
     }
 }
@@ -455,46 +522,7 @@ fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>)
 
 impl Journal for LaneJournal {
     fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(async move {
-            let ends = notes
-                .iter()
-                .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
-            let fault = |error: DbError| {
-                self.run_context.core.metrics.work().commit_failed("database");
-                fault(self.run_context.run.id, &error)
-            };
-            let rest = match ends {
-                true => Some(
-                    patiently(self.run_context.run.id, || self.rest())
-                        .await
-                        .map_err(fault)?,
-                ),
-                false => None,
-            };
-            let batch = self.build_step(machine, notes, rest);
-            let first = batch.first;
-            let begun = Instant::now();
-            let Some(stored) = self.store(batch).await.map_err(fault)? else {
-                self.run_context.core.metrics.work().commit_failed("lease");
-                return Err(ExitReason::LeaseLost);
-            };
-            self.settle_segment(first, &stored);
-            stored.asked.iter().for_each(log_lines::interrupt_raised);
-            self.count(&stored.events, begun);
-            let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
-            if let (true, Some(head)) = (main_ended, machine.head) {
-                self.run_context
-                    .core
-                    .db
-                    .states()
-                    .put(head, Arc::new(machine.state.clone()));
-            }
-            self.run_context.log.publish(stored.events);
-            if stored.report.is_some() {
-                self.run_context.core.webhooks.wake();
-            }
-            Ok(())
-        })
+        Box::pin(self.commit_writes(machine, notes))
     }
 
     fn publish(&self, delta: Delta) {
@@ -515,76 +543,7 @@ impl Journal for LaneJournal {
         parent: &'a Machine,
         wish: NewChildRun,
     ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>> {
-        Box::pin(async move {
-            let run_context = Arc::clone(&self.run_context);
-            let now = self.run_context.core.clock.now();
-            let head = parent.head.map(|head| (head, parent.position.clone()));
-            let id = wish.id;
-            let order = wish.order.clone();
-            let at_work = self.register_child(id);
-            let lane = self.run;
-            let used = self.used(now);
-            let asked = Arc::new((wish, head, used));
-            // A repeated call finds the child that was admitted before, with the same time.
-            let admit = || {
-                let run_context = Arc::clone(&run_context);
-                let asked = Arc::clone(&asked);
-                self.run_context.core.db.write(move |tx| {
-                    Box::pin(async move {
-                        let (wish, head, used) = &*asked;
-                        if !run_context.holds_lease(tx, now).await? {
-                            return Ok(None);
-                        }
-                        let admission = child::admit(tx, &run_context, wish, now).await?;
-                        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
-                            db::checkpoints::set_position(
-                                tx,
-                                run_context.run.thread,
-                                *head,
-                                position,
-                                run_context.run.id,
-                            )
-                            .await?;
-                        }
-                        if let Some(used) = used {
-                            let growth = quotas::growth(tx, &run_context, lane, used).await?;
-                            db::runs::set_usage(tx, lane, used).await?;
-                            quotas::charge(tx, &run_context, growth, now).await?;
-                        }
-                        Ok(Some(admission))
-                    })
-                })
-            };
-            let admitted = patiently(self.run_context.run.id, admit)
-                .await
-                .map_err(|error| fault(self.run_context.run.id, &error))?
-                .ok_or(ExitReason::LeaseLost)?;
-            match admitted {
-                AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
-                AdmittedChild::Admitted(run) if run.created_at == now => {
-                    let stop = at_work.stop().clone();
-                    let meter = Arc::new(Meter::new(Usage::default(), now));
-                    let journal = self.child_journal(&run, None, (at_work, &meter));
-                    let known = self.known(&run).await?;
-                    let machine = Machine::default();
-                    let child = Child {
-                        id,
-                        machine,
-                        order,
-                        stop,
-                        meter,
-                        known,
-                        input: None,
-                        journal,
-                    };
-                    Ok(ChildAdmission::Admitted(Box::new(child)))
-                }
-                AdmittedChild::Admitted(_) => match self.find_child(id).await? {
-                    Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
-                    None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
-                },
-            }
-        })
+        Box::pin(self.admit_child(parent, wish))
     }
 
     fn run(&self) -> RunId {
@@ -592,96 +551,221 @@ impl Journal for LaneJournal {
     }
 
     fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>> {
-        Box::pin(async move {
-            let thread = self.run_context.run.thread;
-            let at_work = self.register_child(child);
-            let find = || {
-                self.run_context.core.db.read(move |tx| {
-                    Box::pin(async move {
-                        let Some(run) = db::runs::get_by_id(tx, child).await? else {
-                            return Ok(None);
-                        };
-                        let lane = Lane::Child(child);
-                        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
-                        let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                        let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                        let used = db::runs::usage(tx, child).await?;
-                        Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
-                    })
-                })
-            };
-            let found = patiently(self.run_context.run.id, find)
-                .await
-                .map_err(|error| fault(self.run_context.run.id, &error))?;
-            let known = match &found {
-                Some((run, ..)) => self.known(run).await?,
-                None => None,
-            };
-            Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
-                // A failed run has notified its caller, or is about to, so it is not retried.
-                let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
-                if answered && machine.position.failure.is_none() {
-                    machine.prepare_for_run();
-                }
-                let stop = at_work.stop().clone();
-                if is_to_stop {
-                    stop.cancel();
-                }
-                let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
-                let journal = self.child_journal(&run, segment, (at_work, &meter));
-                let order = run
-                    .request
-                    .input
-                    .and_then(|order| serde_json::from_value(order).ok())
-                    .unwrap_or_default();
-                (
-                    run.lineage,
-                    Child {
-                        id: child,
-                        machine,
-                        order,
-                        stop,
-                        meter,
-                        known,
-                        input,
-                        journal,
-                    },
-                )
-            }))
-        })
+        Box::pin(self.load_child(child))
     }
 
     fn child_cancelled<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(async move {
-            // The child is registered before the read: a cancellation right after the read would be missed otherwise.
-            let waits = self.run_context.parked.enter(child, CancellationToken::new());
-            let read = || {
-                self.run_context
-                    .core
-                    .db
-                    .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
-            };
-            if !patiently(self.run_context.run.id, read)
-                .await
-                .map_err(|error| fault(self.run_context.run.id, &error))?
-            {
-                waits.stop().cancelled().await;
-            }
-            Ok(())
-        })
+        Box::pin(self.wait_for_cancellation(child))
     }
 
     fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>> {
-        Box::pin(async move {
-            let thread = self.run_context.run.thread;
-            let read = || {
-                self.run_context.core.db.read(move |tx| {
-                    Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
+        Box::pin(self.load_open_interrupts(child))
+    }
+}
+
+impl LaneJournal {
+    async fn commit_writes(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
+        let ends = notes
+            .iter()
+            .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
+        let fault = |error: DbError| {
+            self.run_context.core.metrics.work().commit_failed("database");
+            fault(self.run_context.run.id, &error)
+        };
+        let rest = match ends {
+            true => Some(
+                patiently(self.run_context.run.id, || self.rest())
+                    .await
+                    .map_err(fault)?,
+            ),
+            false => None,
+        };
+        let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
+        let batch = self.build_step(machine, notes, rest);
+        if let Some(span) = &mut span {
+            span.set(
+                "db.operation.batch.size",
+                batch.count + batch.items.len() + batch.asked.len(),
+            );
+        }
+        let first = batch.first;
+        let begun = Instant::now();
+        let Some(stored) = self.store(batch).await.map_err(fault)? else {
+            self.run_context.core.metrics.work().commit_failed("lease");
+            return Err(ExitReason::LeaseLost);
+        };
+        self.trace.end(span);
+        self.settle_segment(first, &stored);
+        if let Some(end) = &stored.ended {
+            self.record_span(end, machine);
+        }
+        stored.asked.iter().for_each(log_lines::interrupt_raised);
+        self.count(&stored.events, begun);
+        let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
+        if let (true, Some(head)) = (main_ended, machine.head) {
+            self.run_context
+                .core
+                .db
+                .states()
+                .put(head, Arc::new(machine.state.clone()));
+        }
+        self.run_context.log.publish(stored.events);
+        if stored.report.is_some() {
+            self.run_context.core.webhooks.wake();
+        }
+        Ok(())
+    }
+
+    async fn admit_child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
+        let run_context = Arc::clone(&self.run_context);
+        let now = self.run_context.core.clock.now();
+        let head = parent.head.map(|head| (head, parent.position.clone()));
+        let id = wish.id;
+        let order = wish.order.clone();
+        let at_work = self.register_child(id);
+        let lane = self.run;
+        let used = self.used(now);
+        let asked = Arc::new((wish, head, used));
+        // A repeated call finds the child that was admitted before, with the same time.
+        let admit = || {
+            let run_context = Arc::clone(&run_context);
+            let asked = Arc::clone(&asked);
+            self.run_context.core.db.write(move |tx| {
+                Box::pin(async move {
+                    let (wish, head, used) = &*asked;
+                    if !run_context.holds_lease(tx, now).await? {
+                        return Ok(None);
+                    }
+                    let admission = child::admit(tx, &run_context, wish, now).await?;
+                    if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
+                        db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
+                            .await?;
+                    }
+                    if let Some(used) = used {
+                        let growth = quotas::growth(tx, &run_context, lane, used).await?;
+                        db::runs::set_usage(tx, lane, used).await?;
+                        quotas::charge(tx, &run_context, growth, now).await?;
+                    }
+                    Ok(Some(admission))
                 })
-            };
-            patiently(self.run_context.run.id, read)
-                .await
-                .map_err(|error| fault(self.run_context.run.id, &error))
-        })
+            })
+        };
+        let admitted = patiently(self.run_context.run.id, admit)
+            .await
+            .map_err(|error| fault(self.run_context.run.id, &error))?
+            .ok_or(ExitReason::LeaseLost)?;
+        match admitted {
+            AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
+            AdmittedChild::Admitted(run) if run.created_at == now => {
+                let stop = at_work.stop().clone();
+                let meter = Arc::new(Meter::new(Usage::default(), now));
+                let journal = self.child_journal(&run, None, (at_work, &meter));
+                let known = self.known(&run).await?;
+                let machine = Machine::default();
+                let child = Child {
+                    id,
+                    machine,
+                    order,
+                    stop,
+                    meter,
+                    known,
+                    input: None,
+                    journal,
+                };
+                Ok(ChildAdmission::Admitted(Box::new(child)))
+            }
+            AdmittedChild::Admitted(_) => match self.find_child(id).await? {
+                Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
+                None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
+            },
+        }
+    }
+
+    async fn load_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
+        let thread = self.run_context.run.thread;
+        let at_work = self.register_child(child);
+        let find = || {
+            self.run_context.core.db.read(move |tx| {
+                Box::pin(async move {
+                    let Some(run) = db::runs::get_by_id(tx, child).await? else {
+                        return Ok(None);
+                    };
+                    let lane = Lane::Child(child);
+                    let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
+                    let input = db::checkpoints::input_of(tx, thread, lane).await?;
+                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
+                    let used = db::runs::usage(tx, child).await?;
+                    Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
+                })
+            })
+        };
+        let found = patiently(self.run_context.run.id, find)
+            .await
+            .map_err(|error| fault(self.run_context.run.id, &error))?;
+        let known = match &found {
+            Some((run, ..)) => self.known(run).await?,
+            None => None,
+        };
+        Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
+            // A failed run has notified its caller, or is about to, so it is not retried.
+            let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
+            if answered && machine.position.failure.is_none() {
+                machine.prepare_for_run();
+            }
+            let stop = at_work.stop().clone();
+            if is_to_stop {
+                stop.cancel();
+            }
+            let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
+            let journal = self.child_journal(&run, segment, (at_work, &meter));
+            let order = run
+                .request
+                .input
+                .and_then(|order| serde_json::from_value(order).ok())
+                .unwrap_or_default();
+            (
+                run.lineage,
+                Child {
+                    id: child,
+                    machine,
+                    order,
+                    stop,
+                    meter,
+                    known,
+                    input,
+                    journal,
+                },
+            )
+        }))
+    }
+
+    async fn wait_for_cancellation(&self, child: RunId) -> Result<(), ExitReason> {
+        // The child is registered before the read: a cancellation right after the read would be missed otherwise.
+        let waits = self.run_context.parked.enter(child, CancellationToken::new());
+        let read = || {
+            self.run_context
+                .core
+                .db
+                .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
+        };
+        if !patiently(self.run_context.run.id, read)
+            .await
+            .map_err(|error| fault(self.run_context.run.id, &error))?
+        {
+            waits.stop().cancelled().await;
+        }
+        Ok(())
+    }
+
+    async fn load_open_interrupts(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
+        let thread = self.run_context.run.thread;
+        let read = || {
+            self.run_context.core.db.read(move |tx| {
+                Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
+            })
+        };
+        patiently(self.run_context.run.id, read)
+            .await
+            .map_err(|error| fault(self.run_context.run.id, &error))
     }
 }

@@ -17,6 +17,7 @@
 //! | `background/` | background tasks |
 //! | `jobs/` | everything that is due later |
 //! | `registry.rs` | which agents there are |
+//! | `trace.rs` | the place of a run in a trace, and its spans |
 //!
 //! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
@@ -37,6 +38,7 @@ use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
+use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
@@ -70,6 +72,7 @@ mod store;
 mod stored_bytes;
 mod sweeper;
 mod threads;
+mod trace;
 mod turns;
 mod webhooks;
 
@@ -93,6 +96,7 @@ pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
+pub use trace::called_by;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use background::BackgroundTasks;
@@ -186,6 +190,8 @@ pub struct RuntimeParts {
     pub shutdown: Shutdown,
     /// The metrics.
     pub metrics: Metrics,
+    /// Records traces.
+    pub tracer: Tracer,
     /// The store of items.
     pub store: Store,
     /// The default lifetimes of threads and histories.

@@ -12,7 +12,7 @@ use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
-use crate::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
+use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
 use crate::definition::{
     AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, Severity, StoredDiagnostic,
 };
@@ -47,12 +47,12 @@ pub struct FileAgents {
     pub agents: Vec<FileAgent>,
     /// The diagnostics, each with its `graph_id`. A diagnostic without a `graph_id` concerns all agents.
     pub remarks: Vec<(Option<String>, StoredDiagnostic)>,
-    /// The MCP servers that the configuration has for all agents.
-    pub servers: BTreeMap<String, McpServerDefinition>,
+    /// The servers of tools that the configuration has for all agents.
+    pub servers: BTreeMap<String, ServerDefinition>,
 }
 
 impl FileAgents {
-    /// Returns all MCP servers of files: the shared ones, and those of single agents.
+    /// Returns all servers of tools of files: the shared ones, and those of single agents.
     pub fn all_servers(&self) -> OwnedServers {
         let common = self
             .servers

@@ -15,11 +15,13 @@ use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
 pub use frame::{Cursor, Frame, ResumePoint};
+pub use metadata_detail::{MetadataDetail, MetadataDetailHeader, MetadataDetailParameter};
 pub(super) use pump::{Flow, Projection, heartbeat_interval, respond};
 pub use v1::{Loaded, Modes, Needs, RunInfo, StreamMode, V1Presenter};
 
 pub(in crate::http) mod fold;
 pub mod frame;
+mod metadata_detail;
 mod pump;
 #[cfg(test)]
 mod tests;
@@ -41,6 +43,8 @@ pub struct StreamRequest {
     pub resume_from: Option<ResumePoint>,
     /// The modes of this reader, if not all of the run's. Frames that belong to no mode are then left out.
     pub filter: Option<Vec<StreamMode>>,
+    /// The metadata of the pieces of answers.
+    pub detail: MetadataDetail,
     /// The interval of heartbeats.
     pub heartbeat: Duration,
     /// The action if the client disconnects before the run ends.
@@ -147,6 +151,7 @@ impl<L: Log> RunProjection<L> {
             resumable,
             resume_from,
             filter,
+            detail,
             heartbeat: _,
             on_disconnect,
         } = request;
@@ -160,7 +165,8 @@ impl<L: Log> RunProjection<L> {
             Some(filter) => {
                 V1Presenter::new(info, requested.and(filter.into_iter().collect()), subgraphs).without_metadata_frame()
             }
-        };
+        }
+        .with_detail(detail);
         let seen = resume_from.map(|point| {
             presenter.resume(point.answers);
             point.cursor

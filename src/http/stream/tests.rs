@@ -98,6 +98,7 @@ fn request(modes: &[StreamMode]) -> StreamRequest {
         resumable: false,
         resume_from: None,
         filter: None,
+        detail: MetadataDetail::Full,
         heartbeat: Duration::from_secs(5),
         on_disconnect: None,
     }

@@ -14,7 +14,10 @@ use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::{ApiPath, Params, ThreadPath};
 use crate::http::stream::frame::{AnswerOffset, unseen};
-use crate::http::stream::{self, Cursor, Flow, Frame, Projection, ResumePoint, RunInfo, StreamMode, V1Presenter};
+use crate::http::stream::{
+    self, Cursor, Flow, Frame, MetadataDetail, MetadataDetailHeader, MetadataDetailParameter, Projection, ResumePoint,
+    RunInfo, StreamMode, V1Presenter,
+};
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
@@ -67,7 +70,8 @@ impl StreamModes {
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "Threads",
     params(ThreadPath,
         ("stream_mode" = Option<String>, Query, description = "A mode: lifecycle, run_modes (default) or state_update; may be repeated"),
-        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received")),
+        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received"),
+        MetadataDetailParameter, MetadataDetailHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
         (status = 404, description = "Thread not found", body = ErrorBody),
         (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
@@ -78,6 +82,7 @@ pub(in crate::http) async fn follow(
     params: Params,
     headers: HeaderMap,
     client: ClientId,
+    detail: MetadataDetail,
 ) -> Result<Response, ApiError> {
     let thread = path.thread_id;
     let modes = StreamModes::of(&params)?;
@@ -100,6 +105,7 @@ pub(in crate::http) async fn follow(
             api,
             thread,
             modes,
+            detail,
             presenter: None,
             seen,
             unfinished_answers,
@@ -115,6 +121,7 @@ struct ThreadRunsProjection {
     api: Api,
     thread: ThreadId,
     modes: StreamModes,
+    detail: MetadataDetail,
     /// The presenter of the current run.
     presenter: Option<V1Presenter>,
     /// The last frame that the client has seen, and how far it has seen the answers that were unfinished then.
@@ -185,7 +192,8 @@ impl ThreadRunsProjection {
             (true, false) => modes,
         };
         let info = RunInfo::of(run, graph);
-        let mut presenter = V1Presenter::new(info, modes.into_iter().collect(), run.request.stream_subgraphs);
+        let subgraphs = run.request.stream_subgraphs;
+        let mut presenter = V1Presenter::new(info, modes.into_iter().collect(), subgraphs).with_detail(self.detail);
         if let Some(answers) = &self.unfinished_answers {
             presenter.resume(answers.clone());
         }

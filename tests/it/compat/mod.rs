@@ -4,3 +4,4 @@ mod browsers;
 mod contract;
 mod other_systems;
 pub(crate) mod sdk;
+mod tool_servers;

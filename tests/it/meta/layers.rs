@@ -53,6 +53,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
+    ("telemetry", &["domain", "metrics", "net"]),
     ("config", &["cedar", "domain", "definition"]),
     ("shutdown", &[]),
 ];

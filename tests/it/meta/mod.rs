@@ -1,6 +1,10 @@
 //! The source, the documents and the program itself.
 
+mod check_connect;
+mod command_line;
 mod documents;
 mod first_start;
+mod image;
 mod language;
 mod layers;
+mod packages;

@@ -3,6 +3,7 @@
 mod custom_mode;
 mod events_mode;
 mod incomplete_answers;
+mod lean_metadata;
 mod runs;
 mod threads;
 mod usage;

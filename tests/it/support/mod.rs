@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) mod actors;
 pub(crate) mod client;
+pub(crate) mod collector;
 pub(crate) mod database;
 pub(crate) mod mcp;
 pub(crate) mod misbehaving_server;

@@ -23,8 +23,10 @@ pub(super) struct AnswerHeader {
     pub tuple: Option<FrameName>,
     /// True if the mode `messages` is requested.
     pub whole: bool,
-    /// The metadata object.
+    /// The metadata object of the first piece.
     pub metadata: Arc<str>,
+    /// The metadata object of all further pieces.
+    pub repeated_metadata: Arc<str>,
     /// The records of the mode `events`, if it is requested.
     pub records: Option<TracedModelCall>,
 }
@@ -109,6 +111,14 @@ struct WholeJson<'a> {
     usage_metadata: Option<&'a Value>,
 }
 
+/// Closes the pair of chunk and metadata.
+fn close(data: &mut BytesMut, metadata: &str) {
+    data.reserve(metadata.len() + 2);
+    data.put_u8(b',');
+    data.put_slice(metadata.as_bytes());
+    data.put_u8(b']');
+}
+
 const CONTENT: &[u8] = b"[{\"content\":";
 /// The length of a chunk up to and including its empty text: `{"content":""`.
 const UP_TO_TEXT: usize = CONTENT.len() - 1 + 2;
@@ -132,7 +142,7 @@ impl AnswerBuilder {
         if answer.header.tuple.is_some() {
             let empty = json(&answer.chunk());
             let mut after = BytesMut::from(&empty[UP_TO_TEXT..]);
-            answer.close(&mut after);
+            close(&mut after, &answer.header.repeated_metadata);
             answer.after_text = after.freeze();
         }
         answer
@@ -343,7 +353,7 @@ impl AnswerBuilder {
                 if let Some(records) = &self.header.records {
                     records.begin(out);
                 }
-                self.push_text_tuple("", out);
+                self.push_tuple_with(&self.chunk(), &self.header.metadata, out);
                 self.push_metadata(out);
             }
             Chunk::Text(text) => {
@@ -461,20 +471,16 @@ impl AnswerBuilder {
         }
     }
 
-    /// Closes the pair of chunk and metadata.
-    fn close(&self, data: &mut BytesMut) {
-        data.reserve(self.header.metadata.len() + 2);
-        data.put_u8(b',');
-        data.put_slice(self.header.metadata.as_bytes());
-        data.put_u8(b']');
+    fn push_tuple(&self, chunk: &ChunkJson<'_>, out: &mut Vec<Frame>) {
+        self.push_tuple_with(chunk, &self.header.repeated_metadata, out);
     }
 
-    fn push_tuple(&self, chunk: &ChunkJson<'_>, out: &mut Vec<Frame>) {
+    fn push_tuple_with(&self, chunk: &ChunkJson<'_>, metadata: &str, out: &mut Vec<Frame>) {
         if let Some(name) = &self.header.tuple {
-            let mut data = BytesMut::with_capacity(512 + self.header.metadata.len());
+            let mut data = BytesMut::with_capacity(512 + metadata.len());
             data.put_u8(b'[');
             data.put_slice(&json(chunk));
-            self.close(&mut data);
+            close(&mut data, metadata);
             out.push(Frame::new(name.clone(), data.freeze()));
         }
         if let Some(records) = &self.header.records {

@@ -21,11 +21,13 @@ use crate::domain::machine::{MODEL, RUNNABLE};
 use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
+use crate::http::stream::MetadataDetail;
 use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
 /// The messages that were sent to one reader.
 pub(super) struct Messages {
     modes: Modes,
+    detail: MetadataDetail,
     /// The unfinished answers by message id.
     answers: HashMap<String, AnswerBuilder>,
     /// The ids of messages that were sent completely.
@@ -38,10 +40,15 @@ impl Messages {
     pub(super) fn new(modes: Modes) -> Self {
         Self {
             modes,
+            detail: MetadataDetail::Full,
             answers: HashMap::new(),
             finished: HashSet::new(),
             resume_offsets: HashMap::new(),
         }
+    }
+
+    pub(super) fn set_detail(&mut self, detail: MetadataDetail) {
+        self.detail = detail;
     }
 
     pub(super) fn resume(&mut self, progress: Vec<AnswerOffset>) {
@@ -195,6 +202,7 @@ impl Messages {
 
     fn header(&self, info: &RunInfo, source: &MessageSource<'_>, message: &str, state: Option<&State>) -> AnswerHeader {
         let is_recorded = self.modes.has(StreamMode::Events);
+        let metadata = source.encode(info);
         AnswerHeader {
             message: message.to_owned(),
             provider: source
@@ -202,7 +210,11 @@ impl Messages {
                 .map_or_else(String::new, |(provider, _)| provider.to_owned()),
             tuple: self.tuple_name(source.origin),
             whole: self.modes.has(StreamMode::Messages),
-            metadata: source.encode(info),
+            repeated_metadata: match self.detail {
+                MetadataDetail::Full => Arc::clone(&metadata),
+                MetadataDetail::Lean => source.encode_lean(info),
+            },
+            metadata,
             records: is_recorded.then(|| TracedModelCall::new(info, source, message, state)),
         }
     }

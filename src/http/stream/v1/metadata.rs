@@ -52,6 +52,16 @@ struct Metadata<'a> {
     extra: &'a Map<String, Value>,
 }
 
+/// The metadata that clients read of every piece of a message: its agent, and the namespace, by which they assign the
+/// piece to a subagent.
+#[derive(Serialize)]
+struct LeanMetadata<'a> {
+    lc_agent_name: &'a str,
+    langgraph_node: &'a str,
+    langgraph_checkpoint_ns: String,
+    run_id: String,
+}
+
 #[derive(Serialize)]
 struct ModelMetadata<'a> {
     ls_provider: &'a str,
@@ -64,12 +74,7 @@ impl MessageSource<'_> {
     /// Encodes the metadata. It is the same for all chunks of a message.
     pub(super) fn encode(&self, info: &RunInfo) -> Arc<str> {
         let inside = namespace_text(&self.origin.namespace);
-        let own = format!("{}:{}", self.node, self.task);
-        let full = if inside.is_empty() {
-            own
-        } else {
-            format!("{inside}|{own}")
-        };
+        let full = self.namespace();
         let is_call = self.node == TOOLS;
         let checkpoint_ns = match (inside.is_empty(), is_call) {
             (false, _) => Some(inside),
@@ -105,6 +110,28 @@ impl MessageSource<'_> {
             extra: &info.metadata,
         };
         Arc::from(String::from_utf8(json(&metadata)).unwrap_or_default())
+    }
+
+    /// Encodes the part of the metadata that clients read of every piece of a message.
+    pub(super) fn encode_lean(&self, info: &RunInfo) -> Arc<str> {
+        let metadata = LeanMetadata {
+            lc_agent_name: &self.origin.agent,
+            langgraph_node: self.node,
+            langgraph_checkpoint_ns: self.namespace(),
+            run_id: info.run.to_string(),
+        };
+        Arc::from(String::from_utf8(json(&metadata)).unwrap_or_default())
+    }
+
+    /// The namespace of the task: that of the agent, then the node with the task.
+    fn namespace(&self) -> String {
+        let inside = namespace_text(&self.origin.namespace);
+        let own = format!("{}:{}", self.node, self.task);
+        if inside.is_empty() {
+            own
+        } else {
+            format!("{inside}|{own}")
+        }
     }
 
     /// Returns true if the message comes from the model node.

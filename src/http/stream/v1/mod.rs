@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::MetadataDetail;
 use super::fold::AgentFold;
 use super::frame::{AnswerOffset, Frame};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
@@ -151,6 +152,12 @@ impl V1Presenter {
     /// Leaves out the frame that names the run, for readers of certain modes only.
     pub fn without_metadata_frame(mut self) -> Self {
         self.has_metadata_frame = false;
+        self
+    }
+
+    /// Chooses the metadata of the pieces of answers.
+    pub fn with_detail(mut self, detail: MetadataDetail) -> Self {
+        self.messages.set_detail(detail);
         self
     }
 

@@ -130,6 +130,57 @@ fn a_chunk_has_all_the_keys_that_clients_expect() {
     assert_eq!(metadata["ls_provider"], "openai");
 }
 
+/// The metadata of the pieces of a message, in order.
+fn metadata_of(frames: &[Frame], message: &str) -> Vec<Value> {
+    let pieces = frames.iter().filter(|frame| frame.event.word == "messages").map(data);
+    pieces
+        .filter(|pair| pair[0]["id"] == message)
+        .map(|pair| pair[1].clone())
+        .collect()
+}
+
+#[test]
+fn lean_metadata_is_whole_on_the_first_piece_and_names_agent_node_namespace_and_run_on_the_others() {
+    let play = tool_loop();
+    let full = play.all(&TUPLE, false);
+    let lean = play.read_with(MetadataDetail::Lean, &play.events, &TUPLE, false);
+    assert_eq!(heard(&lean), heard(&full));
+    assert_eq!(lean.len(), full.len());
+    for message in ["m1", "m2"] {
+        let all = metadata_of(&full, message);
+        let few = metadata_of(&lean, message);
+        let keys = |value: &Value| {
+            value
+                .as_object()
+                .into_iter()
+                .flat_map(Map::keys)
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&few[0]), keys(&all[0]));
+        assert!(few.len() > 3, "{few:?}");
+        for piece in &few[1..] {
+            let expected = ["lc_agent_name", "langgraph_node", "langgraph_checkpoint_ns", "run_id"];
+            assert_eq!(keys(piece), expected);
+            assert!(expected.iter().all(|key| piece[key] == all[0][key]), "{piece}");
+        }
+    }
+    // A tool result is one piece, so it has everything.
+    assert_eq!(metadata_of(&lean, "t-c1")[0]["langgraph_node"], "tools");
+    assert!(metadata_of(&lean, "t-c1")[0]["assistant_id"].is_string());
+}
+
+#[test]
+fn a_reader_of_lean_metadata_that_missed_pieces_gets_the_whole_of_it_once() {
+    let play = tool_loop();
+    let stored: Vec<Event> = play.events.iter().filter(|event| !is_piece(event)).cloned().collect();
+    let lean = play.read_with(MetadataDetail::Lean, &stored, &TUPLE, false);
+    assert_eq!(heard(&lean), heard(&play.all(&TUPLE, false)));
+    let few = metadata_of(&lean, "m1");
+    assert!(few[0]["assistant_id"].is_string());
+    assert!(few[1..].iter().all(|piece| piece["assistant_id"].is_null()), "{few:?}");
+}
+
 /// Makes the metadata of different answers comparable.
 trait Patch {
     fn patch(self, other: &Value) -> Value;

@@ -263,6 +263,17 @@ impl Play {
 
     /// The frames that a reader gets for these events.
     pub(super) fn read(&self, events: &[Event], modes: &[StreamMode], subgraphs: bool) -> Vec<Frame> {
+        self.read_with(MetadataDetail::Full, events, modes, subgraphs)
+    }
+
+    /// The same for a reader that chose the metadata of pieces.
+    pub(super) fn read_with(
+        &self,
+        detail: MetadataDetail,
+        events: &[Event],
+        modes: &[StreamMode],
+        subgraphs: bool,
+    ) -> Vec<Frame> {
         let facts = RunInfo {
             run: self.run,
             thread: ThreadId::mint(),
@@ -273,7 +284,7 @@ impl Play {
             input: None,
             metadata: Map::new(),
         };
-        let mut presenter = V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs);
+        let mut presenter = V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs).with_detail(detail);
         events
             .iter()
             .flat_map(|event| {

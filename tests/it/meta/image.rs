@@ -1,0 +1,296 @@
+//! The container image and `deploy/compose.yaml`, read without an engine for containers: what the build copies, and
+//! whether the program takes the settings.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::layers::collect;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The instructions of the Dockerfile, each in one line.
+fn instructions() -> Vec<String> {
+    let text = read("Dockerfile");
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let joined = lines.fold(String::new(), |text, line| match line.strip_suffix('\\') {
+        Some(begun) => text + begun,
+        None => text + line + "\n",
+    });
+    joined
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The paths that the build copies from the repository.
+fn copied() -> Vec<PathBuf> {
+    let all = instructions();
+    let from_here = all
+        .iter()
+        .filter_map(|line| line.strip_prefix("COPY "))
+        .filter(|rest| !rest.contains("--from="));
+    let sources = from_here.flat_map(|rest| {
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        words[..words.len() - 1].to_vec()
+    });
+    sources.map(PathBuf::from).collect()
+}
+
+/// Removes `..` from a path.
+fn plain(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut path, part| {
+        match part {
+            Component::ParentDir => assert!(path.pop()),
+            Component::Normal(name) => path.push(name),
+            Component::Prefix(_) | Component::RootDir | Component::CurDir => {}
+        }
+        path
+    })
+}
+
+/// The first text in quotes.
+fn quoted(text: &str) -> Option<&str> {
+    text.split('"').nth(1)
+}
+
+/// The files and folders outside of `src` that the sources read when they are compiled.
+fn needed_at_compile_time() -> BTreeSet<PathBuf> {
+    let mut files = vec![];
+    collect(&root().join("src"), &mut files);
+    let mut needed = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(&file).expect("text");
+        let beside = file
+            .strip_prefix(root())
+            .expect("it is inside")
+            .parent()
+            .expect("a folder");
+        // Relative to the file. `concat!` begins with the part that all paths share.
+        for word in ["include_str!(", "include_bytes!("] {
+            let paths = text.split(word).skip(1).filter_map(quoted);
+            needed.extend(paths.map(|path| plain(&beside.join(path))));
+        }
+        // Relative to the manifest.
+        for word in ["sqlx::migrate!(", "include_dir!(", "#[folder = "] {
+            let paths = text.split(word).skip(1).filter_map(quoted);
+            needed.extend(paths.map(|path| plain(Path::new(&path.replace("$CARGO_MANIFEST_DIR/", "")))));
+        }
+    }
+    needed.retain(|path| !path.starts_with("src"));
+    needed
+}
+
+#[test]
+fn the_image_copies_all_that_the_sources_need_at_compile_time() {
+    let needed = needed_at_compile_time();
+    for known in [
+        "migrations/sqlite",
+        "migrations/postgres",
+        "examples/demo/adjutant.toml",
+    ] {
+        assert!(needed.contains(Path::new(known)), "{known} is not found: {needed:?}");
+    }
+    let copied = copied();
+    let ignored = read(".dockerignore");
+    let sent: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    for path in needed
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(copied.iter().map(PathBuf::as_path))
+    {
+        let is_copied = copied.iter().any(|known| path.starts_with(known));
+        assert!(is_copied, "the Dockerfile does not copy {}", path.display());
+        let is_sent = sent.iter().any(|known| path.starts_with(known));
+        assert!(is_sent, ".dockerignore leaves out {}", path.display());
+        let exists = root().join(path).exists() || path.to_string_lossy().ends_with('/');
+        assert!(exists, "there is no {}", path.display());
+    }
+}
+
+#[test]
+fn the_image_checks_its_health_as_an_ordinary_user_and_says_what_it_is() {
+    let all = instructions();
+    let last = all.iter().rposition(|line| line.starts_with("FROM ")).expect("a stage");
+    let stage = &all[last..];
+    let of = |word: &str| {
+        stage
+            .iter()
+            .find_map(|line| line.strip_prefix(word))
+            .unwrap_or_else(|| panic!("the image has no {word}"))
+    };
+    assert_eq!(of("USER "), "10001:10001");
+    assert!(of("HEALTHCHECK ").ends_with("CMD [\"adjutant\", \"health\"]"));
+    for label in ["title", "licenses", "version", "revision", "source"] {
+        assert!(
+            of("LABEL ").contains(&format!("org.opencontainers.image.{label}=")),
+            "{label}"
+        );
+    }
+    assert!(of("ARG VERSION=").starts_with(env!("CARGO_PKG_VERSION")));
+    // An image for another processor is put together without emulation.
+    assert!(!stage.iter().any(|line| line.starts_with("RUN ")), "{stage:?}");
+    assert!(all[0].starts_with("FROM --platform=$BUILDPLATFORM "), "{}", all[0]);
+    let help = Command::new(env!("CARGO_BIN_EXE_adjutant"))
+        .arg("--help")
+        .output()
+        .expect("help");
+    let help = String::from_utf8(help.stdout).expect("text");
+    for variable in of("ENV ").split_whitespace().filter_map(|word| word.split('=').next()) {
+        assert!(
+            help.contains(&format!("env: {variable}")),
+            "{variable} is no setting:\n{help}"
+        );
+    }
+}
+
+#[test]
+fn every_service_of_compose_is_confined_and_healthy() {
+    let compose: Value = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
+    let services = compose["services"].as_object().expect("services");
+    assert_eq!(
+        services.keys().collect::<Vec<_>>(),
+        ["adjutant", "postgres", "adjutant-sqlite"]
+    );
+    let declared =
+        |kind: &str| -> BTreeSet<String> { compose[kind].as_object().expect(kind).keys().cloned().collect() };
+    for (name, service) in services {
+        assert_eq!(service["read_only"], true, "{name}");
+        assert_eq!(service["cap_drop"], serde_json::json!(["ALL"]), "{name}");
+        assert!(
+            service["user"]
+                .as_str()
+                .is_some_and(|user| !user.starts_with("root") && !user.starts_with('0'))
+        );
+        assert!(service["healthcheck"]["test"][1].is_string(), "{name}");
+        for secret in service["secrets"].as_array().expect("secrets") {
+            assert!(
+                declared("secrets").contains(secret.as_str().expect("a name")),
+                "{name}: {secret}"
+            );
+        }
+        for volume in service["volumes"].as_array().expect("volumes") {
+            let source = volume
+                .as_str()
+                .and_then(|text| text.split(':').next())
+                .expect("a source");
+            match source.strip_prefix("./") {
+                Some(file) => assert!(root().join("deploy").join(file).exists(), "{name}: {source}"),
+                None => assert!(declared("volumes").contains(source), "{name}: {source}"),
+            }
+        }
+        for other in service["depends_on"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(other, _)| other)
+        {
+            assert!(services[other]["healthcheck"].is_object(), "{other}");
+        }
+    }
+    // The script makes each secret that is a file.
+    let script = read("deploy/make-secrets.sh");
+    for secret in declared("secrets") {
+        assert_eq!(compose["secrets"][&secret]["file"], format!("./secrets/{secret}"));
+        assert!(script.contains(&secret), "{secret}");
+    }
+}
+
+#[test]
+fn the_program_takes_the_settings_of_each_service() {
+    let compose: Value = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
+    let folder = tempfile::tempdir().expect("a directory");
+    let secrets = folder.path().join("secrets");
+    fs::create_dir(&secrets).expect("a folder");
+    for name in ["ops_key", "openai_api_key", "database_password"] {
+        fs::write(secrets.join(name), "0123456789abcdef0123456789abcdef").expect("a secret");
+    }
+    let inside = |text: &str| text.replace("/run/secrets", secrets.to_str().expect("a path of text"));
+    let configuration = folder.path().join("adjutant.toml");
+    fs::write(&configuration, inside(&read("deploy/adjutant.toml"))).expect("a file");
+    let help = Command::new(env!("CARGO_BIN_EXE_adjutant"))
+        .arg("--help")
+        .output()
+        .expect("help");
+    let help = String::from_utf8(help.stdout).expect("text");
+    for name in ["adjutant", "adjutant-sqlite"] {
+        let service = &compose["services"][name];
+        let mut command = match service["entrypoint"].as_array() {
+            // The words of the container, with the program of this test and the argument of the check.
+            Some(words) => {
+                let words: Vec<String> = words
+                    .iter()
+                    .map(|word| inside(&word.as_str().expect("a word").replace("$$", "$")))
+                    .collect();
+                let mut command = Command::new(&words[0]);
+                command.args(&words[1..]);
+                command
+            }
+            None => Command::new(env!("CARGO_BIN_EXE_adjutant")),
+        };
+        let program = Path::new(env!("CARGO_BIN_EXE_adjutant")).parent().expect("a folder");
+        command.env_clear().current_dir(folder.path()).arg("check");
+        command.env("PATH", format!("{}:/usr/bin:/bin", program.display()));
+        for (variable, value) in service["environment"].as_object().expect("variables") {
+            assert!(
+                help.contains(&format!("env: {variable}")),
+                "{variable} is no setting:\n{help}"
+            );
+            // `${NAME:-otherwise}` is what stands after `:-`.
+            let value = value.as_str().expect("text");
+            let value = value
+                .split_once(":-")
+                .map_or(value, |(_, other)| other.trim_end_matches('}'));
+            command.env(
+                variable,
+                value.replace("/etc/adjutant/adjutant.toml", configuration.to_str().expect("text")),
+            );
+        }
+        let output = command.output().expect("the program starts");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {said}");
+        assert!(said.contains("0 errors, 0 warnings"), "{name}: {said}");
+        let database = if name == "adjutant" {
+            "postgres://"
+        } else {
+            "sqlite:///data/adjutant.db"
+        };
+        assert!(said.contains(database), "{name}: {said}");
+        assert!(!said.contains("0123456789abcdef"), "{name} shows a secret: {said}");
+    }
+}
+
+#[test]
+fn the_secrets_of_compose_are_made_once() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let script = folder.path().join("make-secrets.sh");
+    fs::copy(root().join("deploy/make-secrets.sh"), &script).expect("a copy");
+    let secrets = folder.path().join("secrets");
+    fs::create_dir(&secrets).expect("a folder");
+    fs::write(secrets.join("openai_api_key"), "a-key").expect("a file");
+    let make = || {
+        let output = Command::new("sh").arg(&script).output().expect("a shell");
+        assert!(output.status.success(), "{output:?}");
+        ["postgres_password", "database_password", "ops_key"]
+            .map(|name| fs::read_to_string(secrets.join(name)).expect("a secret"))
+    };
+    let first = make();
+    for secret in &first {
+        assert_eq!(secret.len(), 64);
+        assert!(secret.chars().all(|digit| digit.is_ascii_hexdigit()), "{secret}");
+    }
+    assert_ne!(first[0], first[1]);
+    assert_eq!(first, make());
+    let key = fs::read_to_string(secrets.join("openai_api_key")).expect("a secret");
+    assert_eq!(key, "a-key");
+}
