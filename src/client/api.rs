@@ -145,7 +145,7 @@ impl ApiClient {
         self.send(self.request(Method::DELETE, path, &[])).await.map(drop)
     }
 
-    /// Cancels a run without waiting for its end. False if it has ended already.
+    /// Cancels a run without waiting for its end. The result is false if it has ended already.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -154,7 +154,7 @@ impl ApiClient {
         let request = self.request(Method::POST, &path, &[("wait", "false"), ("action", action)]);
         match self.send(request.json(&json!({}))).await {
             Ok(_) => Ok(true),
-            Err(error) if error.is_refusal(&[409]) => Ok(false),
+            Err(ClientError::Refused { code, .. }) if code.as_deref() == Some("run_over") => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustyline::completion::{Completer, Pair};
 use rustyline::error::ReadlineError;
@@ -9,7 +11,7 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
-use rustyline::{Config, Context, Editor, ExternalPrinter, Helper};
+use rustyline::{Config, Context, Editor, ExternalPrinter, Helper, Prompt};
 
 use super::slash::COMMANDS;
 use crate::client::error::{ClientError, ClientResult};
@@ -36,10 +38,65 @@ pub(super) enum Entered {
 pub(super) struct LineReader {
     editor: Editor<LineHelper, FileHistory>,
     history: Option<PathBuf>,
+    /// The number of times that the prompt was drawn.
+    draws: Arc<AtomicU64>,
 }
 
-/// Prints above the line that is being edited.
-pub(super) type PromptPrinter = Box<dyn ExternalPrinter + Send>;
+/// Prints above the line that is being edited. The editor takes one text at a time, and draws the prompt again below it;
+/// until then the next text waits. A text that is given while the editor ends would stay in it and block the next one.
+pub(super) struct PromptPrinter {
+    printer: Box<dyn ExternalPrinter + Send>,
+    draws: Arc<AtomicU64>,
+    /// The text that was given to the editor, and the number of draws before.
+    given: Option<(String, u64)>,
+    waiting: String,
+}
+
+impl PromptPrinter {
+    /// Prints a text of whole lines as soon as possible.
+    pub(super) fn add(&mut self, text: &str) {
+        self.waiting.push_str(text);
+        self.advance();
+    }
+
+    /// Gives the editor what waits, if it has shown what it was given before.
+    pub(super) fn advance(&mut self) {
+        let draws = self.draws.load(Ordering::SeqCst);
+        self.given = self.given.take().filter(|given| given.1 == draws);
+        if draws == 0 || self.given.is_some() || self.waiting.is_empty() {
+            return;
+        }
+        let text = std::mem::take(&mut self.waiting);
+        // The line being edited is more important than a line above it.
+        let _ = self.printer.print(text.clone());
+        self.given = Some((text, draws));
+    }
+
+    /// Returns whether a text waits.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Returns the text that the editor was given and has not shown, and the text that waits.
+    pub(super) fn end(mut self) -> [String; 2] {
+        let draws = self.draws.load(Ordering::SeqCst);
+        let given = self.given.take().filter(|given| given.1 == draws);
+        [given.map(|given| given.0).unwrap_or_default(), self.waiting]
+    }
+}
+
+/// A prompt that counts how often it is drawn.
+struct CountedPrompt<'a> {
+    text: &'a str,
+    draws: &'a AtomicU64,
+}
+
+impl Prompt for CountedPrompt<'_> {
+    fn raw(&self) -> &str {
+        self.draws.fetch_add(1, Ordering::SeqCst);
+        self.text
+    }
+}
 
 impl LineReader {
     /// Creates a reader on the terminal, with the history of earlier chats.
@@ -58,17 +115,31 @@ impl LineReader {
             // There is none before the first chat.
             let _ = editor.load_history(path);
         }
-        Ok(Self { editor, history })
+        Ok(Self {
+            editor,
+            history,
+            draws: Arc::default(),
+        })
     }
 
     /// Returns what prints above the line that is being edited.
     pub(super) fn printer(&mut self) -> ClientResult<PromptPrinter> {
-        Ok(Box::new(self.editor.create_external_printer().map_err(broken)?))
+        self.draws.store(0, Ordering::SeqCst);
+        Ok(PromptPrinter {
+            printer: Box::new(self.editor.create_external_printer().map_err(broken)?),
+            draws: Arc::clone(&self.draws),
+            given: None,
+            waiting: String::new(),
+        })
     }
 
     /// Reads a line. It blocks, so it runs on a thread for that.
     pub(super) fn read(&mut self, prompt: &str, initial: &str, is_kept: bool) -> ClientResult<Entered> {
-        match self.editor.readline_with_initial(prompt, (initial, "")) {
+        let prompt = CountedPrompt {
+            text: prompt,
+            draws: &self.draws,
+        };
+        match self.editor.readline_with_initial(&prompt, (initial, "")) {
             Ok(line) => {
                 if is_kept && !line.trim().is_empty() {
                     // A line that is not kept is no reason to end the chat.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::approval::{self, Reply};
 use super::event::{FrameKind, Outcome, RunEnd, ThreadFrame};
-use super::input::{Entered, LineReader};
+use super::input::{Entered, LineReader, PromptPrinter};
 use super::slash;
 use super::subscription::{Incoming, Subscription};
 use super::view::{View, ViewStyle};
@@ -25,6 +25,9 @@ const CHECK: Duration = Duration::from_secs(20);
 
 /// The time for which a request that starts a run is sent again.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The time after which a text above the line is offered to the editor again.
+const PRINT_AGAIN: Duration = Duration::from_millis(20);
 
 /// The width of lines that go to no terminal.
 const WIDE: usize = 400;
@@ -633,7 +636,7 @@ impl Session {
             tokio::select! {
                 done = &mut reading => {
                     let (reader, entered) = done.map_err(std::io::Error::other)?;
-                    self.reader = Some(reader);
+                    self.close_prompt(reader, printer)?;
                     let _ = self.view.set_live(self.screen == Screen::Terminal);
                     return entered;
                 }
@@ -649,13 +652,22 @@ impl Session {
                         is_told = true;
                         shown += &self.view.remark("somebody else has answered; Enter goes on");
                     }
-                    if !shown.is_empty() {
-                        // The line being edited is more important than a line above it.
-                        let _ = printer.print(shown);
-                    }
+                    printer.add(&shown);
                 }
+                () = tokio::time::sleep(PRINT_AGAIN), if printer.is_waiting() => printer.advance(),
             }
         }
+    }
+
+    /// Shows what was not shown above the line. An editor that has kept some of it is replaced.
+    fn close_prompt(&mut self, mut reader: LineReader, printer: PromptPrinter) -> ClientResult<()> {
+        let [given, waiting] = printer.end();
+        if !given.is_empty() {
+            reader.store_history();
+            reader = LineReader::new()?;
+        }
+        self.reader = Some(reader);
+        self.write(&(given + &waiting))
     }
 
     /// Shows all that is left of answers.

@@ -12,6 +12,12 @@ use crate::domain::time::{Clock, Timestamp};
 /// The number of threads among which the beginning of an id is looked up: the last changed ones.
 const MAX_THREADS: u32 = 1000;
 
+/// The number of threads in which answered interrupts are looked for: the last changed ones.
+const MAX_SEARCHED: u32 = 300;
+
+/// The status of interrupts that wait for an answer.
+const PENDING: &str = "pending";
+
 /// The number of items of one page.
 const PAGE: u32 = 100;
 
@@ -202,6 +208,9 @@ pub(in crate::client) async fn interrupts(
         return Ok(items(found["interrupts"].take()));
     }
     let mut all: Vec<Value> = vec![];
+    if status != PENDING {
+        return answered_interrupts(api, status, limit).await;
+    }
     loop {
         let rest = limit.saturating_sub(u32::try_from(all.len()).unwrap_or(u32::MAX));
         let page = rest.min(PAGE);
@@ -209,7 +218,7 @@ pub(in crate::client) async fn interrupts(
             return Ok(all);
         }
         let (size, offset) = (page.to_string(), all.len().to_string());
-        let query = [("status", status), ("limit", &size), ("offset", &offset)];
+        let query = [("status", PENDING), ("limit", &size), ("offset", &offset)];
         let mut found = api.get(&["interrupts"], &query).await?;
         let found = items(found["interrupts"].take());
         let is_last = found.len() < usize::try_from(page).unwrap_or(usize::MAX);
@@ -218,6 +227,29 @@ pub(in crate::client) async fn interrupts(
             return Ok(all);
         }
     }
+}
+
+/// Returns the interrupts of a status other than pending, of the threads that changed last.
+async fn answered_interrupts(api: &ApiClient, status: &str, limit: u32) -> ClientResult<Vec<Value>> {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let body = json!({
+        "limit": MAX_SEARCHED, "sort_by": "updated_at", "sort_order": "desc", "select": ["thread_id"],
+    });
+    let threads = items(api.post(&["threads", "search"], &body).await?);
+    let mut all = vec![];
+    for thread in &threads {
+        let thread = text(thread, "thread_id");
+        let mut found = api
+            .get(&["threads", &thread, "interrupts"], &[("status", status)])
+            .await?;
+        all.extend(items(found["interrupts"].take()));
+        if all.len() >= limit {
+            break;
+        }
+    }
+    all.sort_by_key(|interrupt| instant(interrupt, "created_at"));
+    all.truncate(limit);
+    Ok(all)
 }
 
 /// Returns the interrupt that a person means, of these statuses.
@@ -236,7 +268,8 @@ pub(super) async fn interrupt(api: &ApiClient, given: &str, statuses: &[&str], m
             all.into_iter()
                 .filter(|interrupt| text(interrupt, "id").starts_with(&given)),
         );
-        if found.iter().any(|interrupt| text(interrupt, "id") == given) {
+        // One that waits is meant first; the others are in many threads.
+        if !found.is_empty() {
             break;
         }
     }

@@ -152,7 +152,7 @@ async fn a_key_is_never_shown(server: TestServer) {
     let keys = server.is_protected().await;
     let folder = folder();
     let base = server.client().base();
-    let key = keys.text("admin");
+    let key = keys.text("harness");
     for arguments in [
         vec!["threads", "list"],
         vec!["chat", "--help"],

@@ -36,6 +36,8 @@ async fn chat(server: &TestServer, folder: &Path, agent: &str, variables: &[(&st
 
 /// Leaves a conversation, which has to succeed.
 async fn leaves(mut terminal: Terminal) {
+    // The prompt is there before the key: until then it belongs to the terminal.
+    terminal.shows("> ").await;
     terminal.types("\u{4}");
     terminal.shows("go on with `adjutant chat --thread ").await;
     let text = terminal.text();
@@ -189,6 +191,7 @@ async fn ctrl_c_cancels_the_run_and_the_conversation_goes_on(server: TestServer)
     terminal.shows("> ").await;
     terminal.types("\u{3}");
     terminal.shows("Ctrl-C again").await;
+    terminal.shows("> ").await;
     terminal.types("\u{3}");
     terminal.shows("go on with").await;
     assert_eq!(terminal.ends().await, 0);
@@ -261,7 +264,13 @@ async fn an_agent_cannot_drive_the_terminal_of_a_conversation(server: TestServer
     };
     let attack = "\u{1b}]0;title\u{7}\u{202e}end";
     let mail = call("m1", "send_email", json!({"to": attack, "body": "hi"}));
-    terminal.types(&format!("{}\r", script().calls(mail).says(attack)));
+    // What is typed is shown as it is typed.
+    let text = script()
+        .calls(mail)
+        .says(attack)
+        .to_string()
+        .replace('\u{202e}', "\\u202e");
+    terminal.types(&format!("{text}\r"));
     terminal.shows("[v]iew all").await;
     terminal.types("v\r");
     terminal.shows("\\u001b]0;title\\u0007\\u202eend").await;
