@@ -75,9 +75,8 @@ impl ServerAddress {
 /// Returns the URL of a server on this machine that listens at this address. Port 0 is no address to talk to.
 fn local_url(listen: &str) -> String {
     let parts = listen.rsplit_once(':').filter(|parts| parts.1 != "0");
-    let (host, port) = match parts {
-        Some((host, port)) => (host, port),
-        None => return format!("http://{DEFAULT_ADDRESS}"),
+    let Some((host, port)) = parts else {
+        return format!("http://{DEFAULT_ADDRESS}");
     };
     let host = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(IpAddr::V4(ip)) if ip.is_unspecified() => "127.0.0.1",

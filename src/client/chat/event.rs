@@ -57,7 +57,7 @@ pub(super) enum FrameKind {
     /// A run of the main agent begins.
     RunStarted { run: String },
     /// A run of the main agent has ended.
-    RunEnded { run: String, end: RunEnd },
+    RunEnded { run: String, end: RunSummary },
     /// A subagent failed.
     SubagentFailed { reason: String },
     /// A human is asked.
@@ -70,7 +70,7 @@ pub(super) enum FrameKind {
 
 /// How a run has ended.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct RunEnd {
+pub(super) struct RunSummary {
     /// The outcome.
     pub(super) outcome: Outcome,
     /// The reason of a failure.
@@ -218,7 +218,7 @@ fn lifecycle(id: &str, is_main: bool, data: &Value) -> FrameKind {
             let usage = if tree.is_object() { tree } else { &data["usage"] };
             FrameKind::RunEnded {
                 run,
-                end: RunEnd {
+                end: RunSummary {
                     outcome,
                     reason,
                     usage: usage.clone(),

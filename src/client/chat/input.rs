@@ -173,10 +173,10 @@ fn history_file() -> Option<PathBuf> {
 }
 
 fn broken(error: ReadlineError) -> ClientError {
-    match error {
-        ReadlineError::Io(error) => ClientError::Io(error),
-        other => ClientError::Io(std::io::Error::other(other.to_string())),
+    if let ReadlineError::Io(error) = error {
+        return ClientError::Io(error);
     }
+    ClientError::Io(std::io::Error::other(error.to_string()))
 }
 
 /// Completes commands, and lets a line that ends with `\` go on.

@@ -15,7 +15,7 @@ use std::io::{IsTerminal, Read};
 
 use serde_json::{Value, json};
 
-use self::event::{Outcome, RunEnd};
+use self::event::{Outcome, RunSummary};
 use self::input::MAX_MESSAGE_BYTES;
 use self::session::{Screen, Session};
 use super::api::ApiClient;
@@ -125,7 +125,7 @@ struct ChatResult {
 }
 
 impl ChatResult {
-    async fn of(session: &Session, end: &RunEnd, pending: Vec<Value>) -> ClientResult<Self> {
+    async fn of(session: &Session, end: &RunSummary, pending: Vec<Value>) -> ClientResult<Self> {
         let values = match end.outcome {
             Outcome::Completed => session.values().await?,
             Outcome::Failed | Outcome::Interrupted => Value::Null,

@@ -8,10 +8,10 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use serde_json::{Value, json};
 
 use super::approval::{self, Reply};
-use super::event::{FrameKind, Outcome, RunEnd, ThreadFrame};
+use super::event::{FrameKind, Outcome, RunSummary, ThreadFrame};
 use super::input::{Entered, LineReader, PromptPrinter};
 use super::slash;
-use super::subscription::{Incoming, Subscription};
+use super::subscription::{StreamItem, Subscription};
 use super::view::{View, ViewStyle};
 use crate::client::api::ApiClient;
 use crate::client::error::{ClientError, ClientResult};
@@ -64,7 +64,7 @@ pub(super) struct Session {
     /// The number of runs that had begun when the current question was asked.
     begun_before_question: u64,
     /// The run that has ended last, and how.
-    last_end: Option<(String, RunEnd)>,
+    last_end: Option<(String, RunSummary)>,
     /// The interrupts that are left to later, or to others.
     put_off: BTreeSet<String>,
     reader: Option<LineReader>,
@@ -338,7 +338,7 @@ impl Session {
     }
 
     /// Sends a message, follows its run, and asks what it asks. Returns how it ended.
-    pub(super) async fn send(&mut self, message: &str) -> ClientResult<RunEnd> {
+    pub(super) async fn send(&mut self, message: &str) -> ClientResult<RunSummary> {
         let thread = self.open_thread().await?;
         let mut body = json!({
             "assistant_id": self.agent,
@@ -400,7 +400,7 @@ impl Session {
     }
 
     /// Shows events until a run of the main agent ends. Ctrl-C cancels it, and a second one leaves.
-    async fn follow(&mut self, run: &str) -> ClientResult<RunEnd> {
+    async fn follow(&mut self, run: &str) -> ClientResult<RunSummary> {
         // Somebody else may have given the same answer before.
         if let Some(ended) = self.last_end.as_ref().filter(|ended| ended.0 == run) {
             return Ok(ended.1.clone());
@@ -445,9 +445,9 @@ impl Session {
     }
 
     /// Reads the status of a run whose stream is silent: its end may have been taken away from the log.
-    async fn check(&mut self, run: &str) -> ClientResult<Option<RunEnd>> {
+    async fn check(&mut self, run: &str) -> ClientResult<Option<RunSummary>> {
         let thread = self.thread.clone().unwrap_or_default();
-        let end = |outcome, reason: &str| RunEnd {
+        let end = |outcome, reason: &str| RunSummary {
             outcome,
             reason: reason.to_owned(),
             usage: Value::Null,
@@ -466,7 +466,7 @@ impl Session {
     }
 
     /// Shows what comes from the stream. Returns the run that has ended, and how.
-    fn take(&mut self, incoming: Incoming) -> ClientResult<Option<(String, RunEnd)>> {
+    fn take(&mut self, incoming: StreamItem) -> ClientResult<Option<(String, RunSummary)>> {
         let shown = self.render(incoming);
         if !shown.text.is_empty() {
             match self.screen {
@@ -478,10 +478,10 @@ impl Session {
     }
 
     /// Returns the text to show for what comes from the stream.
-    fn render(&mut self, incoming: Incoming) -> Shown {
+    fn render(&mut self, incoming: StreamItem) -> Shown {
         let is_json = self.screen == Screen::Json;
         let remark = match &incoming {
-            Incoming::Event(frame, event) => {
+            StreamItem::Event(frame, event) => {
                 if self.is_earlier(frame) {
                     return Shown::default();
                 }
@@ -494,9 +494,9 @@ impl Session {
                     ended: self.note_runs(frame),
                 };
             }
-            Incoming::Lost(reason) => format!("the connection is lost: {reason}. Connecting again …"),
-            Incoming::Back => "connected again".to_owned(),
-            Incoming::Gap => "the server has no longer what happened meanwhile; /state shows the state".to_owned(),
+            StreamItem::Lost(reason) => format!("the connection is lost: {reason}. Connecting again …"),
+            StreamItem::Back => "connected again".to_owned(),
+            StreamItem::Gap => "the server has no longer what happened meanwhile; /state shows the state".to_owned(),
         };
         if is_json {
             output::inform(&format!("{}\n", escape::line(&remark)));
@@ -509,7 +509,7 @@ impl Session {
     }
 
     /// Keeps in mind which run is at work. Returns the one that has ended.
-    fn note_runs(&mut self, frame: &ThreadFrame) -> Option<(String, RunEnd)> {
+    fn note_runs(&mut self, frame: &ThreadFrame) -> Option<(String, RunSummary)> {
         if let FrameKind::RunStarted { run } = &frame.kind {
             self.active = Some(run.clone());
             self.begun += 1;
@@ -696,11 +696,11 @@ impl Session {
 #[derive(Default)]
 struct Shown {
     text: String,
-    ended: Option<(String, RunEnd)>,
+    ended: Option<(String, RunSummary)>,
 }
 
 /// Waits for what comes next; forever without a stream.
-async fn next_of(subscription: &mut Option<Subscription>) -> ClientResult<Incoming> {
+async fn next_of(subscription: &mut Option<Subscription>) -> ClientResult<StreamItem> {
     match subscription {
         Some(subscription) => subscription.next().await,
         None => std::future::pending().await,

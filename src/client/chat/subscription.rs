@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What comes from a stream.
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(super) enum StreamItem {
     /// An event, and its JSON.
     Event(Box<ThreadFrame>, Value),
     /// The connection is lost, for this reason. It is made again.
@@ -87,13 +87,13 @@ impl Subscription {
     ///
     /// # Errors
     /// The server refuses the stream, or cannot be reached for too long.
-    pub(super) async fn next(&mut self) -> ClientResult<Incoming> {
+    pub(super) async fn next(&mut self) -> ClientResult<StreamItem> {
         loop {
             if let Some((frame, event)) = self.ready.pop_front() {
                 if frame.is_stored() {
                     self.since = self.since.max(frame.seq);
                 }
-                return Ok(Incoming::Event(Box::new(frame), event));
+                return Ok(StreamItem::Event(Box::new(frame), event));
             }
             let Some(connection) = &mut self.connection else {
                 match self.connect().await? {
@@ -121,12 +121,12 @@ impl Subscription {
             };
             self.connection = None;
             self.wait_a_little();
-            return Ok(Incoming::Lost(reason));
+            return Ok(StreamItem::Lost(reason));
         }
     }
 
     /// Connects. Returns what is worth telling.
-    async fn connect(&mut self) -> ClientResult<Option<Incoming>> {
+    async fn connect(&mut self) -> ClientResult<Option<StreamItem>> {
         if let Some(outage) = &self.outage {
             tokio::time::sleep_until(outage.retry_at).await;
         }
@@ -138,7 +138,7 @@ impl Subscription {
                     frames: Frames::up_to(MAX_EVENT_BYTES),
                     heard: Instant::now(),
                 });
-                Ok(self.outage.take().map(|_| Incoming::Back))
+                Ok(self.outage.take().map(|_| StreamItem::Back))
             }
             Err(ClientError::Refused {
                 code,
@@ -148,12 +148,12 @@ impl Subscription {
                 let first = min_available_seq.unwrap_or(self.since + 1);
                 // It has to grow, or this would not end.
                 self.since = (first - 1).max(self.since + 1);
-                Ok(Some(Incoming::Gap))
+                Ok(Some(StreamItem::Gap))
             }
             Err(error) if error.is_transient() && self.may_retry() => {
                 let is_first = self.outage.is_none();
                 self.wait_a_little();
-                Ok(is_first.then(|| Incoming::Lost(error.to_string())))
+                Ok(is_first.then(|| StreamItem::Lost(error.to_string())))
             }
             Err(error) => Err(error),
         }

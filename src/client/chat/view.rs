@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
-use super::event::{FrameKind, Outcome, RunEnd, Speaker, ThreadFrame};
+use super::event::{FrameKind, Outcome, RunSummary, Speaker, ThreadFrame};
 use crate::client::resources::{runs, threads};
 use crate::client::table::cut;
 use crate::client::{escape, resources};
@@ -315,7 +315,7 @@ impl View {
             .fold(String::new(), |text, line| text + &self.note(speaker, "", line))
     }
 
-    fn show_end(&mut self, at: i64, end: &RunEnd) -> String {
+    fn show_end(&mut self, at: i64, end: &RunSummary) -> String {
         let mut text = self.settle();
         let word = match end.outcome {
             Outcome::Completed => "completed",

@@ -152,7 +152,7 @@ fn an_agent_cannot_drive_the_terminal() {
     };
     let ends = FrameKind::RunEnded {
         run: "r".to_owned(),
-        end: RunEnd {
+        end: RunSummary {
             outcome: Outcome::Failed,
             reason: attack.to_owned(),
             usage: Value::Null,
