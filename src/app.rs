@@ -55,6 +55,7 @@ use crate::tool::{Tool, demo};
 
 mod builder;
 mod check_command;
+mod client_command;
 mod connect;
 mod credentials;
 mod data_commands;
@@ -70,6 +71,7 @@ mod tenants;
 
 pub use builder::{Builder, Prepared};
 pub use check_command::{CheckResult, run as run_check};
+pub use client_command::run as run_client_command;
 pub use connect::{CheckStatus, ConnectionCheck};
 pub use data_commands::run as run_data_command;
 pub use health::ask as ask_health;

@@ -34,6 +34,7 @@
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`telemetry`] | the export of traces over OTLP | `domain`, `net`, `metrics` |
 //! | [`logging`] | the log of the process | `config` |
+//! | [`client`] | the commands that talk to a server: the chat in a terminal; lists of runs, threads and interrupts | `config`, `domain`, `net` |
 //! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; nothing |
 //! | [`app`] | builds the parts in their order | everything |
 //!
@@ -159,6 +160,7 @@ pub mod agent;
 pub mod app;
 pub mod auth;
 pub mod cedar;
+pub mod client;
 pub mod config;
 pub mod db;
 pub mod definition;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use adjutant::Adjutant;
 use adjutant::app::{self, Prepared};
+use adjutant::config::client::ClientCommand;
 use adjutant::config::{
     Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, KeysCommand, Problems, ProgramCommand,
 };
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         ProgramCommand::Check(command) => check(load(&command.settings), command),
         ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
         ProgramCommand::Data(command) => manage_data(load(command.settings()), command),
+        ProgramCommand::Client(command) => talk_to_server(load(command.settings()), command),
     }
 }
 
@@ -61,6 +63,12 @@ fn print_completions(shell: Shell) -> ExitCode {
     // A reader that closes the pipe early has what it wanted.
     let _ = std::io::stdout().write_all(&script);
     ExitCode::SUCCESS
+}
+
+/// Runs a command that talks to a server.
+#[tokio::main]
+async fn talk_to_server(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> ExitCode {
+    ExitCode::from(app::run_client_command(prepared, command).await)
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -10,6 +10,10 @@ use super::environment::load_env_file;
 use super::{Embedded, EnvironmentSettings, LogFormat};
 use crate::domain::identity::Tenant;
 
+pub mod client;
+
+use client::ClientCommand;
+
 /// The text after the help of the program.
 const AFTER_HELP: &str = "\
 Without a command, the server starts. Without a configuration, it serves a demonstration that needs no key.
@@ -17,6 +21,7 @@ Without a command, the server starts. Without a configuration, it serves a demon
   adjutant                          serve, at http://127.0.0.1:8123
   adjutant init my-agents           write a project for a real model
   adjutant check --connect          check the configuration, and everything it refers to
+  adjutant chat                     talk to an agent, here or on another machine
 
 Every setting of the file can also be given by the environment: ADJUTANT_SERVER__LISTEN is `listen` of `[server]`.";
 
@@ -89,6 +94,9 @@ pub enum ProgramCommand {
     /// A command about the data of users and tenants.
     #[command(flatten)]
     Data(DataCommand),
+    /// A command that talks to a server.
+    #[command(flatten)]
+    Client(ClientCommand),
 }
 
 impl ProgramCommand {
@@ -100,6 +108,7 @@ impl ProgramCommand {
             Self::Health(command) => Some(&command.settings),
             Self::Keys(command) => Some(command.settings()),
             Self::Data(command) => Some(command.settings()),
+            Self::Client(command) => Some(command.settings()),
             Self::Init(_) | Self::Completions { .. } => None,
         }
     }
@@ -111,6 +120,7 @@ impl ProgramCommand {
             Self::Health(command) => Some(&mut command.settings),
             Self::Keys(command) => Some(command.settings_mut()),
             Self::Data(command) => Some(command.settings_mut()),
+            Self::Client(command) => Some(command.settings_mut()),
             Self::Init(_) | Self::Completions { .. } => None,
         }
     }

@@ -48,6 +48,7 @@ mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
+pub use arguments::client;
 pub use arguments::{
     Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, InitCommand, InitTemplate, KeysCommand,
     ProgramCommand,

@@ -18,3 +18,4 @@ mod remote;
 mod streams;
 mod support;
 mod telemetry;
+mod terminal;

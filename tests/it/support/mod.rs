@@ -22,6 +22,7 @@ pub(crate) mod schemas;
 pub(crate) mod script;
 pub(crate) mod server;
 pub(crate) mod sse;
+pub(crate) mod terminal;
 pub(crate) mod tools;
 pub(crate) mod viewer;
 pub(crate) mod webhook_receiver;
