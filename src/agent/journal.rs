@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use super::Agent;
@@ -18,14 +18,17 @@ use crate::domain::state::Update;
 use crate::tool::budget::Meter;
 
 /// The journal of one lane of a thread: stores what the loop writes and publishes what it streams.
-#[async_trait]
+///
+/// The traits that the runtime implements return boxed futures by hand. The bounds that `async_trait` adds to such a
+/// function keep the compiler from reusing its proofs that the parts of the runtime are `Send`, and proving them anew for
+/// each function took 40 % of the time of a build.
 pub trait Journal: Send + Sync {
     /// Stores the entries, the position of `machine` and the facts in one transaction, in the order of `pending`.
     /// Returns when all of it is durable; nothing is visible to readers before that.
     ///
     /// # Errors
     /// [`ExitReason::LeaseLost`] if another process has taken the run over; then nothing was stored.
-    async fn commit(&self, machine: &Machine, pending: Vec<PendingWrite>) -> Result<(), ExitReason>;
+    fn commit<'a>(&'a self, machine: &'a Machine, pending: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>>;
 
     /// Publishes a piece of an answer that is being streamed. Live subscribers receive it at once; it is not stored.
     fn publish(&self, delta: Delta);
@@ -42,7 +45,11 @@ pub trait Journal: Send + Sync {
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn child(&self, parent: &Machine, request: NewChildRun) -> Result<ChildAdmission, ExitReason>;
+    fn child<'a>(
+        &'a self,
+        parent: &'a Machine,
+        request: NewChildRun,
+    ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>>;
 
     /// Returns the run that this journal belongs to.
     fn run(&self) -> RunId;
@@ -51,19 +58,19 @@ pub trait Journal: Send + Sync {
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason>;
+    fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>>;
 
     /// Returns the open interrupts of a parked child run and of the child runs below it.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason>;
+    fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>>;
 
     /// Waits until a parked child run, or one below it, is cancelled, so that it can be continued.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason>;
+    fn child_cancelled<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<(), ExitReason>>;
 }
 
 /// A write for the next commit.

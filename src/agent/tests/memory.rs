@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -262,32 +262,33 @@ impl Memory {
     }
 }
 
-#[async_trait]
 impl Journal for Memory {
-    async fn commit(&self, machine: &Machine, pending: Vec<PendingWrite>) -> Result<(), ExitReason> {
-        tokio::task::yield_now().await;
-        self.store.write(|disk| {
-            for note in pending {
-                match note {
-                    PendingWrite::Entry { entry, position } => {
-                        let row = Row {
-                            id: entry.id,
-                            step: entry.step,
-                            node: entry.node,
-                            run: self.root,
-                            writes: serde_json::to_string(&entry.writes).unwrap(),
-                            position: serde_json::to_string(&position).unwrap(),
-                        };
-                        let rows = disk.lanes.entry(self.lane).or_default();
-                        assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
-                        rows.push(row);
+    fn commit<'a>(&'a self, machine: &'a Machine, pending: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            self.store.write(|disk| {
+                for note in pending {
+                    match note {
+                        PendingWrite::Entry { entry, position } => {
+                            let row = Row {
+                                id: entry.id,
+                                step: entry.step,
+                                node: entry.node,
+                                run: self.root,
+                                writes: serde_json::to_string(&entry.writes).unwrap(),
+                                position: serde_json::to_string(&position).unwrap(),
+                            };
+                            let rows = disk.lanes.entry(self.lane).or_default();
+                            assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
+                            rows.push(row);
+                        }
+                        PendingWrite::Items(changes) => disk.items.extend(changes),
+                        PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                     }
-                    PendingWrite::Items(changes) => disk.items.extend(changes),
-                    PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                 }
-            }
-            disk.put_position(self.lane, &machine.position);
-            disk.note_usage(self.run);
+                disk.put_position(self.lane, &machine.position);
+                disk.note_usage(self.run);
+            })
         })
     }
 
@@ -299,60 +300,68 @@ impl Journal for Memory {
 
     fn publish_output(&self, _: String, _: String) {}
 
-    async fn child(&self, parent: &Machine, input: NewChildRun) -> Result<ChildAdmission, ExitReason> {
-        tokio::task::yield_now().await;
-        if input.lineage.depth > input.max_depth {
-            return Ok(ChildAdmission::Refused(format!("not deeper than {}", input.max_depth)));
-        }
-        self.store.write(|disk| {
-            let lineage = serde_json::to_string(&input.lineage).unwrap();
-            disk.children.entry(input.id).or_insert((lineage, input.order));
-            disk.put_position(self.lane, &parent.position);
-            disk.note_usage(self.run);
-        })?;
-        let (_, child) = self.find_child(input.id).await?.unwrap();
-        Ok(ChildAdmission::Admitted(Box::new(child)))
+    fn child<'a>(
+        &'a self,
+        parent: &'a Machine,
+        input: NewChildRun,
+    ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            if input.lineage.depth > input.max_depth {
+                return Ok(ChildAdmission::Refused(format!("not deeper than {}", input.max_depth)));
+            }
+            self.store.write(|disk| {
+                let lineage = serde_json::to_string(&input.lineage).unwrap();
+                disk.children.entry(input.id).or_insert((lineage, input.order));
+                disk.put_position(self.lane, &parent.position);
+                disk.note_usage(self.run);
+            })?;
+            let (_, child) = self.find_child(input.id).await?.unwrap();
+            Ok(ChildAdmission::Admitted(Box::new(child)))
+        })
     }
 
     fn run(&self) -> RunId {
         self.run
     }
 
-    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
-        let Some((lineage, order)) = self.store.disk().children.get(&child).cloned() else {
-            return Ok(None);
-        };
-        let lane = Lane::Child(child);
-        let mut machine = self.store.machine(lane);
-        if machine.position.failure.is_none() && machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
-            machine.prepare_for_run();
-        }
-        let begun = self
-            .store
-            .rows(lane)
-            .into_iter()
-            .find(|row| row.node == START && row.step == 0);
-        let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
-        let stop = self.store.stop_of(child);
-        let meter = self.store.meter_of(child);
-        let child = Child {
-            id: child,
-            machine,
-            order,
-            stop,
-            meter,
-            input,
-            known: None,
-            journal: self.below(child),
-        };
-        Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
+    fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>> {
+        Box::pin(async move {
+            let Some((lineage, order)) = self.store.disk().children.get(&child).cloned() else {
+                return Ok(None);
+            };
+            let lane = Lane::Child(child);
+            let mut machine = self.store.machine(lane);
+            if machine.position.failure.is_none() && machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
+                machine.prepare_for_run();
+            }
+            let begun = self
+                .store
+                .rows(lane)
+                .into_iter()
+                .find(|row| row.node == START && row.step == 0);
+            let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
+            let stop = self.store.stop_of(child);
+            let meter = self.store.meter_of(child);
+            let child = Child {
+                id: child,
+                machine,
+                order,
+                stop,
+                meter,
+                input,
+                known: None,
+                journal: self.below(child),
+            };
+            Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
+        })
     }
 
-    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
-        Ok(self.store.questions(Lane::Child(child)))
+    fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>> {
+        Box::pin(async move { Ok(self.store.questions(Lane::Child(child))) })
     }
 
-    async fn child_cancelled(&self, _: RunId) -> Result<(), ExitReason> {
-        std::future::pending().await
+    fn child_cancelled<'a>(&'a self, _: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {
+        Box::pin(async move { std::future::pending().await })
     }
 }

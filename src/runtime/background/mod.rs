@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::admission::Admission;
@@ -69,42 +69,49 @@ pub(super) struct BackgroundTasks {
     runs: Runs,
 }
 
-#[async_trait]
 impl Tasks for BackgroundTasks {
-    async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
-        match order.agent.url {
-            None => self.start_task(scope, order).await,
-            Some(_) => self.start_remote(scope, order).await,
-        }
+    fn start<'a>(&'a self, scope: &'a Scope, order: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>> {
+        Box::pin(async move {
+            match order.agent.url {
+                None => self.start_task(scope, order).await,
+                Some(_) => self.start_remote(scope, order).await,
+            }
+        })
     }
 
-    async fn update(
-        &self,
-        scope: &Scope,
-        task: &BackgroundTask,
-        order: BackgroundOrder<'_>,
-    ) -> Result<TaskRun, String> {
-        let record = self.own_record(scope, task).await?;
-        match record.url {
-            None => self.update_task(scope, record.task, order).await,
-            Some(_) => self.update_remote(scope, record, order).await,
-        }
+    fn update<'a>(
+        &'a self,
+        scope: &'a Scope,
+        task: &'a BackgroundTask,
+        order: BackgroundOrder<'a>,
+    ) -> BoxFuture<'a, Result<TaskRun, String>> {
+        Box::pin(async move {
+            let record = self.own_record(scope, task).await?;
+            match record.url {
+                None => self.update_task(scope, record.task, order).await,
+                Some(_) => self.update_remote(scope, record, order).await,
+            }
+        })
     }
 
-    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
-        let record = self.own_record(scope, task).await?;
-        match record.url {
-            None => self.read_task(record.task).await,
-            Some(_) => self.poll_task(&record).await,
-        }
+    fn look<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
+        Box::pin(async move {
+            let record = self.own_record(scope, task).await?;
+            match record.url {
+                None => self.read_task(record.task).await,
+                Some(_) => self.poll_task(&record).await,
+            }
+        })
     }
 
-    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
-        let record = self.own_record(scope, task).await?;
-        match record.url {
-            None => self.cancel_task(scope, record).await,
-            Some(_) => self.cancel_remote(record).await,
-        }
+    fn cancel<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
+        Box::pin(async move {
+            let record = self.own_record(scope, task).await?;
+            match record.url {
+                None => self.cancel_task(scope, record).await,
+                Some(_) => self.cancel_remote(record).await,
+            }
+        })
     }
 }
 

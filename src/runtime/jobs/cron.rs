@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult, Tx};
@@ -26,7 +26,6 @@ enum Fired {
     Tried(Result<Box<Admitted>, StartError>),
 }
 
-#[async_trait]
 impl JobHandler for CronHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 1, batch: 64 }
@@ -36,44 +35,46 @@ impl JobHandler for CronHandler {
         LEASE
     }
 
-    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
-        let id = CronId(job.key);
-        // A cron that finds the queue full stays due.
-        match runtime.crons.admission.take_places(1).await {
-            Ok(()) => {}
-            Err(StartError::Fault(error)) => return Err(error),
-            Err(refusal) => {
-                tracing::warn!(cron = %id, %refusal, "a cron is due and waits for room in the queue");
-                return Ok(JobOutcome::NotNow);
-            }
-        }
-        let ahead = runtime.crons.precheck_run(id).await?;
-        let context = runtime.crons.admission.context(vec![]);
-        let claimed = job.clone();
-        let write = runtime.core.db.write(move |tx| {
-            Box::pin(async move {
-                // The locks are taken in the same order as by the deletion of a thread.
-                if let Some(thread) = ahead.thread {
-                    db::threads::lock(tx, thread).await?;
-                }
-                fire(tx, &claimed, ahead, context).await
-            })
-        });
-        match write.await? {
-            Fired::Nothing => {}
-            Fired::Tried(Ok(admitted)) => {
-                let run = runtime.crons.admission.start_or_queue(*admitted, None);
-                tracing::debug!(cron = %id, run = %run.id, "cron is due");
-            }
-            Fired::Tried(Err(refusal)) => {
-                tracing::warn!(cron = %id, %refusal, "a cron is due, but its run was refused");
-                if is_full(&refusal) {
-                    // The cron stays due, and is met when there is room.
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let id = CronId(job.key);
+            // A cron that finds the queue full stays due.
+            match runtime.crons.admission.take_places(1).await {
+                Ok(()) => {}
+                Err(StartError::Fault(error)) => return Err(error),
+                Err(refusal) => {
+                    tracing::warn!(cron = %id, %refusal, "a cron is due and waits for room in the queue");
                     return Ok(JobOutcome::NotNow);
                 }
             }
-        }
-        Ok(JobOutcome::Settled)
+            let ahead = runtime.crons.precheck_run(id).await?;
+            let context = runtime.crons.admission.context(vec![]);
+            let claimed = job.clone();
+            let write = runtime.core.db.write(move |tx| {
+                Box::pin(async move {
+                    // The locks are taken in the same order as by the deletion of a thread.
+                    if let Some(thread) = ahead.thread {
+                        db::threads::lock(tx, thread).await?;
+                    }
+                    fire(tx, &claimed, ahead, context).await
+                })
+            });
+            match write.await? {
+                Fired::Nothing => {}
+                Fired::Tried(Ok(admitted)) => {
+                    let run = runtime.crons.admission.start_or_queue(*admitted, None);
+                    tracing::debug!(cron = %id, run = %run.id, "cron is due");
+                }
+                Fired::Tried(Err(refusal)) => {
+                    tracing::warn!(cron = %id, %refusal, "a cron is due, but its run was refused");
+                    if is_full(&refusal) {
+                        // The cron stays due, and is met when there is room.
+                        return Ok(JobOutcome::NotNow);
+                    }
+                }
+            }
+            Ok(JobOutcome::Settled)
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
@@ -65,7 +65,6 @@ pub(super) enum JobOutcome {
 }
 
 /// The handler of one kind of jobs.
-#[async_trait]
 pub(super) trait JobHandler: Sync {
     /// Returns the limits of the kind.
     fn limits(&self) -> JobLimits;
@@ -74,12 +73,12 @@ pub(super) trait JobHandler: Sync {
     fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
     /// Schedules jobs that are due because of facts that do not schedule a job themselves.
-    async fn discover(&self, _runtime: &RuntimeHandles) -> DbResult<()> {
-        Ok(())
+    fn discover<'a>(&'a self, _runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(async move { Ok(()) })
     }
 
     /// Runs a job.
-    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome>;
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>>;
 }
 
 fn handler(kind: JobKind) -> &'static dyn JobHandler {

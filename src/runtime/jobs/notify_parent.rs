@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::{JobHandler, JobLimits, JobOutcome};
@@ -34,7 +34,6 @@ const LEASE: Duration = Duration::from_secs(60);
 
 pub(super) struct NotifyParentHandler;
 
-#[async_trait]
 impl JobHandler for NotifyParentHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 1, batch: 64 }
@@ -44,52 +43,56 @@ impl JobHandler for NotifyParentHandler {
         LEASE
     }
 
-    async fn discover(&self, runtime: &RuntimeHandles) -> DbResult<()> {
-        runtime.core.jobs.has_tasks(false);
-        let read = runtime.core.db.read(|tx| {
-            Box::pin(async move {
-                Ok((
-                    db::background::any_watched(tx).await?,
-                    db::background::parents_to_wake(tx, AT_ONCE).await?,
-                ))
-            })
-        });
-        let (any, parents) = read.await.inspect_err(|_| runtime.core.jobs.has_tasks(true))?;
-        if any {
-            runtime.core.jobs.has_tasks(true);
-        }
-        let now = runtime.core.clock.now();
-        for parent in parents {
-            let owner = JobOwner {
-                thread: Some(parent),
-                assistant: None,
-            };
-            let kind = JobKind::NotifyParent;
-            let write = runtime
-                .core
-                .db
-                .write(move |tx| Box::pin(db::jobs::ensure(tx, kind, parent.0, owner, now)));
-            if let Err(error) = write.await {
-                tracing::warn!(thread = %parent, %error, "could not schedule the run that gives an agent the outcomes of its background tasks");
+    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(async move {
+            runtime.core.jobs.has_tasks(false);
+            let read = runtime.core.db.read(|tx| {
+                Box::pin(async move {
+                    Ok((
+                        db::background::any_watched(tx).await?,
+                        db::background::parents_to_wake(tx, AT_ONCE).await?,
+                    ))
+                })
+            });
+            let (any, parents) = read.await.inspect_err(|_| runtime.core.jobs.has_tasks(true))?;
+            if any {
+                runtime.core.jobs.has_tasks(true);
             }
-        }
-        Ok(())
-    }
-
-    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
-        let parent = ThreadId(job.key);
-        if let Err(error) = wake_parent(runtime, parent).await {
-            tracing::warn!(thread = %parent, %error, "could not tell an agent the outcome of a background task");
-            if error.is_corrupt() {
+            let now = runtime.core.clock.now();
+            for parent in parents {
+                let owner = JobOwner {
+                    thread: Some(parent),
+                    assistant: None,
+                };
+                let kind = JobKind::NotifyParent;
                 let write = runtime
                     .core
                     .db
-                    .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
-                write.await?;
+                    .write(move |tx| Box::pin(db::jobs::ensure(tx, kind, parent.0, owner, now)));
+                if let Err(error) = write.await {
+                    tracing::warn!(thread = %parent, %error, "could not schedule the run that gives an agent the outcomes of its background tasks");
+                }
             }
-        }
-        // If more outcomes are left, the agent is found again.
-        Ok(JobOutcome::Done)
+            Ok(())
+        })
+    }
+
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let parent = ThreadId(job.key);
+            if let Err(error) = wake_parent(runtime, parent).await {
+                tracing::warn!(thread = %parent, %error, "could not tell an agent the outcome of a background task");
+                if error.is_corrupt() {
+                    let write = runtime
+                        .core
+                        .db
+                        .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
+                    write.await?;
+                }
+            }
+            // If more outcomes are left, the agent is found again.
+            Ok(JobOutcome::Done)
+        })
     }
 }
 

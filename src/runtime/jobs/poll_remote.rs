@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome};
@@ -23,7 +23,6 @@ const BEGINNING: Duration = Duration::from_secs(30);
 
 pub(super) struct PollRemoteHandler;
 
-#[async_trait]
 impl JobHandler for PollRemoteHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 32, batch: 1 }
@@ -33,45 +32,47 @@ impl JobHandler for PollRemoteHandler {
         LEASE
     }
 
-    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
-        let task = ThreadId(job.key);
-        let read = runtime
-            .core
-            .db
-            .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
-        let record = match db::unless_corrupt(read.await)? {
-            Some(Some(record)) => record,
-            Some(None) => return Ok(JobOutcome::Done),
-            // The claim expires, and the task is polled again.
-            None => return Ok(JobOutcome::Settled),
-        };
-        let soft = runtime.core.shutdown.soft().clone();
-        // If this server stops, the server that replaces it polls the task again at once.
-        let Some(work) = soft.run_until_cancelled(runtime.tasks.polled(&record)).await else {
-            return Ok(JobOutcome::Settled);
-        };
-        let has_come = work
-            .as_ref()
-            .and_then(|work| work.seen.as_ref())
-            .is_some_and(|seen| seen.status.is_outcome());
-        let written = runtime.core.db.write(move |tx| {
-            Box::pin(async move {
-                match work {
-                    Some(work) => store_polled(tx, &record, &work, Some(record.remote.version))
-                        .await
-                        .map(drop),
-                    None => db::background::remote::forget(tx, task).await,
-                }
-            })
-        });
-        if let Err(error) = written.await {
-            // The claim expires, and the task is polled again.
-            tracing::warn!(%task, %error, "could not note how a task on another server stands");
-        }
-        if has_come {
-            runtime.core.jobs.discover();
-        }
-        Ok(JobOutcome::Settled)
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let task = ThreadId(job.key);
+            let read = runtime
+                .core
+                .db
+                .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
+            let record = match db::unless_corrupt(read.await)? {
+                Some(Some(record)) => record,
+                Some(None) => return Ok(JobOutcome::Done),
+                // The claim expires, and the task is polled again.
+                None => return Ok(JobOutcome::Settled),
+            };
+            let soft = runtime.core.shutdown.soft().clone();
+            // If this server stops, the server that replaces it polls the task again at once.
+            let Some(work) = soft.run_until_cancelled(runtime.tasks.polled(&record)).await else {
+                return Ok(JobOutcome::Settled);
+            };
+            let has_come = work
+                .as_ref()
+                .and_then(|work| work.seen.as_ref())
+                .is_some_and(|seen| seen.status.is_outcome());
+            let written = runtime.core.db.write(move |tx| {
+                Box::pin(async move {
+                    match work {
+                        Some(work) => store_polled(tx, &record, &work, Some(record.remote.version))
+                            .await
+                            .map(drop),
+                        None => db::background::remote::forget(tx, task).await,
+                    }
+                })
+            });
+            if let Err(error) = written.await {
+                // The claim expires, and the task is polled again.
+                tracing::warn!(%task, %error, "could not note how a task on another server stands");
+            }
+            if has_come {
+                runtime.core.jobs.discover();
+            }
+            Ok(JobOutcome::Settled)
+        })
     }
 }
 

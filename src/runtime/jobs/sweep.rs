@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
@@ -27,7 +26,6 @@ const LEASE: Duration = Duration::from_secs(600);
 
 pub(super) struct SweepHandler;
 
-#[async_trait]
 impl JobHandler for SweepHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 1, batch: 1 }
@@ -37,14 +35,16 @@ impl JobHandler for SweepHandler {
         LEASE
     }
 
-    async fn run(&self, runtime: &RuntimeHandles, _: &ClaimedJob) -> DbResult<JobOutcome> {
-        let core = &runtime.core;
-        match core.shutdown.soft().run_until_cancelled(sweep(core)).await {
-            Some(Ok(0)) | None => {}
-            Some(Ok(count)) => tracing::info!(count, "threads swept"),
-            Some(Err(error)) => tracing::warn!(%error, "could not sweep threads"),
-        }
-        Ok(JobOutcome::Again(core.clock.now().plus(core.retention.interval)))
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, _: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let core = &runtime.core;
+            match core.shutdown.soft().run_until_cancelled(sweep(core)).await {
+                Some(Ok(0)) | None => {}
+                Some(Ok(count)) => tracing::info!(count, "threads swept"),
+                Some(Err(error)) => tracing::warn!(%error, "could not sweep threads"),
+            }
+            Ok(JobOutcome::Again(core.clock.now().plus(core.retention.interval)))
+        })
     }
 }
 

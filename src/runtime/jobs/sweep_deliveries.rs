@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, deliveries};
@@ -16,7 +16,6 @@ const AT_ONCE: i64 = 500;
 
 pub(super) struct SweepDeliveriesHandler;
 
-#[async_trait]
 impl JobHandler for SweepDeliveriesHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 1, batch: 1 }
@@ -26,17 +25,19 @@ impl JobHandler for SweepDeliveriesHandler {
         INTERVAL
     }
 
-    async fn run(&self, runtime: &RuntimeHandles, _: &ClaimedJob) -> DbResult<JobOutcome> {
-        let now = runtime.core.clock.now();
-        let before = now.minus(runtime.core.webhooks.keep);
-        loop {
-            let sweep = runtime
-                .core
-                .db
-                .write(move |tx| Box::pin(deliveries::sweep(tx, before, AT_ONCE)));
-            if sweep.await? < AT_ONCE.unsigned_abs() || runtime.core.shutdown.soft().is_cancelled() {
-                return Ok(JobOutcome::Again(now.plus(INTERVAL)));
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, _: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let now = runtime.core.clock.now();
+            let before = now.minus(runtime.core.webhooks.keep);
+            loop {
+                let sweep = runtime
+                    .core
+                    .db
+                    .write(move |tx| Box::pin(deliveries::sweep(tx, before, AT_ONCE)));
+                if sweep.await? < AT_ONCE.unsigned_abs() || runtime.core.shutdown.soft().is_cancelled() {
+                    return Ok(JobOutcome::Again(now.plus(INTERVAL)));
+                }
             }
-        }
+        })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome};
@@ -23,7 +23,6 @@ const LEASE: Duration = Duration::from_secs(30);
 
 pub(super) struct WatchInterruptHandler;
 
-#[async_trait]
 impl JobHandler for WatchInterruptHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 32, batch: 1 }
@@ -33,26 +32,30 @@ impl JobHandler for WatchInterruptHandler {
         LEASE
     }
 
-    async fn discover(&self, runtime: &RuntimeHandles) -> DbResult<()> {
-        let read = runtime.core.db.read(|tx| Box::pin(db::remote_runs::any_unwatched(tx)));
-        if !read.await? {
-            return Ok(());
-        }
-        let now = runtime.core.clock.now();
-        let write = runtime
-            .core
-            .db
-            .write(move |tx| Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE)));
-        write.await
+    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(async move {
+            let read = runtime.core.db.read(|tx| Box::pin(db::remote_runs::any_unwatched(tx)));
+            if !read.await? {
+                return Ok(());
+            }
+            let now = runtime.core.clock.now();
+            let write = runtime
+                .core
+                .db
+                .write(move |tx| Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE)));
+            write.await
+        })
     }
 
-    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
-        let soft = runtime.core.shutdown.soft().clone();
-        // If this process stops, another one polls.
-        let polled = soft
-            .run_until_cancelled(runtime.interrupts.poll_interrupts(RunId(job.key)))
-            .await;
-        polled.unwrap_or(Ok(JobOutcome::Settled))
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let soft = runtime.core.shutdown.soft().clone();
+            // If this process stops, another one polls.
+            let polled = soft
+                .run_until_cancelled(runtime.interrupts.poll_interrupts(RunId(job.key)))
+                .await;
+            polled.unwrap_or(Ok(JobOutcome::Settled))
+        })
     }
 }
 

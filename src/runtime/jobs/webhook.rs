@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures::future::BoxFuture;
 use reqwest::StatusCode;
 
 use super::{JobHandler, JobLimits, JobOutcome};
@@ -21,7 +21,6 @@ const MARGIN: Duration = Duration::from_secs(30);
 
 pub(super) struct WebhookHandler;
 
-#[async_trait]
 impl JobHandler for WebhookHandler {
     fn limits(&self) -> JobLimits {
         JobLimits { at_once: 32, batch: 1 }
@@ -31,34 +30,36 @@ impl JobHandler for WebhookHandler {
         runtime.core.webhooks.timeout + MARGIN
     }
 
-    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
-        let id = DeliveryId(job.key);
-        let read = runtime
-            .core
-            .db
-            .read(move |tx| Box::pin(async move { deliveries::find(tx, id).await }));
-        let delivery = match db::unless_corrupt(read.await)? {
-            Some(Some(delivery)) => delivery,
-            Some(None) => return Ok(JobOutcome::Done),
-            // The claim expires, and the delivery is tried again.
-            None => return Ok(JobOutcome::Settled),
-        };
-        let attempt = attempt(runtime, job, &delivery).await;
-        if attempt.status == DeliveryStatus::Dead {
-            let run = delivery.run;
-            tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook was given up");
-        }
-        let now = runtime.core.clock.now();
-        let settled = job.clone();
-        let write = runtime
-            .core
-            .db
-            .write(move |tx| Box::pin(async move { deliveries::settle(tx, &settled, &attempt, now).await }));
-        if let Err(error) = write.await {
-            // The claim expires, and the delivery is tried again.
-            tracing::warn!(delivery = %id, %error, "could not write the result of a webhook");
-        }
-        Ok(JobOutcome::Settled)
+    fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
+        Box::pin(async move {
+            let id = DeliveryId(job.key);
+            let read = runtime
+                .core
+                .db
+                .read(move |tx| Box::pin(async move { deliveries::find(tx, id).await }));
+            let delivery = match db::unless_corrupt(read.await)? {
+                Some(Some(delivery)) => delivery,
+                Some(None) => return Ok(JobOutcome::Done),
+                // The claim expires, and the delivery is tried again.
+                None => return Ok(JobOutcome::Settled),
+            };
+            let attempt = attempt(runtime, job, &delivery).await;
+            if attempt.status == DeliveryStatus::Dead {
+                let run = delivery.run;
+                tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook was given up");
+            }
+            let now = runtime.core.clock.now();
+            let settled = job.clone();
+            let write = runtime
+                .core
+                .db
+                .write(move |tx| Box::pin(async move { deliveries::settle(tx, &settled, &attempt, now).await }));
+            if let Err(error) = write.await {
+                // The claim expires, and the delivery is tried again.
+                tracing::warn!(delivery = %id, %error, "could not write the result of a webhook");
+            }
+            Ok(JobOutcome::Settled)
+        })
     }
 }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
@@ -21,32 +22,35 @@ mod specs;
 pub use specs::prompt;
 
 /// A service that starts and manages background tasks.
-#[async_trait]
 pub trait Tasks: Send + Sync {
     /// Starts a task. A repetition of the same call returns the task that the call started before.
     ///
     /// # Errors
     /// The reason for the model.
-    async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String>;
+    fn start<'a>(&'a self, scope: &'a Scope, order: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>>;
 
     /// Sends a task a further message. A repetition of the same call returns the run that the call started before.
     ///
     /// # Errors
     /// The reason for the model.
-    async fn update(&self, scope: &Scope, task: &BackgroundTask, order: BackgroundOrder<'_>)
-    -> Result<TaskRun, String>;
+    fn update<'a>(
+        &'a self,
+        scope: &'a Scope,
+        task: &'a BackgroundTask,
+        order: BackgroundOrder<'a>,
+    ) -> BoxFuture<'a, Result<TaskRun, String>>;
 
     /// Returns the status of a task.
     ///
     /// # Errors
     /// The reason for the model.
-    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
+    fn look<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>>;
 
     /// Stops a task and returns its status. A task that was already over keeps its status.
     ///
     /// # Errors
     /// The reason for the model.
-    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
+    fn cancel<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>>;
 }
 
 /// The order of a task.
@@ -316,21 +320,25 @@ pub struct NoTasks;
 
 const NONE: &str = "There is nobody here who could work in the background.";
 
-#[async_trait]
 impl Tasks for NoTasks {
-    async fn start(&self, _: &Scope, _: BackgroundOrder<'_>) -> Result<TaskRun, String> {
-        Err(NONE.to_owned())
+    fn start<'a>(&'a self, _: &'a Scope, _: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>> {
+        Box::pin(async move { Err(NONE.to_owned()) })
     }
 
-    async fn update(&self, _: &Scope, _: &BackgroundTask, _: BackgroundOrder<'_>) -> Result<TaskRun, String> {
-        Err(NONE.to_owned())
+    fn update<'a>(
+        &'a self,
+        _: &'a Scope,
+        _: &'a BackgroundTask,
+        _: BackgroundOrder<'a>,
+    ) -> BoxFuture<'a, Result<TaskRun, String>> {
+        Box::pin(async move { Err(NONE.to_owned()) })
     }
 
-    async fn look(&self, _: &Scope, _: &BackgroundTask) -> Result<TaskSnapshot, String> {
-        Err(NONE.to_owned())
+    fn look<'a>(&'a self, _: &'a Scope, _: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
+        Box::pin(async move { Err(NONE.to_owned()) })
     }
 
-    async fn cancel(&self, _: &Scope, _: &BackgroundTask) -> Result<TaskSnapshot, String> {
-        Err(NONE.to_owned())
+    fn cancel<'a>(&'a self, _: &'a Scope, _: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
+        Box::pin(async move { Err(NONE.to_owned()) })
     }
 }
