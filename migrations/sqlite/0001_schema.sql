@@ -198,8 +198,8 @@ create table events (
 -- ------------------------------------------------------------------------------------------------------------- interrupts
 
 -- A row means: a human was asked this, and the row says what became of the question. `run_id` is the run of the main
--- agent in whose course it was asked, `seq` puts the questions of a thread in order. `touched_by` and `before`: see
--- `checkpoints`.
+-- agent in whose course it was asked. `seq` puts the questions of a thread in order, and `ordinal` those that were asked
+-- together. `touched_by` and `before`: see `checkpoints`.
 create table interrupts (
     interrupt_id text not null,
     thread_id blob not null references threads (thread_id) on delete cascade,
@@ -218,9 +218,10 @@ create table interrupts (
     created_at bigint not null,
     resolved_at bigint,
     seq bigint not null,
+    ordinal integer not null,
     primary key (thread_id, interrupt_id)
 ) without rowid;
-create index interrupts_by_status on interrupts (status, created_at, seq);
+create index interrupts_by_status on interrupts (status, created_at, seq, ordinal);
 create index interrupts_by_id on interrupts (interrupt_id);
 
 -- A row means: this interrupt is assigned to this user of the tenant of its thread (`kind` is `user`), or to all its users with
@@ -543,9 +544,10 @@ create index auth_tickets_by_expiry on auth_tickets (expires_at);
 -- -------------------------------------------------------------------------------------------------------------- the audit
 
 -- A row means: this caller did this to this resource, or was refused. Rows are never changed. They are deleted when they are
--- older than the configuration says, and outlive the resource and the caller. Ids sort by time.
+-- older than the configuration says, and outlive the resource and the caller. Ids sort by time. Every change of a caller
+-- writes a row, so there is one index besides the key.
 create table audit (
-    entry_id blob not null primary key,
+    entry_id blob not null,
     tenant text not null,
     user_id text not null,
     credential text not null,
@@ -554,11 +556,10 @@ create table audit (
     outcome text not null,
     address text,
     detail text not null,
-    created_at bigint not null
+    created_at bigint not null,
+    primary key (tenant, entry_id)
 ) without rowid;
-create index audit_by_tenant on audit (tenant, entry_id);
 create index audit_by_user on audit (tenant, user_id, entry_id);
-create index audit_by_resource on audit (tenant, resource, entry_id);
 
 -- -------------------------------------------------------------------------------------------------------------- data keys
 

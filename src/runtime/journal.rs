@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder, Retryable};
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -74,7 +74,8 @@ impl LaneJournal {
     pub(super) fn main(
         run_context: Arc<RunContext>,
         segment: Option<i64>,
-        (stop, budget): (CancellationToken, Option<Budget>),
+        stop: CancellationToken,
+        budget: Option<Budget>,
     ) -> Self {
         let origin = Arc::new(Origin::of(&run_context.run));
         let run = run_context.run.id;
@@ -95,12 +96,7 @@ impl LaneJournal {
         }
     }
 
-    fn child_journal(
-        &self,
-        run: &Run,
-        segment: Option<i64>,
-        (at_work, meter): (AtWork, &Arc<Meter>),
-    ) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Box<dyn Journal> {
         Box::new(Self {
             run_context: Arc::clone(&self.run_context),
             run: run.id,
@@ -155,9 +151,7 @@ impl LaneJournal {
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
-                PendingWrite::Entry { entry, position } => {
-                    self.build_entry(&mut batch, machine, (entry, position), seq)
-                }
+                PendingWrite::Entry { entry, position } => self.build_entry(&mut batch, machine, entry, position, seq),
                 PendingWrite::Fact(fact) => self.build_fact(&mut batch, machine, fact, seq),
                 PendingWrite::Items(_) => continue,
             };
@@ -185,7 +179,8 @@ impl LaneJournal {
         &self,
         batch: &mut CommitBatch,
         machine: &Machine,
-        (entry, position): (Entry, Position),
+        entry: Entry,
+        position: Position,
         seq: i64,
     ) -> EventBody {
         let entry = Arc::new(entry);
@@ -209,9 +204,11 @@ impl LaneJournal {
                 let at = batch.at;
                 let open = &machine.position.asked;
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
-                batch
-                    .asked
-                    .extend(own.map(|interrupt| self.interrupt_record(interrupt, at, seq)));
+                let records = own.zip(0..).map(|(interrupt, ordinal)| InterruptRecord {
+                    ordinal,
+                    ..self.interrupt_record(interrupt, at, seq)
+                });
+                batch.asked.extend(records);
             }
             Fact::Ended {
                 status, error, used, ..
@@ -222,7 +219,7 @@ impl LaneJournal {
                     error: error.clone(),
                     waits: machine.position.phase != Phase::Ended,
                 });
-                batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
+                batch.report = self.report(machine, *status, error.as_ref(), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
             Fact::Started { .. }
@@ -283,6 +280,7 @@ impl LaneJournal {
     fn interrupt_record(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
         InterruptRecord {
             seq,
+            ordinal: 0,
             interrupt: interrupt.clone(),
             thread: self.run_context.run.thread,
             run: self.run_context.run.id,
@@ -299,12 +297,7 @@ impl LaneJournal {
     }
 
     /// Returns the report for webhooks about this end of the run of the main agent.
-    fn report(
-        &self,
-        machine: &Machine,
-        (status, error): (RunStatus, Option<&Failure>),
-        at: Timestamp,
-    ) -> Option<Delivery> {
+    fn report(&self, machine: &Machine, status: RunStatus, error: Option<&Failure>, at: Timestamp) -> Option<Delivery> {
         let run = &self.run_context.run;
         if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
             return None;
@@ -453,47 +446,48 @@ fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>)
     (events, items)
 }
 
-#[async_trait]
 impl Journal for LaneJournal {
-    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
-        let ends = notes
-            .iter()
-            .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
-        let fault = |error: DbError| {
-            self.run_context.core.metrics.work().commit_failed("database");
-            fault(self.run_context.run.id, &error)
-        };
-        let rest = match ends {
-            true => Some(
-                patiently(self.run_context.run.id, || self.rest())
-                    .await
-                    .map_err(fault)?,
-            ),
-            false => None,
-        };
-        let batch = self.build_step(machine, notes, rest);
-        let first = batch.first;
-        let begun = Instant::now();
-        let Some(stored) = self.store(batch).await.map_err(fault)? else {
-            self.run_context.core.metrics.work().commit_failed("lease");
-            return Err(ExitReason::LeaseLost);
-        };
-        self.settle_segment(first, &stored);
-        stored.asked.iter().for_each(log_lines::interrupt_raised);
-        self.count(&stored.events, begun);
-        let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
-        if let (true, Some(head)) = (main_ended, machine.head) {
-            self.run_context
-                .core
-                .db
-                .states()
-                .put(head, Arc::new(machine.state.clone()));
-        }
-        self.run_context.log.publish(stored.events);
-        if stored.report.is_some() {
-            self.run_context.core.webhooks.wake();
-        }
-        Ok(())
+    fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
+        Box::pin(async move {
+            let ends = notes
+                .iter()
+                .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
+            let fault = |error: DbError| {
+                self.run_context.core.metrics.work().commit_failed("database");
+                fault(self.run_context.run.id, &error)
+            };
+            let rest = match ends {
+                true => Some(
+                    patiently(self.run_context.run.id, || self.rest())
+                        .await
+                        .map_err(fault)?,
+                ),
+                false => None,
+            };
+            let batch = self.build_step(machine, notes, rest);
+            let first = batch.first;
+            let begun = Instant::now();
+            let Some(stored) = self.store(batch).await.map_err(fault)? else {
+                self.run_context.core.metrics.work().commit_failed("lease");
+                return Err(ExitReason::LeaseLost);
+            };
+            self.settle_segment(first, &stored);
+            stored.asked.iter().for_each(log_lines::interrupt_raised);
+            self.count(&stored.events, begun);
+            let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
+            if let (true, Some(head)) = (main_ended, machine.head) {
+                self.run_context
+                    .core
+                    .db
+                    .states()
+                    .put(head, Arc::new(machine.state.clone()));
+            }
+            self.run_context.log.publish(stored.events);
+            if stored.report.is_some() {
+                self.run_context.core.webhooks.wake();
+            }
+            Ok(())
+        })
     }
 
     fn publish(&self, delta: Delta) {
@@ -509,160 +503,178 @@ impl Journal for LaneJournal {
         self.publish_event(EventBody::Output { call, text });
     }
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
-        let run_context = Arc::clone(&self.run_context);
-        let now = self.run_context.core.clock.now();
-        let head = parent.head.map(|head| (head, parent.position.clone()));
-        let id = wish.id;
-        let order = wish.order.clone();
-        let at_work = self.register_child(id);
-        let lane = self.run;
-        let used = self.used(now);
-        let asked = Arc::new((wish, head, used));
-        // A repeated call finds the child that was admitted before, with the same time.
-        let admit = || {
-            let run_context = Arc::clone(&run_context);
-            let asked = Arc::clone(&asked);
-            self.run_context.core.db.write(move |tx| {
-                Box::pin(async move {
-                    let (wish, head, used) = &*asked;
-                    if !run_context.holds_lease(tx, now).await? {
-                        return Ok(None);
-                    }
-                    let admission = child::admit(tx, &run_context, wish, now).await?;
-                    if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
-                        db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
+    fn child<'a>(
+        &'a self,
+        parent: &'a Machine,
+        wish: NewChildRun,
+    ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>> {
+        Box::pin(async move {
+            let run_context = Arc::clone(&self.run_context);
+            let now = self.run_context.core.clock.now();
+            let head = parent.head.map(|head| (head, parent.position.clone()));
+            let id = wish.id;
+            let order = wish.order.clone();
+            let at_work = self.register_child(id);
+            let lane = self.run;
+            let used = self.used(now);
+            let asked = Arc::new((wish, head, used));
+            // A repeated call finds the child that was admitted before, with the same time.
+            let admit = || {
+                let run_context = Arc::clone(&run_context);
+                let asked = Arc::clone(&asked);
+                self.run_context.core.db.write(move |tx| {
+                    Box::pin(async move {
+                        let (wish, head, used) = &*asked;
+                        if !run_context.holds_lease(tx, now).await? {
+                            return Ok(None);
+                        }
+                        let admission = child::admit(tx, &run_context, wish, now).await?;
+                        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
+                            db::checkpoints::set_position(
+                                tx,
+                                run_context.run.thread,
+                                *head,
+                                position,
+                                run_context.run.id,
+                            )
                             .await?;
-                    }
-                    if let Some(used) = used {
-                        let growth = quotas::growth(tx, &run_context, lane, used).await?;
-                        db::runs::set_usage(tx, lane, used).await?;
-                        quotas::charge(tx, &run_context, growth, now).await?;
-                    }
-                    Ok(Some(admission))
+                        }
+                        if let Some(used) = used {
+                            let growth = quotas::growth(tx, &run_context, lane, used).await?;
+                            db::runs::set_usage(tx, lane, used).await?;
+                            quotas::charge(tx, &run_context, growth, now).await?;
+                        }
+                        Ok(Some(admission))
+                    })
                 })
-            })
-        };
-        let admitted = patiently(self.run_context.run.id, admit)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?
-            .ok_or(ExitReason::LeaseLost)?;
-        match admitted {
-            AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
-            AdmittedChild::Admitted(run) if run.created_at == now => {
-                let stop = at_work.stop().clone();
-                let meter = Arc::new(Meter::new(Usage::default(), now));
-                let journal = self.child_journal(&run, None, (at_work, &meter));
-                let known = self.known(&run).await?;
-                let machine = Machine::default();
-                let child = Child {
-                    id,
-                    machine,
-                    order,
-                    stop,
-                    meter,
-                    known,
-                    input: None,
-                    journal,
-                };
-                Ok(ChildAdmission::Admitted(Box::new(child)))
+            };
+            let admitted = patiently(self.run_context.run.id, admit)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))?
+                .ok_or(ExitReason::LeaseLost)?;
+            match admitted {
+                AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
+                AdmittedChild::Admitted(run) if run.created_at == now => {
+                    let stop = at_work.stop().clone();
+                    let meter = Arc::new(Meter::new(Usage::default(), now));
+                    let journal = self.child_journal(&run, None, at_work, &meter);
+                    let known = self.known(&run).await?;
+                    let machine = Machine::default();
+                    let child = Child {
+                        id,
+                        machine,
+                        order,
+                        stop,
+                        meter,
+                        known,
+                        input: None,
+                        journal,
+                    };
+                    Ok(ChildAdmission::Admitted(Box::new(child)))
+                }
+                AdmittedChild::Admitted(_) => match self.find_child(id).await? {
+                    Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
+                    None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
+                },
             }
-            AdmittedChild::Admitted(_) => match self.find_child(id).await? {
-                Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
-                None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
-            },
-        }
+        })
     }
 
     fn run(&self) -> RunId {
         self.run
     }
 
-    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
-        let thread = self.run_context.run.thread;
-        let at_work = self.register_child(child);
-        let find = || {
-            self.run_context.core.db.read(move |tx| {
-                Box::pin(async move {
-                    let Some(run) = db::runs::get_by_id(tx, child).await? else {
-                        return Ok(None);
-                    };
-                    let lane = Lane::Child(child);
-                    let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
-                    let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                    let used = db::runs::usage(tx, child).await?;
-                    Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
+    fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>> {
+        Box::pin(async move {
+            let thread = self.run_context.run.thread;
+            let at_work = self.register_child(child);
+            let find = || {
+                self.run_context.core.db.read(move |tx| {
+                    Box::pin(async move {
+                        let Some(run) = db::runs::get_by_id(tx, child).await? else {
+                            return Ok(None);
+                        };
+                        let lane = Lane::Child(child);
+                        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
+                        let input = db::checkpoints::input_of(tx, thread, lane).await?;
+                        let is_to_stop = db::runs::is_to_stop(tx, child).await?;
+                        let used = db::runs::usage(tx, child).await?;
+                        Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
+                    })
                 })
-            })
-        };
-        let found = patiently(self.run_context.run.id, find)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?;
-        let known = match &found {
-            Some((run, ..)) => self.known(run).await?,
-            None => None,
-        };
-        Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
-            // A failed run has notified its caller, or is about to, so it is not retried.
-            let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
-            if answered && machine.position.failure.is_none() {
-                machine.prepare_for_run();
-            }
-            let stop = at_work.stop().clone();
-            if is_to_stop {
-                stop.cancel();
-            }
-            let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
-            let journal = self.child_journal(&run, segment, (at_work, &meter));
-            let order = run
-                .request
-                .input
-                .and_then(|order| serde_json::from_value(order).ok())
-                .unwrap_or_default();
-            (
-                run.lineage,
-                Child {
-                    id: child,
-                    machine,
-                    order,
-                    stop,
-                    meter,
-                    known,
-                    input,
-                    journal,
-                },
-            )
-        }))
+            };
+            let found = patiently(self.run_context.run.id, find)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))?;
+            let known = match &found {
+                Some((run, ..)) => self.known(run).await?,
+                None => None,
+            };
+            Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
+                // A failed run has notified its caller, or is about to, so it is not retried.
+                let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
+                if answered && machine.position.failure.is_none() {
+                    machine.prepare_for_run();
+                }
+                let stop = at_work.stop().clone();
+                if is_to_stop {
+                    stop.cancel();
+                }
+                let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
+                let journal = self.child_journal(&run, segment, at_work, &meter);
+                let order = run
+                    .request
+                    .input
+                    .and_then(|order| serde_json::from_value(order).ok())
+                    .unwrap_or_default();
+                (
+                    run.lineage,
+                    Child {
+                        id: child,
+                        machine,
+                        order,
+                        stop,
+                        meter,
+                        known,
+                        input,
+                        journal,
+                    },
+                )
+            }))
+        })
     }
 
-    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
-        // The child is registered before the read: a cancellation right after the read would be missed otherwise.
-        let waits = self.run_context.parked.enter(child, CancellationToken::new());
-        let read = || {
-            self.run_context
-                .core
-                .db
-                .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
-        };
-        if !patiently(self.run_context.run.id, read)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?
-        {
-            waits.stop().cancelled().await;
-        }
-        Ok(())
+    fn child_cancelled<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {
+        Box::pin(async move {
+            // The child is registered before the read: a cancellation right after the read would be missed otherwise.
+            let waits = self.run_context.parked.enter(child, CancellationToken::new());
+            let read = || {
+                self.run_context
+                    .core
+                    .db
+                    .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
+            };
+            if !patiently(self.run_context.run.id, read)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))?
+            {
+                waits.stop().cancelled().await;
+            }
+            Ok(())
+        })
     }
 
-    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
-        let thread = self.run_context.run.thread;
-        let read = || {
-            self.run_context.core.db.read(move |tx| {
-                Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
-            })
-        };
-        patiently(self.run_context.run.id, read)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))
+    fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>> {
+        Box::pin(async move {
+            let thread = self.run_context.run.thread;
+            let read = || {
+                self.run_context.core.db.read(move |tx| {
+                    Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
+                })
+            };
+            patiently(self.run_context.run.id, read)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))
+        })
     }
 }

@@ -9,7 +9,7 @@ use sqlx::raw_sql;
 use super::copies::copy_for;
 use super::crons::cron_at;
 use super::interrupts::pending_interrupt;
-use super::{Db, object, on_both, open, read, run_at, thread_at, write};
+use super::{Db, object, on_both, read, run_at, thread_at, write};
 use crate::db::access::{assistant_facts, cron_facts, delivery_facts, run_thread, thread_facts};
 use crate::db::assistants::{self, AssistantQuery};
 use crate::db::crons::{self, CronQuery};
@@ -30,7 +30,7 @@ use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId, Worker
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
 use crate::domain::ruling::{RowCondition, Ruling};
-use crate::domain::run::{RunRequest, RunStatus};
+use crate::domain::run::RunStatus;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 

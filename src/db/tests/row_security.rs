@@ -47,7 +47,7 @@ const FILL: &str = "\
         values ({id}, {id}, {id}, 1, 1, 0, '', '', '', '', 1); \
     insert into events values ({id}, 2, {id}, {id}, '', 1); \
     insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, status, interrupt, \
-        created_at, seq) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1); \
+        created_at, seq, ordinal) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1, 0); \
     insert into interrupt_approvers values ({id}, 'q', 'user', 'ann'); \
     insert into background_tasks values ({id}, {id}, {id}, {id}, '', '', '', {id}, '', true, true, null, 1); \
     insert into remote_runs (remote_run_id, task_id, url, agent_name, unwanted, attempts, version) \

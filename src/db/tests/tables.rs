@@ -243,7 +243,7 @@ const SEARCHES: [(&str, &str); 45] = [
         "runs_by_thread",
     ),
     (
-        "select * from interrupts where status = 'pending' order by created_at, seq limit 10",
+        "select * from interrupts where status = 'pending' order by created_at, seq, ordinal limit 10",
         "interrupts_by_status",
     ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
@@ -289,7 +289,7 @@ const SEARCHES: [(&str, &str); 45] = [
     ),
     (
         "select * from interrupts where status = 'pending' and exists (select 1 from threads scoped \
-         where scoped.thread_id = interrupts.thread_id and scoped.tenant = 'acme') order by created_at, seq limit 9",
+         where scoped.thread_id = interrupts.thread_id and scoped.tenant = 'acme') order by created_at, seq, ordinal limit 9",
         "interrupts_by_status",
     ),
 ];
@@ -338,8 +338,8 @@ async fn queries_use_indexes_on_postgres() {
         writes, shown, position, created_at) select gen_random_uuid(), thread_id, thread_id, n, 1, null, 0, '', '', null, '', null, '', \
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, task_call_id, status, \
-        interrupt, resolution, resumed_by, created_at, resolved_at, seq) select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
-        case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
+        interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal) select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
+        case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0, 0 from threads; \
         insert into assistants values ('00000000-0000-7000-8000-000000000001', 'default', '', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
         insert into crons select gen_random_uuid(), 'default', '', '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
