@@ -93,7 +93,7 @@ impl QuotaRule {
 /// A rule that applies to an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AppliedRule<'a> {
-    /// Whose use it limits.
+    /// The kind of account that it limits.
     pub level: QuotaLevel,
     /// The text with which the accounts begin whose use is counted together.
     pub subject: &'a str,
@@ -186,9 +186,9 @@ impl Quotas {
 /// A quota that is used up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuotaReached {
-    /// What is limited.
+    /// The quota that is reached.
     pub kind: QuotaKind,
-    /// Whose use is limited.
+    /// The kind of account that is limited.
     pub level: QuotaLevel,
     /// The limit.
     pub limit: String,
@@ -224,7 +224,7 @@ impl fmt::Display for QuotaReached {
 
 impl std::error::Error for QuotaReached {}
 
-/// What was used on one day.
+/// The use of one day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DayUse {
     /// Tokens, input and output together.

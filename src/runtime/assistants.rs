@@ -106,7 +106,7 @@ pub struct NewAssistant {
     pub id: AssistantId,
     /// The tenant and the owner.
     pub ownership: Ownership,
-    /// What it runs, and how.
+    /// The agent that the assistant runs, and its settings.
     pub settings: AssistantSettings,
     /// True to return the assistant that has the id already, if there is one.
     pub reuse_existing: bool,

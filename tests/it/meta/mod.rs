@@ -4,3 +4,4 @@ mod documents;
 mod first_start;
 mod language;
 mod layers;
+mod recipes;
