@@ -522,7 +522,7 @@ async fn a_websocket_shows_a_thread_only_to_callers_who_may_read_it(server: Test
             texts.extend(socket.until_response(command).await);
         }
         if may_read {
-            while !texts.last().is_some_and(|text| text.contains(MARK)) {
+            while !texts.iter().any(|text| text.contains(MARK)) {
                 texts.push(socket.next().await);
             }
         }

@@ -159,8 +159,8 @@ fn comments_of_items_begin_with_what_they_name() {
 
 #[test]
 fn a_vague_opening_is_found_in_the_first_line_of_a_comment() {
-    let text = "/// What it is.\n/// More.\npub struct A;\n/// A noun.\n/// What else.\npub struct B;\n    /// How.\n    x: C,";
-    assert_eq!(vague_openings(text), [(1, "What it is."), (7, "How.")]);
+    let text = "/// What it is.\n/// More.\npub struct A;\n/// A noun.\n/// What else.\npub struct B;\n    /// How it is.\n    x: C,";
+    assert_eq!(vague_openings(text), [(1, "What it is."), (7, "How it is.")]);
 }
 
 /// The lines of a text that declare a parameter which is a tuple taken apart, with their numbers.
