@@ -15,16 +15,17 @@ use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::db::{self, DbError, DbResult};
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{AgentWork, Delta, Event, EventBody, Fact, Origin};
-use crate::domain::id::RunId;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
+use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::tool::budget::{Budget, Meter};
 
@@ -433,6 +434,67 @@ struct Rest {
     under_way: u64,
 }
 
+/// The request of a run for a new child run, with what is stored in the same transaction.
+struct ChildRequest {
+    new_run: NewChildRun,
+    /// The newest checkpoint of the parent, with the position to store.
+    head: Option<(CheckpointId, Position)>,
+    parent: RunId,
+    /// The usage of the parent, if it is to be stored.
+    used: Option<Usage>,
+    at: Timestamp,
+}
+
+impl ChildRequest {
+    /// Admits the child run and stores the rest. None if another process holds the lease of the run.
+    async fn admit(&self, tx: &mut Tx<'_>, run_context: &RunContext) -> DbResult<Option<AdmittedChild>> {
+        if !run_context.holds_lease(tx, self.at).await? {
+            return Ok(None);
+        }
+        let admission = child::admit(tx, run_context, &self.new_run, self.at).await?;
+        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, &self.head) {
+            let root = &run_context.run;
+            db::checkpoints::set_position(tx, root.thread, *head, position, root.id).await?;
+        }
+        if let Some(used) = &self.used {
+            let growth = quotas::growth(tx, run_context, self.parent, used).await?;
+            db::runs::set_usage(tx, self.parent, used).await?;
+            quotas::charge(tx, run_context, growth, self.at).await?;
+        }
+        Ok(Some(admission))
+    }
+}
+
+/// A child run as it is stored.
+struct StoredChild {
+    run: Run,
+    machine: Machine,
+    segment: Option<i64>,
+    input: Option<Update>,
+    is_to_stop: bool,
+    used: Usage,
+}
+
+impl StoredChild {
+    /// Reads a child run of a thread.
+    async fn find(tx: &mut Tx<'_>, thread: ThreadId, child: RunId) -> DbResult<Option<Self>> {
+        let Some(run) = db::runs::get_by_id(tx, child).await? else {
+            return Ok(None);
+        };
+        let lane = Lane::Child(child);
+        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
+        let input = db::checkpoints::input_of(tx, thread, lane).await?;
+        Ok(Some(Self {
+            run,
+            machine,
+            segment,
+            input,
+            is_to_stop: db::runs::is_to_stop(tx, child).await?,
+            used: db::runs::usage(tx, child).await?,
+        }))
+    }
+}
+
 /// Separates the changes of items from the other pending writes.
 fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
     let mut events = Vec::with_capacity(notes.len());
@@ -506,47 +568,30 @@ impl Journal for LaneJournal {
     fn child<'a>(
         &'a self,
         parent: &'a Machine,
-        wish: NewChildRun,
+        new_run: NewChildRun,
     ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>> {
         Box::pin(async move {
             let run_context = Arc::clone(&self.run_context);
             let now = self.run_context.core.clock.now();
             let head = parent.head.map(|head| (head, parent.position.clone()));
-            let id = wish.id;
-            let order = wish.order.clone();
+            let id = new_run.id;
+            let order = new_run.order.clone();
             let at_work = self.register_child(id);
             let lane = self.run;
             let used = self.used(now);
-            let asked = Arc::new((wish, head, used));
+            let request = Arc::new(ChildRequest {
+                new_run,
+                head,
+                parent: lane,
+                used,
+                at: now,
+            });
             // A repeated call finds the child that was admitted before, with the same time.
             let admit = || {
                 let run_context = Arc::clone(&run_context);
-                let asked = Arc::clone(&asked);
-                self.run_context.core.db.write(move |tx| {
-                    Box::pin(async move {
-                        let (wish, head, used) = &*asked;
-                        if !run_context.holds_lease(tx, now).await? {
-                            return Ok(None);
-                        }
-                        let admission = child::admit(tx, &run_context, wish, now).await?;
-                        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
-                            db::checkpoints::set_position(
-                                tx,
-                                run_context.run.thread,
-                                *head,
-                                position,
-                                run_context.run.id,
-                            )
-                            .await?;
-                        }
-                        if let Some(used) = used {
-                            let growth = quotas::growth(tx, &run_context, lane, used).await?;
-                            db::runs::set_usage(tx, lane, used).await?;
-                            quotas::charge(tx, &run_context, growth, now).await?;
-                        }
-                        Ok(Some(admission))
-                    })
-                })
+                let request = Arc::clone(&request);
+                let db = &self.run_context.core.db;
+                db.write(move |tx| Box::pin(async move { request.admit(tx, &run_context).await }))
             };
             let admitted = patiently(self.run_context.run.id, admit)
                 .await
@@ -589,28 +634,25 @@ impl Journal for LaneJournal {
             let thread = self.run_context.run.thread;
             let at_work = self.register_child(child);
             let find = || {
-                self.run_context.core.db.read(move |tx| {
-                    Box::pin(async move {
-                        let Some(run) = db::runs::get_by_id(tx, child).await? else {
-                            return Ok(None);
-                        };
-                        let lane = Lane::Child(child);
-                        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
-                        let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                        let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                        let used = db::runs::usage(tx, child).await?;
-                        Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
-                    })
-                })
+                let db = &self.run_context.core.db;
+                db.read(move |tx| Box::pin(StoredChild::find(tx, thread, child)))
             };
             let found = patiently(self.run_context.run.id, find)
                 .await
                 .map_err(|error| fault(self.run_context.run.id, &error))?;
             let known = match &found {
-                Some((run, ..)) => self.known(run).await?,
+                Some(stored) => self.known(&stored.run).await?,
                 None => None,
             };
-            Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
+            Ok(found.map(|stored| {
+                let StoredChild {
+                    run,
+                    mut machine,
+                    segment,
+                    input,
+                    is_to_stop,
+                    used,
+                } = stored;
                 // A failed run has notified its caller, or is about to, so it is not retried.
                 let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
                 if answered && machine.position.failure.is_none() {

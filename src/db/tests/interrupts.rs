@@ -137,7 +137,7 @@ async fn interrupts_raised_together_keep_their_order(db: Db) {
     for (record, ordinal) in together.iter_mut().zip(0..) {
         record.ordinal = ordinal;
     }
-    for record in together.iter().rev().cloned() {
+    for record in together.clone().into_iter().rev() {
         write!(db, |tx| interrupts::insert(tx, &record));
     }
     assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, None)), together);
