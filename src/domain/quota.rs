@@ -177,6 +177,12 @@ impl Quotas {
         })
     }
 
+    /// Returns whether a rule, of any account, has this limit.
+    pub fn has_limit(&self, has: impl Fn(&QuotaRule) -> bool) -> bool {
+        let general = [&self.per_key, &self.per_user, &self.per_tenant];
+        general.into_iter().chain(self.tenants.values()).any(has)
+    }
+
     /// Returns the rules with limits for a day that apply to an account.
     pub fn daily_rules_for<'a>(&'a self, account: &'a Account) -> impl Iterator<Item = AppliedRule<'a>> {
         self.rules_for(account).filter(|applied| applied.rule.is_daily())
