@@ -284,6 +284,10 @@ pub fn variable(name: &str) -> Option<String> {
 }
 
 /// Returns all environment variables whose names and values are text.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where environment variables are listed"
+)]
 fn variables() -> impl Iterator<Item = (String, String)> {
     let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     std::env::vars_os().filter_map(text)
