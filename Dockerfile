@@ -38,6 +38,7 @@ COPY src src
 COPY migrations migrations
 COPY openapi openapi
 COPY examples examples
+COPY console/dist console/dist
 # The stand-ins above are younger than the sources.
 RUN touch src/main.rs src/lib.rs \
     && . /target.env \
@@ -68,6 +69,8 @@ USER 10001:10001
 WORKDIR /data
 VOLUME /data
 EXPOSE 8123
+# The server on this container's own address answers within the time limit, or the container is unhealthy.
+HEALTHCHECK --interval=30s --timeout=6s --start-period=30s CMD ["adjutant", "health"]
 # SIGTERM, which is what `docker stop` sends, ends the server in good order.
 STOPSIGNAL SIGTERM
 # Asks the server at the configured address.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -30,6 +30,7 @@ use crate::domain::size::SizeLimits;
 use crate::domain::tenant::Tenants;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
+use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::http::{
     self, ApiParts, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
@@ -46,21 +47,35 @@ use crate::runtime::{
     StoreSettings, WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
+use crate::telemetry::Telemetry;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
+use crate::tool::remote::server::ServiceLimits;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
 mod builder;
+mod check_command;
+mod client_command;
+mod connect;
 mod credentials;
 mod data_commands;
 mod definitions;
 mod encryption;
+mod health;
+mod init;
 mod key_commands;
 mod keys;
+mod start_report;
+mod telemetry;
 mod tenants;
 
 pub use builder::{Builder, Prepared};
+pub use check_command::{CheckResult, run as run_check};
+pub use client_command::run as run_client_command;
+pub use connect::{CheckStatus, ConnectionCheck};
 pub use data_commands::run as run_data_command;
+pub use health::ask as ask_health;
+pub use init::run as init;
 pub use key_commands::run as run_key_command;
 
 use builder::Registered;
@@ -76,6 +91,8 @@ pub struct App {
     quotas: Arc<Quotas>,
     tenants: Arc<Tenants>,
     metrics: Metrics,
+    tracer: Tracer,
+    telemetry: Option<Arc<Telemetry>>,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
 }
@@ -115,6 +132,8 @@ impl App {
         let sources = agent_sources(&config, registered, providers, &tenants, &shutdown).await?;
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
+        let telemetry = telemetry::open(&config.telemetry, &metrics, &shutdown)?;
+        let tracer = telemetry::tracer(&config.telemetry, telemetry.as_ref(), &clock);
         let quotas = Arc::new(config.quotas.quotas(&config.prices));
         let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
@@ -123,6 +142,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
+            tracer: tracer.clone(),
             store: store.clone(),
             retention: retention(&config),
             webhooks: webhooks(&config).context("could not create the webhook sender")?,
@@ -168,6 +188,8 @@ impl App {
             quotas,
             tenants,
             metrics,
+            tracer,
+            telemetry,
             clock,
             shutdown,
         })
@@ -206,13 +228,17 @@ impl App {
             auth: self.auth.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
+            tracer: self.tracer.clone(),
             streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
             stored: self.runtime.stored.clone(),
             quotas: Arc::clone(&self.quotas),
             answers: ResponseBudget::new(self.config.server.max_answer_bytes),
-            settings: api_settings(&self.config.server, address, &self.tenants),
+            settings: ApiSettings {
+                access_log: self.config.log.access,
+                ..api_settings(&self.config.server, address, &self.tenants)
+            },
         };
-        let document = document_url(address);
+        let document = format!("http://{}/docs", health::reachable(address));
         tracing::info!(%address, database = %self.config.storage.url, document, "listening");
         let soft = self.shutdown.soft().clone();
         let max_connections = self
@@ -229,6 +255,10 @@ impl App {
             hard.run_until_cancelled(self.runtime.runs.rest()).await;
             RowAccess::Server.scope(self.runtime.runs.close()).await;
             self.db.close().await;
+            if let Some(telemetry) = &self.telemetry {
+                // After the runs, whose spans have ended by now.
+                hard.run_until_cancelled(telemetry.close()).await;
+            }
         };
         // Both at once: the deadline starts with the first signal.
         let ((), finished) = tokio::join!(serving, self.shutdown.finished());
@@ -287,16 +317,6 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
-/// Returns the URL of the API document for a browser on this machine.
-fn document_url(address: SocketAddr) -> String {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
-    };
-    format!("http://{}/docs", SocketAddr::new(ip, address.port()))
-}
-
 /// Returns the HTTP settings of a server bound to `address`.
 fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants) -> ApiSettings {
     // A host name in `listen` is accepted as a name of the server.
@@ -315,8 +335,10 @@ fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants)
         heartbeat: server.keep_alive(),
         cors: cors(server, tenants),
         request: server.request(),
+        console: server.console,
         hosts: HostRules::new(&all_hosts, Some(address.ip())),
         sites,
+        access_log: false,
     }
 }
 
@@ -538,20 +560,30 @@ fn api_key(section: &ProviderSection) -> ApiKeySource {
 
 /// Creates the pool of MCP servers, which is empty at first.
 fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpServers {
+    McpServers::new(mcp_servers_environment(client, answers, shutdown))
+}
+
+/// Returns the environment of connections to MCP servers.
+fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpEnvironment {
     let limits = McpLimits {
         max_message_bytes: answers.max_mcp_bytes,
+        pieces: piece_limits(answers),
+    };
+    let of_services = ServiceLimits {
+        max_bytes: answers.max_tool_bytes,
         pieces: piece_limits(answers),
     };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpEnvironment {
+    McpEnvironment {
         inherited: config::inherited(),
         client,
         limits,
+        answers: of_services,
         spawn,
         soft,
-    })
+    }
 }
 
 /// Creates a tool behind HTTP.

@@ -32,7 +32,9 @@
 //! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `middleware`; `metrics`, `shutdown` |
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
+//! | [`telemetry`] | the export of traces over OTLP | `domain`, `net`, `metrics` |
 //! | [`logging`] | the log of the process | `config` |
+//! | [`client`] | the commands that talk to a server: the chat in a terminal; lists of runs, threads and interrupts | `config`, `domain`, `net` |
 //! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; nothing |
 //! | [`app`] | builds the parts in their order | everything |
 //!
@@ -93,6 +95,8 @@
 //! | worker | the part of a server process that claims and executes runs |
 //! | lease | a worker's claim on a run, which expires unless the worker renews it |
 //! | fence | the number of a claim, which grows with each claim; a commit with an older number is refused |
+//! | span | the record of one piece of work, with a start, an end and attributes |
+//! | trace | the spans of one request or run, over all servers that took part |
 //! | job | durable work with a due time, attempts and a claim: a webhook delivery, a cron, a poll or a cancellation of a remote run, a sweep |
 //!
 //! # One request: `POST /threads/{id}/runs/stream`
@@ -156,6 +160,7 @@ pub mod agent;
 pub mod app;
 pub mod auth;
 pub mod cedar;
+pub mod client;
 pub mod config;
 pub mod db;
 pub mod definition;
@@ -170,6 +175,7 @@ pub mod net;
 pub mod peer;
 pub mod runtime;
 pub mod shutdown;
+pub mod telemetry;
 pub mod tool;
 
 pub use async_trait::async_trait;

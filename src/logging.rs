@@ -36,6 +36,10 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
         // Its lines repeat those of the MCP servers, and some come with each message.
         filter = filter.add_directive("rmcp=error".parse()?);
     }
+    if log.access && !log.filter.contains("adjutant::access") {
+        // The access log is asked for, whatever else the filter leaves out.
+        filter = filter.add_directive("adjutant::access=info".parse()?);
+    }
     let buffer = PROCESS.get_or_init(Buffer::default);
     std::thread::Builder::new()
         .name("log".to_owned())
@@ -72,6 +76,11 @@ pub fn print(line: &str) {
 /// Returns whether the log was started by [`start`].
 pub fn is_started() -> bool {
     PROCESS.get().is_some()
+}
+
+/// Returns whether the log was started by [`start`] and a person may read it at a terminal.
+pub fn is_on_terminal() -> bool {
+    is_started() && io::stderr().is_terminal()
 }
 
 /// Waits until all lines are written, but at most one second.

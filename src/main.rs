@@ -1,13 +1,17 @@
-//! The program: parses the command line, then serves, checks the configuration, or manages API keys and data.
+//! The program: reads the command line, then serves, or runs another command.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use adjutant::Adjutant;
 use adjutant::app::{self, Prepared};
-use adjutant::config::{self, Arguments, DataCommand, KeysCommand, Problems, ProgramCommand};
+use adjutant::config::client::ClientCommand;
+use adjutant::config::{
+    Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, KeysCommand, Problems, ProgramCommand,
+};
 use adjutant::logging;
-use clap::Parser;
+use clap::CommandFactory;
+use clap_complete::Shell;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -15,29 +19,77 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     keep_pages_small();
-    let command = Arguments::parse().into_command();
-    let prepared = Adjutant::builder().settings(command.settings().clone()).load();
+    let command = Arguments::read().into_command();
+    match &command {
+        ProgramCommand::Init(command) => print_result(app::init(command)),
+        ProgramCommand::Health(command) => print_result(ask_health(command)),
+        ProgramCommand::Completions { shell } => print_completions(*shell),
+        ProgramCommand::Serve(settings) => serve_until_stopped(load(settings)),
+        ProgramCommand::Check(command) => check(load(&command.settings), command),
+        ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
+        ProgramCommand::Data(command) => manage_data(load(command.settings()), command),
+        ProgramCommand::Client(command) => talk_to_server(load(command.settings()), command),
+    }
+}
+
+/// Reads the configuration, and forbids core files unless it allows them.
+fn load(settings: &CommandLineSettings) -> Result<Prepared, Problems> {
+    let prepared = Adjutant::builder().settings(settings.clone()).load();
     let may_dump = prepared
         .as_ref()
         .is_ok_and(|prepared| prepared.loaded().config.server.allow_core_files);
     if !may_dump {
         forbid_core_files();
     }
-    match &command {
-        ProgramCommand::Serve(_) => serve_until_stopped(prepared),
-        ProgramCommand::Check(_) => {
-            let (text, is_usable) = config::report(prepared.as_ref().map(Prepared::loaded));
-            // The exit code tells the result even if standard output is closed.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            if is_usable {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            }
+    prepared
+}
+
+/// Prints the text of a command to standard output, or its error to standard error.
+fn print_result(done: anyhow::Result<String>) -> ExitCode {
+    let written = done.and_then(|text| Ok(std::io::stdout().write_all(text.as_bytes())?));
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // If standard error is closed, too, the exit code remains.
+            let _ = writeln!(std::io::stderr(), "{error:#}");
+            ExitCode::FAILURE
         }
-        ProgramCommand::Keys(command) => manage_keys(prepared, command),
-        ProgramCommand::Data(command) => manage_data(prepared, command),
     }
+}
+
+fn print_completions(shell: Shell) -> ExitCode {
+    let mut script = vec![];
+    clap_complete::generate(shell, &mut Arguments::command(), "adjutant", &mut script);
+    // A reader that closes the pipe early has what it wanted.
+    let _ = std::io::stdout().write_all(&script);
+    ExitCode::SUCCESS
+}
+
+/// Runs a command that talks to a server.
+#[tokio::main]
+async fn talk_to_server(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> ExitCode {
+    ExitCode::from(app::run_client_command(prepared, command).await)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn ask_health(command: &HealthCommand) -> anyhow::Result<String> {
+    app::ask_health(command).await
+}
+
+fn check(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> ExitCode {
+    let report = run_check(prepared, command);
+    // The exit code tells the result even if standard output is closed.
+    let _ = std::io::stdout().write_all(report.text.as_bytes());
+    if report.is_usable {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+#[tokio::main]
+async fn run_check(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> app::CheckResult {
+    app::run_check(prepared, command).await
 }
 
 fn serve_until_stopped(prepared: Result<Prepared, Problems>) -> ExitCode {
@@ -58,15 +110,7 @@ fn manage_keys(prepared: Result<Prepared, Problems>, command: &KeysCommand) -> E
     let done = prepared
         .map_err(anyhow::Error::from)
         .and_then(|prepared| run_key_command(&prepared, command));
-    let written = done.and_then(|text| Ok(std::io::stdout().write_all(text.as_bytes())?));
-    match written {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // If standard error is closed, too, the exit code remains.
-            let _ = writeln!(std::io::stderr(), "{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    print_result(done)
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -17,6 +17,7 @@ use adjutant::domain::ruling::NoPolicies;
 use adjutant::domain::run::{Run, RunRequest};
 use adjutant::domain::size::SizeLimits;
 use adjutant::domain::time::{SystemClock, Timestamp};
+use adjutant::domain::trace::Tracer;
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::pieces::PieceLimits;
@@ -130,6 +131,7 @@ impl Lab {
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),
+            tracer: Tracer::default(),
             store: store.expect("a store without an index"),
             retention: Retention::default(),
             webhooks: Webhooks::new(webhook_settings(), |_| Map::new()).expect("a client"),

@@ -7,6 +7,7 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::Loop;
 use super::delegate::ChildResult;
@@ -30,10 +31,10 @@ use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call to run.
-struct Job {
+pub(super) struct PreparedCall {
     at: usize,
-    call: ToolCall,
-    scope: Scope,
+    pub(super) call: ToolCall,
+    pub(super) scope: Scope,
 }
 
 /// The result of a call, or of the child run that executes it.
@@ -82,7 +83,7 @@ impl Loop<'_> {
         }
         for job in jobs {
             let state = Arc::clone(&state);
-            running.push(async move { (job.at, CallResult::Returned(self.make(job, &state).await)) }.boxed());
+            running.push(async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) }.boxed());
         }
         let outcome = self.collect(machine, pending, running).await?;
         if let Some(failure) = outcome.failure {
@@ -97,7 +98,7 @@ impl Loop<'_> {
     }
 
     /// Prepares a call: answers it at once, asks about it, or returns it to be run.
-    fn prepare(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize) -> Option<Job> {
+    fn prepare(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize) -> Option<PreparedCall> {
         let Some(call) = machine.call(at) else {
             let lost = ToolCall::new("", "", serde_json::Map::new());
             record_answer(
@@ -141,7 +142,7 @@ impl Loop<'_> {
             task: Some(machine.call_task(at)),
             ..self.scope.answered(answers)
         };
-        Some(Job { at, call, scope })
+        Some(PreparedCall { at, call, scope })
     }
 
     /// Applies the approval policies to the call at `at`. Returns the call to run; none if a human has to approve it
@@ -198,7 +199,7 @@ impl Loop<'_> {
         &self,
         machine: &mut Machine,
         pending: &mut PendingWrites,
-        jobs: &[Job],
+        jobs: &[PreparedCall],
         children: &[(usize, RunId)],
     ) -> Result<(), ExitReason> {
         let mut begin: Vec<usize> = jobs
@@ -217,7 +218,7 @@ impl Loop<'_> {
                 calls,
             }));
         }
-        let tool = |job: &Job| self.agent.tool(&job.call.name);
+        let tool = |job: &PreparedCall| self.agent.tool(&job.call.name);
         let reach_out = jobs.iter().any(|job| tool(job).is_some_and(|tool| tool.has_effects()));
         let mut marked = false;
         for job in jobs {
@@ -238,7 +239,7 @@ impl Loop<'_> {
     }
 
     /// Runs one call through the middleware.
-    async fn make(&self, job: Job, state: &State) -> Result<CallOutcome, Halt> {
+    pub(super) async fn make(&self, job: PreparedCall, state: &State) -> Result<CallOutcome, Halt> {
         let scope = &job.scope;
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
@@ -288,8 +289,24 @@ impl Loop<'_> {
         } else {
             None
         };
+        let begun = Instant::now();
         let called = AssertUnwindSafe(tool.call(scope, state, call)).catch_unwind().await;
         drop(slot);
+        let outcome = match &called {
+            Ok(Ok(CallOutcome::Answer(_))) => "answer",
+            Ok(Ok(CallOutcome::Delegate(_))) => "delegation",
+            Ok(Err(Halt::Ask(_))) => "question",
+            Ok(Err(Halt::Stopped)) => "stopped",
+            Ok(Err(Halt::Fail(_))) | Err(_) => "error",
+        };
+        tracing::debug!(
+            run = %scope.subagent.unwrap_or(scope.run),
+            agent = scope.agent,
+            tool = %call.name,
+            outcome,
+            duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "tool call ended"
+        );
         let outcome = called.unwrap_or_else(|_| {
             tracing::error!(tool = %call.name, run = %scope.run, "a tool panicked");
             Err(Failure::new("ToolPanicError", "the tool panicked").into())
@@ -341,8 +358,9 @@ impl Loop<'_> {
             match result {
                 CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => {
                     self.flush(machine, pending).await?;
-                    if let Some(child) = self.delegate(machine, at, delegation).await? {
-                        running.push(child);
+                    match self.delegate(machine, at, delegation).await? {
+                        Some(child) => running.push(child),
+                        None => self.record_refused_delegation(machine, at),
                     }
                 }
                 CallResult::Returned(Ok(CallOutcome::Answer(answer)))

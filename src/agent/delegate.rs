@@ -163,10 +163,10 @@ impl Loop<'_> {
         child: Child,
     ) -> BoxFuture<'a, (usize, CallResult)> {
         async move {
-            (
-                at,
-                CallResult::Child(self.drive_child(&call, &subagent, &lineage, child).await),
-            )
+            let span = self.begin_delegation(&call, lineage.namespace.last().copied());
+            let driven = self.drive_child(&call, &subagent, &lineage, child).await;
+            self.end_delegation(span, &driven);
+            (at, CallResult::Child(driven))
         }
         .boxed()
     }
@@ -380,13 +380,15 @@ impl Loop<'_> {
         stop: CancellationToken,
         meter: Arc<Meter>,
     ) -> Scope {
+        let child = lineage.namespace.last().map(|task| RunId::of_child(*task));
         Scope {
             agent: lineage.agent().to_owned(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
-            subagent: lineage.namespace.last().map(|task| RunId::of_child(*task)),
+            subagent: child,
             visibility: lineage.visibility,
             stop,
+            trace: child.map_or_else(|| self.scope.trace.clone(), |child| self.trace_of_child(child)),
             budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
             progress: ProgressSink::default(),
             answer: None,

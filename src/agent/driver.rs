@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
@@ -228,7 +229,8 @@ impl Loop<'_> {
         let task = TaskId::of_step(machine.head, MODEL, 0);
         let step = next_step(machine);
         let (provider, model) = own.model.as_ref().map_or(("none", "none"), |model| model.identity());
-        let broken = Mutex::default();
+        let broken_answers = Mutex::default();
+        let broken = &broken_answers;
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
             let head = AnswerHead {
                 message: mint_answer_id(),
@@ -237,7 +239,14 @@ impl Loop<'_> {
                 provider: provider.to_owned(),
                 model: model.to_owned(),
             };
-            self.stream_answer(own, request, head, &broken).boxed()
+            async move {
+                let chat = self.begin_chat(&request, &head);
+                let request = self.passing_trace_on(request, chat.as_ref());
+                let answer = self.stream_answer(own, request, head, broken).await;
+                self.end_chat(chat, &answer);
+                answer
+            }
+            .boxed()
         };
         let next = NextModel {
             rest: &own.stack,
@@ -267,11 +276,26 @@ impl Loop<'_> {
         head: AnswerHead,
         broken: &Mutex<PendingWrites>,
     ) -> Result<ModelAnswer, Halt> {
+        let begun = Instant::now();
+        let model = format!("{}:{}", head.provider, head.model);
         let mut answer = AnswerStream::new(head, self.journal);
         let received = self.receive_answer(model_loop, request, &mut answer);
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
         let received = self.scope.budget.in_time(self.scope.now(), received).await;
+        let outcome = match &received {
+            Ok(Some(Some(Ok(_)))) => "success",
+            Ok(Some(Some(Err(_)))) | Err(_) => "error",
+            Ok(Some(None) | None) => "stopped",
+        };
+        tracing::debug!(
+            run = %self.scope.subagent.unwrap_or(self.scope.run),
+            agent = self.scope.agent,
+            model,
+            outcome,
+            duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "model call ended"
+        );
         let abort = |answer: AnswerStream<'_>, failed: bool| {
             let fact = answer.abort(failed).map(PendingWrite::Fact);
             broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact);

@@ -54,11 +54,13 @@ mod program;
 mod progress;
 mod state_size;
 pub mod subagent_registry;
+mod trace;
 
 pub use driver::with_ids as identified;
 pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 pub use state_size::StateSize;
 pub use subagent_registry::{Forks, SubagentRegistry};
+pub use trace::set_conversation;
 
 /// An assembled agent, ready to run and shared by all its runs.
 pub struct Agent {
@@ -74,7 +76,7 @@ pub struct Agent {
     pub is_fork: bool,
     /// The parts of the state that are shared with the caller.
     pub shares: SharedState,
-    /// Those who answer its questions, unless a question is assigned to others.
+    /// The approvers who answer its questions, unless a question is assigned to others.
     pub approvers: Approvers,
     /// The text that user interfaces show while the agent runs.
     pub display_text: Option<String>,

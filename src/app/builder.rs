@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::net::TcpListener;
 
+use super::start_report::StartReport;
 use super::{App, keys};
 use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
 use crate::db::{Db, RowAccess};
@@ -275,6 +276,11 @@ impl Prepared {
         &self.loaded
     }
 
+    /// Returns the parts that the program has registered.
+    pub(super) fn registered(&self) -> &Registered {
+        &self.registered
+    }
+
     /// Opens the database, assembles the agents, and continues unfinished runs.
     ///
     /// # Errors
@@ -326,28 +332,20 @@ impl Prepared {
                 return Err(error);
             }
         };
-        let greeting = self.greeting(listener.local_addr()?);
+        let report = self.start_report(listener.local_addr()?);
+        let is_read_by_person = self.loaded.config.log.format == LogFormat::Text && logging::is_on_terminal();
         let app = Box::pin(self.start_on(db, shutdown)).await?;
-        greeting.iter().for_each(|line| logging::print(line));
+        match is_read_by_person {
+            true => logging::print(&report.text()),
+            false => report.log(),
+        }
         app.serve(listener).await
     }
 
-    /// Returns the lines printed for a person who starts the server in a terminal. With the JSON log format, and in an
-    /// embedded server without this log, nothing is printed.
-    fn greeting(&self, address: SocketAddr) -> Vec<String> {
-        let config = &self.loaded.config;
-        if config.log.format != LogFormat::Text || !logging::is_started() {
-            return vec![];
-        }
-        let agents: Vec<&str> = config.agents.keys().map(String::as_str).collect();
-        let serves = match self.loaded.is_demonstration() {
-            true => {
-                "Serves the built-in demonstration, whose model is a script: no configuration was found.".to_owned()
-            }
-            false => format!("Serves {}.", self.loaded.source),
-        };
-        let document = format!("API document: {}", super::document_url(address));
-        vec![serves, document, format!("Agents: {}", name_list(&agents))]
+    /// Returns what the server says about itself when it listens at `address`.
+    fn start_report(&self, address: SocketAddr) -> StartReport {
+        let missing = keys::missing_keys(&self.loaded, &self.registered);
+        StartReport::new(&self.loaded, missing, address)
     }
 }
 
@@ -380,7 +378,7 @@ fn mistake(message: impl Into<String>) -> Problem {
 }
 
 /// Returns the first 20 names, separated by commas, and the number of the others.
-fn name_list(names: &[&str]) -> String {
+pub(super) fn name_list(names: &[&str]) -> String {
     const MAX_NAMES: usize = 20;
     let first = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
     match names.len().checked_sub(MAX_NAMES).filter(|more| *more > 0) {

@@ -45,7 +45,7 @@ pub(super) fn authenticator(
     created.context("could not create the HTTP clients of [auth]")
 }
 
-fn configured_key(section: &AuthKeySection) -> anyhow::Result<ConfiguredKey> {
+pub(super) fn configured_key(section: &AuthKeySection) -> anyhow::Result<ConfiguredKey> {
     let name = &section.name;
     let text =
         super::secret(section.key()).with_context(|| format!("cannot read the key {name:?} of [[auth.keys]]"))?;
@@ -68,7 +68,7 @@ fn configured_key(section: &AuthKeySection) -> anyhow::Result<ConfiguredKey> {
     Ok(ConfiguredKey { text, identity })
 }
 
-fn issuer(section: &JwtSection) -> anyhow::Result<IssuerSettings> {
+pub(super) fn issuer(section: &JwtSection) -> anyhow::Result<IssuerSettings> {
     let secret = match section.has_secret() {
         false => None,
         true => read_secret(section)?,

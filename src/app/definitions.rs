@@ -1,5 +1,6 @@
 //! Definitions from files, and the task that reloads them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::task::JoinError;
@@ -7,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Problems, Watch};
 use crate::definition::StoredDiagnostic;
+use crate::definition::mcp::ServerDefinition;
 use crate::runtime::{Definitions, FileAgent, FileAgents};
 
 /// Returns the agents that the files of a configuration define, with the warnings about them.
@@ -24,8 +26,17 @@ pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
     FileAgents {
         agents: config.agents.iter().map(agent).collect(),
         remarks: remarks(warnings),
-        servers: config.mcp_servers.clone(),
+        servers: servers(config),
     }
+}
+
+/// Returns the servers of tools that all agents may use.
+fn servers(config: &Config) -> BTreeMap<String, ServerDefinition> {
+    let mcp = config.mcp_servers.iter();
+    let mcp = mcp.map(|(name, server)| (name.clone(), server.clone().into()));
+    let http = config.tool_servers.iter();
+    let http = http.map(|(name, server)| (name.clone(), server.clone().into()));
+    mcp.chain(http).collect()
 }
 
 /// Returns diagnostics, each with its agent, if it is about one.

@@ -6,46 +6,73 @@ use super::builder::Registered;
 use crate::config::{Config, LoadedConfig, Problem};
 use crate::definition::{AgentDefinition, Severity};
 
-/// A missing key.
-struct MissingKey {
+/// A missing key of a provider.
+#[derive(Debug, Clone)]
+pub(super) struct MissingProviderKey {
+    pub(super) provider: String,
+    /// The environment variable or the setting that would have the key.
+    pub(super) source: String,
     reason: String,
     /// The agents and indexes that need the key.
-    users: Vec<String>,
+    pub(super) users: Vec<String>,
+}
+
+#[cfg(test)]
+impl MissingProviderKey {
+    pub(super) fn for_test(provider: &str, source: &str, user: &str) -> Self {
+        Self {
+            provider: provider.to_owned(),
+            source: source.to_owned(),
+            reason: String::new(),
+            users: vec![user.to_owned()],
+        }
+    }
 }
 
 /// Returns one warning for each provider that lacks its key and is used by an agent or the index of the Store.
 pub(super) fn missing(loaded: &LoadedConfig, registered: &Registered) -> Vec<Problem> {
+    let missing = missing_keys(loaded, registered);
+    missing.iter().map(|key| warning(loaded, key)).collect()
+}
+
+/// Returns the missing keys of the providers that are used by an agent or the index of the Store.
+pub(super) fn missing_keys(loaded: &LoadedConfig, registered: &Registered) -> Vec<MissingProviderKey> {
     let providers = super::providers(&loaded.config).with_own(registered.sources());
-    let mut missing: BTreeMap<String, MissingKey> = BTreeMap::new();
+    let mut missing: BTreeMap<String, MissingProviderKey> = BTreeMap::new();
     for (user, model) in models(&loaded.config) {
         let Some((provider, reason)) = providers.missing_key(model) else {
             continue;
         };
         let key = missing
             .entry(provider.to_owned())
-            .or_insert_with(|| MissingKey { reason, users: vec![] });
+            .or_insert_with(|| MissingProviderKey {
+                provider: provider.to_owned(),
+                source: match providers.key_variable(provider) {
+                    Some(variable) => variable.to_owned(),
+                    None => format!("providers.{provider}.api_key"),
+                },
+                reason,
+                users: vec![],
+            });
         if !key.users.contains(&user) {
             key.users.push(user);
         }
     }
-    missing
-        .iter()
-        .map(|(provider, key)| warning(loaded, provider, key))
-        .collect()
+    missing.into_values().collect()
 }
 
-fn warning(loaded: &LoadedConfig, provider: &str, key: &MissingKey) -> Problem {
+fn warning(loaded: &LoadedConfig, key: &MissingProviderKey) -> Problem {
     let message = format!("{}; without it these fail: {}", key.reason, key.users.join(", "));
     let problem = Problem::in_file(loaded.source.clone(), message);
     Problem {
         severity: Severity::Warning,
-        field: format!("providers.{provider}"),
+        field: format!("providers.{}", key.provider),
         ..problem
     }
 }
 
 /// Returns each user of a model, with the name of the model.
-fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
+pub(super) fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
     let of_agents = config.agents.iter().flat_map(|(graph_id, agent)| {
         let user = format!("agent {graph_id}");
         models_of(agent).map(move |model| (user.clone(), model))

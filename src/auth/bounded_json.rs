@@ -15,7 +15,7 @@ pub(super) async fn read<T: DeserializeOwned>(response: Response, max_bytes: usi
     if status != StatusCode::OK {
         return Err(format!("the response has the status {}", status.as_u16()));
     }
-    let bytes = read_bytes(response, max_bytes).await?;
+    let bytes = net::read_bounded(response, max_bytes).await?;
     serde_json::from_slice(&bytes).map_err(|error| {
         let place = format!("line {} column {}", error.line(), error.column());
         format!(
@@ -23,15 +23,4 @@ pub(super) async fn read<T: DeserializeOwned>(response: Response, max_bytes: usi
             error.classify()
         )
     })
-}
-
-async fn read_bytes(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| net::describe_error(&error))? {
-        if bytes.len() + chunk.len() > max_bytes {
-            return Err(format!("the response is larger than {max_bytes} bytes"));
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    Ok(bytes)
 }

@@ -24,6 +24,7 @@ use super::AuthError;
 use crate::domain::identity::{Credential, Identity, Tenant, UserId, UserRole};
 use crate::domain::jwt::JwtAlgorithm;
 use crate::domain::time::{Clock, Timestamp};
+use crate::net;
 
 mod claims;
 mod jwks;
@@ -60,6 +61,15 @@ pub(super) struct Issuer {
     settings: IssuerSettings,
     keys: IssuerKeys,
     clock: Arc<dyn Clock>,
+}
+
+/// Fetches the key set of an issuer and returns the number of its keys for signatures that are known here.
+///
+/// # Errors
+/// A text for the operator: the issuer cannot be reached, or has no such keys.
+pub async fn count_issuer_keys(settings: &IssuerSettings, clock: Arc<dyn Clock>) -> Result<usize, String> {
+    let keys = IssuerKeys::new(&settings.issuer, settings.jwks_url.clone(), clock);
+    keys.map_err(|error| net::describe_error(&error))?.count().await
 }
 
 /// The header of a token.

@@ -37,7 +37,7 @@ pub mod tickets;
 
 pub use configured_keys::ConfiguredKey;
 pub use hook::HookSettings;
-pub use jwt::{ClaimRules, IssuerSettings};
+pub use jwt::{ClaimRules, IssuerSettings, count_issuer_keys};
 pub use keys::{ApiKeys, IssuedKey};
 pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeySearch};
 pub use tickets::IssuedTicket;
@@ -54,7 +54,7 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// at once.
 pub const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What a request says about who sends it.
+/// The credentials of a request.
 #[derive(Clone, Copy)]
 pub struct Credentials<'r> {
     /// The method.

@@ -1,16 +1,33 @@
 //! The command line, and the environment variables for its options.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
-use super::Embedded;
+use super::environment::load_env_file;
+use super::{Embedded, EnvironmentSettings, LogFormat};
 use crate::domain::identity::Tenant;
+
+pub mod client;
+
+use client::ClientCommand;
+
+/// The text after the help of the program.
+const AFTER_HELP: &str = "\
+Without a command, the server starts. Without a configuration, it serves a demonstration that needs no key.
+
+  adjutant                          serve, at http://127.0.0.1:8123
+  adjutant init my-agents           write a project for a real model
+  adjutant check --connect          check the configuration, and everything it refers to
+  adjutant chat                     talk to an agent, here or on another machine
+
+Every setting of the file can also be given by the environment: ADJUTANT_SERVER__LISTEN is `listen` of `[server]`.";
 
 /// A server for deep agents.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "adjutant", version, about, args_conflicts_with_subcommands = true)]
+#[command(name = "adjutant", version, about, args_conflicts_with_subcommands = true, after_help = AFTER_HELP)]
 pub struct Arguments {
     /// The command; `serve` if absent.
     #[command(subcommand)]
@@ -21,6 +38,33 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// Reads the command line and the environment of the process. Variables that are not set are read from the file
+    /// `.env` beside the configuration. Ends the process if an argument is wrong.
+    ///
+    /// It must be called before threads are started, since it sets environment variables.
+    pub fn read() -> Self {
+        let arguments = Self::parse();
+        let config = arguments.command.as_ref().map_or_else(
+            || arguments.settings.config.as_deref(),
+            |command| command.settings().and_then(|settings| settings.config.as_deref()),
+        );
+        let folder = config.and_then(Path::parent).unwrap_or(Path::new(""));
+        let problems = load_env_file(if folder.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            folder
+        });
+        // The file may have variables of options.
+        let mut arguments = Self::parse();
+        let environment = EnvironmentSettings::of_process(problems);
+        match arguments.command.as_mut().map(ProgramCommand::settings_mut) {
+            Some(Some(settings)) => settings.environment = environment,
+            Some(None) => {}
+            None => arguments.settings.environment = environment,
+        }
+        arguments
+    }
+
     /// Returns the command with its options.
     pub fn into_command(self) -> ProgramCommand {
         self.command.unwrap_or(ProgramCommand::Serve(self.settings))
@@ -32,25 +76,120 @@ impl Arguments {
 pub enum ProgramCommand {
     /// Serves until it receives a signal to stop.
     Serve(CommandLineSettings),
-    /// Prints a summary of the configuration and its problems, without serving or opening the database.
-    Check(CommandLineSettings),
+    /// Writes a project for a real model: a commented configuration, a file for keys, and examples.
+    Init(InitCommand),
+    /// Prints a summary of the configuration and its problems, without serving. With `--connect`, also checks keys,
+    /// programs, the database and other servers.
+    Check(CheckCommand),
+    /// Asks a running server whether it works. For the health checks of containers.
+    Health(HealthCommand),
+    /// Prints a script that completes commands and options in a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
     /// Creates, lists, rotates and revokes API keys in the configured database.
     #[command(subcommand)]
     Keys(KeysCommand),
     /// A command about the data of users and tenants.
     #[command(flatten)]
     Data(DataCommand),
+    /// A command that talks to a server.
+    #[command(flatten)]
+    Client(ClientCommand),
 }
 
 impl ProgramCommand {
-    /// Returns the settings.
-    pub fn settings(&self) -> &CommandLineSettings {
+    /// Returns the settings for the server, if the command has some.
+    pub fn settings(&self) -> Option<&CommandLineSettings> {
         match self {
-            Self::Serve(settings) | Self::Check(settings) => settings,
-            Self::Keys(command) => command.settings(),
-            Self::Data(command) => command.settings(),
+            Self::Serve(settings) => Some(settings),
+            Self::Check(command) => Some(&command.settings),
+            Self::Health(command) => Some(&command.settings),
+            Self::Keys(command) => Some(command.settings()),
+            Self::Data(command) => Some(command.settings()),
+            Self::Client(command) => Some(command.settings()),
+            Self::Init(_) | Self::Completions { .. } => None,
         }
     }
+
+    fn settings_mut(&mut self) -> Option<&mut CommandLineSettings> {
+        match self {
+            Self::Serve(settings) => Some(settings),
+            Self::Check(command) => Some(&mut command.settings),
+            Self::Health(command) => Some(&mut command.settings),
+            Self::Keys(command) => Some(command.settings_mut()),
+            Self::Data(command) => Some(command.settings_mut()),
+            Self::Client(command) => Some(command.settings_mut()),
+            Self::Init(_) | Self::Completions { .. } => None,
+        }
+    }
+}
+
+/// The options of `adjutant init`.
+#[derive(Debug, Clone, Args)]
+pub struct InitCommand {
+    /// The folder of the project. It is created if it does not exist.
+    #[arg(value_name = "DIR", default_value = ".")]
+    pub directory: PathBuf,
+    /// The kind of project.
+    #[arg(long, value_enum, default_value_t = InitTemplate::Minimal)]
+    pub template: InitTemplate,
+    /// The model of all agents, as in `openai:gpt-5`, `anthropic:claude-sonnet-5`, `google_genai:gemini-3-pro` or
+    /// `ollama:qwen3`.
+    #[arg(long, value_name = "PROVIDER:MODEL", default_value = "openai:gpt-5")]
+    pub model: String,
+    /// Replace files that exist.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// The kind of project that `adjutant init` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum InitTemplate {
+    /// One agent that plans, delegates and works with files.
+    Minimal,
+    /// A lead that delegates questions to researchers and writes a report.
+    Research,
+    /// A support desk that answers from articles and asks before it promises anything.
+    Support,
+    /// A developer that writes code into the files of a thread, and a reviewer.
+    Coding,
+}
+
+/// The options of `adjutant check`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckCommand {
+    /// The settings.
+    #[command(flatten)]
+    pub settings: CommandLineSettings,
+    /// Also check what the configuration refers to: keys, providers, programs, the database, MCP servers, tools behind
+    /// HTTP, other servers. No model and no tool is called.
+    #[arg(long)]
+    pub connect: bool,
+    /// The time limit of each of these checks, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub timeout: u16,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The options of `adjutant health`.
+#[derive(Debug, Clone, Args)]
+pub struct HealthCommand {
+    /// The settings, for the address.
+    #[command(flatten)]
+    pub settings: CommandLineSettings,
+    /// The base URL of the server, instead of the configured address.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Also check that the server can write to its database.
+    #[arg(long)]
+    pub db: bool,
+    /// The time limit, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub timeout: u16,
 }
 
 /// The commands about the data of users and tenants, which work on the database itself. With SQLite, the server must be
@@ -111,6 +250,15 @@ pub enum DataCommand {
 impl DataCommand {
     /// Returns the settings.
     pub fn settings(&self) -> &CommandLineSettings {
+        match self {
+            Self::Rekey { settings, .. }
+            | Self::ExportUser { settings, .. }
+            | Self::DeleteUser { settings, .. }
+            | Self::DeleteTenant { settings, .. } => settings,
+        }
+    }
+
+    fn settings_mut(&mut self) -> &mut CommandLineSettings {
         match self {
             Self::Rekey { settings, .. }
             | Self::ExportUser { settings, .. }
@@ -187,6 +335,15 @@ impl KeysCommand {
             | Self::Revoke { settings, .. } => settings,
         }
     }
+
+    fn settings_mut(&mut self) -> &mut CommandLineSettings {
+        match self {
+            Self::Create { settings, .. }
+            | Self::List { settings, .. }
+            | Self::Rotate { settings, .. }
+            | Self::Revoke { settings, .. } => settings,
+        }
+    }
 }
 
 /// The settings from the command line and the environment. They override the file.
@@ -207,11 +364,37 @@ pub struct CommandLineSettings {
     /// The log filter, as in `info,adjutant=debug`.
     #[arg(long, value_name = "FILTER", env = "ADJUTANT_LOG")]
     pub log: Option<String>,
+    /// The format of the log.
+    #[arg(long, value_enum, value_name = "FORMAT", env = "ADJUTANT_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Listen on an address that other machines can reach, although this server has no authentication: anyone who can
     /// reach it can do everything. For a server behind a proxy that authenticates clients.
     #[arg(long, env = "ADJUTANT_INSECURE_NO_AUTH", value_parser = FalseyValueParser::new())]
     pub insecure_no_auth: bool,
+    /// The settings from the environment, `ADJUTANT_SECTION__KEY`.
+    #[arg(skip)]
+    pub environment: EnvironmentSettings,
     /// The parts that an embedding program brings along.
     #[arg(skip)]
     pub embedded: Embedded,
+}
+
+impl CommandLineSettings {
+    /// Returns the settings of the file that are overridden: the section and the key, the value, and the option.
+    pub(super) fn overrides(&self) -> impl Iterator<Item = ([&'static str; 2], String, &'static str)> {
+        let format = self.log_format.map(|format| format.word().to_owned());
+        let given = [
+            (["server", "listen"], self.listen.clone(), "--listen or ADJUTANT_LISTEN"),
+            (
+                ["storage", "url"],
+                self.database_url.clone(),
+                "--database-url or ADJUTANT_DATABASE_URL",
+            ),
+            (["log", "filter"], self.log.clone(), "--log or ADJUTANT_LOG"),
+            (["log", "format"], format, "--log-format or ADJUTANT_LOG_FORMAT"),
+        ];
+        given
+            .into_iter()
+            .filter_map(|(field, value, source)| Some((field, value?, source)))
+    }
 }

@@ -36,6 +36,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         ("webhooks", config.webhooks.problems()),
         ("peers", config.peers.problems()),
         ("answers", config.answers.problems()),
+        ("telemetry", config.telemetry.problems()),
         (
             "encryption",
             config
@@ -72,6 +73,15 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         check
             .findings
             .extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
+    }
+    for (name, server) in &config.tool_servers {
+        let field = FieldPath::of(["tool_servers", name.as_str()]);
+        if config.mcp_servers.contains_key(name) {
+            let message = "is the name of an MCP server, too: `[mcp_servers]` and `[tool_servers]` share their names";
+            check.findings.push(Diagnostic::error(field.clone(), message));
+        }
+        let found = server.check(name).into_iter();
+        check.findings.extend(found.map(|finding| finding.under(&field)));
     }
     check.findings.extend(config.files.settings.embedded.check(config));
     let validation_context = partial_validation_context(config, unread);
@@ -114,7 +124,8 @@ fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> Validat
     validation_context.tools.extend(config.tools.keys().cloned());
     validation_context.providers.extend(config.providers.keys().cloned());
     validation_context.agents = config.agents.keys().cloned().collect();
-    validation_context.mcp_servers = config.mcp_servers.keys().cloned().collect();
+    let servers = config.mcp_servers.keys().chain(config.tool_servers.keys());
+    validation_context.mcp_servers = servers.cloned().collect();
     let built_in = PROVIDERS.iter().filter(|traits| traits.is_built_in);
     validation_context
         .providers
@@ -125,7 +136,7 @@ fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> Validat
             match section.as_str() {
                 "tools" => validation_context.tools.insert(name.clone()),
                 "providers" => validation_context.providers.insert(name.clone()),
-                "mcp_servers" => validation_context.mcp_servers.insert(name.clone()),
+                "mcp_servers" | "tool_servers" => validation_context.mcp_servers.insert(name.clone()),
                 "agents" => validation_context.agents.insert(name.clone()),
                 _ => continue,
             };

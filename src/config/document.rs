@@ -50,6 +50,17 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     }
 }
 
+/// Returns the value of one expression, whose field is `path`, and adds the positions of the fields in it.
+pub(super) fn value(text: &str, path: &FieldPath, value: &Spanned<DeValue<'_>>, positions: &mut Positions) -> Value {
+    let mut walk = Walk {
+        text,
+        positions: std::mem::take(positions),
+    };
+    let read = walk.value(path, value);
+    *positions = walk.positions;
+    read
+}
+
 /// Returns the line and column of a byte of `text`.
 pub(super) fn position(text: &str, offset: usize) -> TextPosition {
     let before = text.get(..offset).unwrap_or(text);

@@ -43,6 +43,11 @@ pub(super) fn fill_in(config: &mut Config, references: &mut References<'_>) -> V
         let field = FieldPath::of(["mcp_servers", name.as_str()]);
         fill(&field, server, references, &mut findings);
     }
+    for (name, server) in &mut config.tool_servers {
+        let field = FieldPath::of(["tool_servers", name.as_str()]);
+        references.fill(field.then("url"), &mut server.url, &mut findings);
+        references.fill_headers(&field.then("headers"), &mut server.headers, &mut findings);
+    }
     let configured: Vec<McpServerDefinition> = config.mcp_servers.values().cloned().collect();
     for (graph_id, agent) in &mut config.agents {
         let top = FieldPath::of(["agents", graph_id.as_str()]);

@@ -5,9 +5,10 @@
 //! [`crate::app`](crate) builds the parts of the server from it.
 //!
 //! Later sources override earlier ones: defaults, `adjutant.toml` (or the embedded demonstration, if there is no
-//! configuration), environment, command line. Agents come from the file and from folders, see [`folder`].
+//! configuration), environment (see [`environment`]), command line. Agents come from the file and from folders, see [`folder`].
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -16,7 +17,8 @@ use serde_json::{Map, Value};
 use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{
-    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, is_echo, read,
+    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, ToolServerDefinition, is_echo,
+    read,
 };
 
 mod answers;
@@ -27,6 +29,7 @@ mod check;
 mod document;
 mod embedded;
 mod encryption;
+mod environment;
 mod folder;
 mod markdown;
 mod mcp;
@@ -39,16 +42,22 @@ mod report;
 mod secrets;
 mod sections;
 mod store;
+mod telemetry;
 mod tenants;
 mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
-pub use arguments::{Arguments, CommandLineSettings, DataCommand, KeysCommand, ProgramCommand};
+pub use arguments::client;
+pub use arguments::{
+    Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, InitCommand, InitTemplate, KeysCommand,
+    ProgramCommand,
+};
 pub use auth::{AuthKeySection, AuthSection, HookSection, JwtSection, SharingSection};
 pub use check::{NEEDS_AUTH, validation_context};
 pub use embedded::Embedded;
 pub use encryption::EncryptionSection;
+pub use environment::{EnvironmentSettings, SettingOverride};
 pub use mcp::inherited;
 pub use peers::PeersSection;
 pub use policies::PoliciesSection;
@@ -62,6 +71,7 @@ pub use sections::{
     Runtime, Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
+pub use telemetry::{OtlpProtocol, TelemetrySection};
 pub use tenants::TenantSection;
 pub use watch::{Watch, WatchedFiles};
 pub use webhooks::WebhooksSection;
@@ -108,20 +118,22 @@ pub struct Config {
     pub peers: PeersSection,
     /// The limits of responses from models, tools and other servers.
     pub answers: AnswersSection,
-    /// Who did what, on a server with authentication.
+    /// The audit: who did what, on a server with authentication.
     pub audit: AuditSection,
     /// The API for clients that define agents.
     pub agents_api: AgentsApi,
     /// The ways in which callers prove who they are; none if absent.
     pub auth: Option<AuthSection>,
-    /// What API keys, users and tenants may use.
+    /// The quotas of API keys, users and tenants.
     pub quotas: QuotasSection,
-    /// What single tenants may use, and their own credentials, by name.
+    /// The parts of the server that single tenants may use, and their own credentials, by name.
     pub tenants: NamedEntries<TenantSection>,
     /// The prices of models, by `provider:model`.
     pub prices: NamedEntries<PriceSection>,
     /// The log.
     pub log: Log,
+    /// Traces.
+    pub telemetry: TelemetrySection,
     /// The model providers, by the name before the colon.
     pub providers: NamedEntries<ProviderSection>,
     /// The secrets to which other settings refer.
@@ -130,6 +142,8 @@ pub struct Config {
     pub tools: NamedEntries<ToolDefinition>,
     /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
     pub mcp_servers: NamedEntries<McpServerDefinition>,
+    /// The services of tools, by name. Agents name their tools as `server/tool`, or `server/*` for all.
+    pub tool_servers: NamedEntries<ToolServerDefinition>,
     /// The settings for all agents with a certain model, by `provider` or `provider:model`.
     pub profiles: NamedEntries<HarnessProfile>,
     /// The agents, by `graph_id`.
@@ -150,6 +164,8 @@ pub struct LoadedConfig {
     pub warnings: Problems,
     /// The source for the log: a file, or the demonstration.
     pub source: String,
+    /// The settings that the command line and the environment have given.
+    pub overrides: Vec<SettingOverride>,
 }
 
 impl LoadedConfig {
@@ -184,7 +200,6 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
         positions,
         partial: false,
     });
-    override_with(settings, &mut document.value, &mut reader.origins);
 
     let beside = source.path.parent().unwrap_or(directory).to_path_buf();
     let folder = reader.load_folders(&mut document.value, settings, [directory, &beside]);
@@ -197,8 +212,16 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
         );
     }
     reader.add_embedded(&mut document.value, &settings.embedded);
+    let environment = settings.environment.apply(&mut document.value);
+    reader.problems.extend(environment.problems.iter().cloned());
+    reader.origins.0.extend(environment.origins.iter().cloned());
+    reader.overrides.clone_from(&environment.overrides);
+    reader.override_with(settings, &mut document.value);
     reader.translate(&mut document.value);
-    let reading = read::<Config>(Value::Object(document.value));
+    let mut reading = read::<Config>(Value::Object(document.value.clone()));
+    if environment.correct(&mut document.value, &reading.findings) {
+        reading = read::<Config>(Value::Object(document.value));
+    }
     let mut config = reading.value.unwrap_or_default();
     config.files = WatchedFiles {
         directory: directory.to_path_buf(),
@@ -226,6 +249,9 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let unset = secrets::fill_in(&mut config, &beside);
+    for (name, reason) in config.telemetry.take_over(&variable) {
+        reader.problems.push(Problem::in_file(name.to_owned(), reason));
+    }
     let invalid = check::check(&config, &reading.findings);
     let unread = reader.bundle_files(&mut config, &beside);
     for finding in unset
@@ -255,6 +281,29 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
 )]
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// Returns all environment variables whose names and values are text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    std::env::vars_os().filter_map(text)
+}
+
+/// Returns the address at which the server listens, without reading the whole configuration.
+///
+/// # Errors
+/// The configuration file cannot be read, or is no TOML.
+pub fn listen_address(settings: &CommandLineSettings) -> Result<String, Problems> {
+    let source = Source::find(Path::new("."), settings)?;
+    let mut document = document::parse(&source.name, &source.text);
+    if !document.problems.is_empty() {
+        return Err(Problems(document.problems));
+    }
+    settings.environment.apply(&mut document.value);
+    ConfigReader::default().override_with(settings, &mut document.value);
+    let server = document.value.get("server");
+    let listen = server.and_then(|server| server.get("listen")).and_then(Value::as_str);
+    Ok(listen.map_or_else(|| Server::default().listen, str::to_owned))
 }
 
 /// The text of the configuration file, or of its substitute.
@@ -302,33 +351,6 @@ impl Source {
     }
 }
 
-/// Overrides the file with the settings from the command line and the environment.
-fn override_with(settings: &CommandLineSettings, value: &mut Map<String, Value>, origins: &mut SettingOrigins) {
-    let given = [
-        (["server", "listen"], &settings.listen, "--listen or ADJUTANT_LISTEN"),
-        (
-            ["storage", "url"],
-            &settings.database_url,
-            "--database-url or ADJUTANT_DATABASE_URL",
-        ),
-        (["log", "filter"], &settings.log, "--log or ADJUTANT_LOG"),
-    ];
-    for ([section, key], text, source) in given {
-        let Some(text) = text else { continue };
-        let fields = value.entry(section).or_insert_with(|| Value::Object(Map::new()));
-        if let Value::Object(fields) = fields {
-            fields.insert(key.to_owned(), Value::String(text.clone()));
-            let positions = BTreeMap::from([(FieldPath::of([section, key]), (1, 1))]);
-            origins.0.push(SettingOrigin {
-                file: source.to_owned(),
-                prefix: FieldPath::default(),
-                positions,
-                partial: true,
-            });
-        }
-    }
-}
-
 /// The state of reading a configuration.
 #[derive(Default)]
 struct ConfigReader {
@@ -336,11 +358,35 @@ struct ConfigReader {
     problems: Vec<Problem>,
     /// The folders of agents that are defined in one.
     folders: BTreeMap<String, String>,
+    /// The settings that the command line and the environment have given.
+    overrides: Vec<SettingOverride>,
 }
 
 impl ConfigReader {
     fn add(&mut self, finding: Diagnostic) {
         self.problems.push(self.origins.locate(finding));
+    }
+
+    /// Overrides the file with the options of the command line and their variables.
+    fn override_with(&mut self, settings: &CommandLineSettings, value: &mut Map<String, Value>) {
+        for (field, text, source) in settings.overrides() {
+            let [section, key] = field;
+            let fields = value.entry(section).or_insert_with(|| Value::Object(Map::new()));
+            let Value::Object(fields) = fields else { continue };
+            fields.insert(key.to_owned(), Value::String(text));
+            let field = FieldPath::of([section, key]);
+            self.overrides.retain(|earlier| earlier.field != field.to_string());
+            self.overrides.push(SettingOverride {
+                field: field.to_string(),
+                source: source.to_owned(),
+            });
+            self.origins.0.push(SettingOrigin {
+                file: source.to_owned(),
+                prefix: FieldPath::default(),
+                positions: BTreeMap::from([(field, (1, 1))]),
+                partial: true,
+            });
+        }
     }
 
     /// Returns the path at which an agent is defined: its folder, or the configuration file.
@@ -474,6 +520,7 @@ impl ConfigReader {
                 config,
                 warnings: problems,
                 source,
+                overrides: self.overrides,
             })
         } else {
             Err(problems)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{LoadedConfig, Problems};
+use super::{LoadedConfig, Problems, SettingOverride};
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{AgentDefinition, Location, SubagentDefinition};
 
@@ -43,7 +43,13 @@ fn describe(text: &mut String, loaded: &LoadedConfig) {
             config.server.listen, config.storage.url
         ),
     );
+    for SettingOverride { field, source } in &loaded.overrides {
+        push(text, &format!("{field} is set by {source}"));
+    }
     describe_servers(text, "", &config.mcp_servers);
+    for name in config.tool_servers.keys() {
+        push(text, &format!("tool server {name}: behind HTTP"));
+    }
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
     }

@@ -79,28 +79,35 @@ impl SecretSection {
         seconds(self.command_s)
     }
 
+    /// Waits for the secret. The reason of an error has no part of it.
+    fn wait(&self, beside: &Path, variable: VariableReader) -> Result<SecretString, String> {
+        let section = self.clone();
+        let beside = beside.to_path_buf();
+        wait_for(async move { section.read(&beside, variable).await })
+    }
+
     /// Reads the secret. The reason of an error has no part of it.
-    fn read(&self, beside: &Path, variable: VariableReader) -> Result<SecretString, String> {
+    async fn read(&self, beside: &Path, variable: VariableReader) -> Result<SecretString, String> {
         if let Some(name) = &self.env {
             let value = variable(name).ok_or_else(|| format!("the environment variable {name} is not set"))?;
             return trimmed(&value);
         }
-        match &self.file {
+        let text = match &self.file {
             Some(path) => {
-                let path = beside.join(path);
-                let text = wait_for(async move {
-                    let file = tokio::fs::File::open(path).await.map_err(|error| error.to_string())?;
-                    read_secrets(file).await
-                });
-                trimmed(&text?)
+                let file = tokio::fs::File::open(beside.join(path)).await;
+                read_secrets(file.map_err(|error| error.to_string())?).await
             }
-            None => {
-                let command = self.command.clone();
-                let timeout = self.timeout();
-                let text = wait_for(async move { output_of(&command, timeout).await });
-                trimmed(&text?)
-            }
-        }
+            None => output_of(&self.command, self.timeout()).await,
+        };
+        trimmed(&text?)
+    }
+
+    /// Checks that the secret can be read; `beside` is the folder of the configuration file.
+    ///
+    /// # Errors
+    /// The reason, without any part of the secret.
+    pub async fn check_readable(&self, beside: &Path) -> Result<(), String> {
+        self.read(beside, variable).await.map(drop)
     }
 }
 
@@ -193,7 +200,7 @@ impl<'a> References<'a> {
         let known = match self.known.entry(name.to_owned()) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(free) => {
-                let read = section.read(self.beside, self.variable);
+                let read = section.wait(self.beside, self.variable);
                 free.insert(read.map_err(|reason| format!("the secret of `[secrets.{name}]` cannot be read: {reason}")))
             }
         };
@@ -231,6 +238,10 @@ pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
     }
     for (name, value) in &mut config.webhooks.headers {
         let field = FieldPath::of(["webhooks", "headers", name.as_str()]);
+        references.fill_secret(field, value, &mut findings);
+    }
+    for (name, value) in &mut config.telemetry.headers {
+        let field = FieldPath::of(["telemetry", "headers", name.as_str()]);
         references.fill_secret(field, value, &mut findings);
     }
     for (address, headers) in &mut config.peers.headers {

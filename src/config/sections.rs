@@ -56,6 +56,8 @@ pub struct Server {
     pub keep_alive_s: f64,
     /// The time that running steps have to reach a commit when the server stops, in seconds.
     pub shutdown_s: f64,
+    /// True if browsers get the console at `/`.
+    pub console: bool,
     /// True if the system may write a core file when the process crashes, and debuggers may attach to it. Core files
     /// contain keys and conversations.
     pub allow_core_files: bool,
@@ -81,6 +83,7 @@ impl Default for Server {
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
             shutdown_s: 30.0,
+            console: true,
             allow_core_files: false,
         }
     }
@@ -387,6 +390,8 @@ pub struct Log {
     pub format: LogFormat,
     /// The filter, as in `info,adjutant=debug`.
     pub filter: String,
+    /// True if each request gets a line: the access log.
+    pub access: bool,
 }
 
 impl Default for Log {
@@ -394,12 +399,13 @@ impl Default for Log {
         Self {
             format: LogFormat::Text,
             filter: "info".to_owned(),
+            access: false,
         }
     }
 }
 
 /// The format of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
@@ -408,6 +414,16 @@ pub enum LogFormat {
     Text,
     /// One JSON object.
     Json,
+}
+
+impl LogFormat {
+    /// Returns the word for the format.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// `[providers.NAME]`: the model providers. `NAME:model` in an agent refers to one.

@@ -165,7 +165,7 @@ impl Check<'_> {
             .extend(PeersSection::header_problems(&headers, &section.headers));
         let addresses = self.addresses();
         for address in section.headers.keys().filter(|address| !addresses.contains(*address)) {
-            let message = format!("no tool and no MCP server of this configuration is at `{address}`");
+            let message = format!("no tool and no server of tools of this configuration is at `{address}`");
             self.error(headers.then(address.as_str()), message);
         }
         let is_blank = |secret: &SecretString| secret.expose_secret().trim().is_empty();
@@ -218,7 +218,7 @@ impl Check<'_> {
             return None;
         }
         let Some(reference) = McpReference::read(name) else {
-            let message = "in this configuration; built-in tools are not restricted, and those of MCP servers are written \
+            let message = "in this configuration; built-in tools are not restricted, and those of servers are written \
                            `server/tool`";
             return Some(format!("there is no tool `{name}` {message}"));
         };
@@ -231,7 +231,12 @@ impl Check<'_> {
         };
         let is_known =
             self.validation_context.mcp_servers.contains(reference.server) || self.config.agents.values().any(is_own);
-        (!is_known).then(|| format!("there is no MCP server `{}` in this configuration", reference.server))
+        (!is_known).then(|| {
+            format!(
+                "there is no server `{}` of tools in this configuration",
+                reference.server
+            )
+        })
     }
 
     /// Returns the reason why a name cannot be that of a model.
@@ -283,7 +288,7 @@ impl Check<'_> {
         }
     }
 
-    /// Returns the origins of the addresses of all tools and MCP servers.
+    /// Returns the origins of the addresses of all tools and servers of tools.
     fn addresses(&self) -> BTreeSet<String> {
         let tools = self.config.tools.values().map(|tool| tool.url.as_str());
         let shared = self.config.mcp_servers.values();
@@ -295,8 +300,10 @@ impl Check<'_> {
             agent.mcp_servers.values().chain(below)
         });
         let servers = shared.chain(of_agents).filter_map(|server| server.url.as_deref());
+        let services = self.config.tool_servers.values().map(|server| server.url.as_str());
         tools
             .chain(servers)
+            .chain(services)
             .filter_map(|url| Url::parse(url).ok())
             .map(|url| url.origin().ascii_serialization())
             .collect()

@@ -6,6 +6,7 @@ use super::*;
 
 mod agents;
 mod auth;
+mod environment;
 mod folders;
 mod layouts;
 mod quotas;
@@ -13,6 +14,7 @@ mod secrets;
 mod servers;
 mod settings;
 mod tenants;
+mod tool_servers;
 
 /// A working directory with files.
 struct Directory(tempfile::TempDir);

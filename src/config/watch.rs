@@ -28,6 +28,14 @@ pub struct WatchedFiles {
     pub definition_paths: BTreeMap<String, String>,
 }
 
+impl WatchedFiles {
+    /// Returns the folder of the configuration file, whether the file exists or not.
+    pub fn folder(&self) -> &Path {
+        let file = self.roots.first();
+        file.and_then(|file| file.parent()).unwrap_or(&self.directory)
+    }
+}
+
 /// A watch on the files of a configuration.
 #[derive(Debug)]
 pub struct Watch {

@@ -33,8 +33,8 @@ pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 pub(super) use vector::Vector;
 
-static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
-static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
+pub(super) static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
+pub(super) static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// A database system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -187,7 +187,7 @@ const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; se
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The timeout of the first connection to Postgres.
-const TO_CONNECT: Duration = Duration::from_secs(5);
+pub(super) const TO_CONNECT: Duration = Duration::from_secs(5);
 /// The idle time after which a connection is checked before its next use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 
@@ -236,7 +236,7 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
     Ok((Engine::Sqlite, readers))
 }
 
-fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
+pub(super) fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
     Ok(SqliteConnectOptions::from_str(url)?
         .create_if_missing(true)
         .foreign_keys(true)
@@ -257,10 +257,21 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
 /// Creates the folder of the file if it is missing, but only below the working directory. A missing folder elsewhere is
 /// likely a typing mistake, or a disk that is not mounted.
 fn make_directory(file: &Path) -> DbResult<()> {
-    let Some(folder) = file
-        .parent()
+    check_folder(file)?;
+    match missing_folder(file) {
+        Some(folder) => std::fs::create_dir_all(folder).map_err(|error| cannot_open("the folder", folder, &error)),
+        None => Ok(()),
+    }
+}
+
+fn missing_folder(file: &Path) -> Option<&Path> {
+    file.parent()
         .filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
-    else {
+}
+
+/// Checks that the folder of a file exists, or may be created.
+pub(super) fn check_folder(file: &Path) -> DbResult<()> {
+    let Some(folder) = missing_folder(file) else {
         return Ok(());
     };
     if !is_below_working_directory(folder) {
@@ -270,7 +281,7 @@ fn make_directory(file: &Path) -> DbResult<()> {
             false => format!("there is no folder {shown}: create it, or name another file"),
         }));
     }
-    std::fs::create_dir_all(folder).map_err(|error| cannot_open("the folder", folder, &error))
+    Ok(())
 }
 
 fn is_below_working_directory(folder: &Path) -> bool {
@@ -281,7 +292,7 @@ fn is_below_working_directory(folder: &Path) -> bool {
 
 /// Opens the file once, so that the error of the operating system says why it cannot be opened. SQLite reports no
 /// reason.
-fn check_file(file: &Path) -> DbResult<()> {
+pub(super) fn check_file(file: &Path) -> DbResult<()> {
     let opened = std::fs::OpenOptions::new()
         .read(true)
         .append(true)

@@ -22,6 +22,7 @@ mod error;
 pub mod events;
 mod fold;
 pub mod idempotency;
+pub mod inspection;
 pub mod interrupts;
 pub mod items;
 pub mod jobs;

@@ -23,7 +23,7 @@ pub use claims::{
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{QueueDepth, queue};
-pub use turns::{at_work_by_queue, count_of_subject, next_in_queue, waiting_queues};
+pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
@@ -35,6 +35,7 @@ use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunCaller, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::domain::trace::RunTrace;
 use crate::domain::visibility::Visibility;
 
 const TABLE: &str = "runs";
@@ -290,13 +291,15 @@ pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
     Ok(list(tx, &wanted).await?.into_items().pop())
 }
 
-/// What a run takes over from the run whose work it continues.
+/// The values that a run takes over from the run whose work it continues.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunBefore {
     /// Its place in the queue.
     pub queue: RunQueue,
     /// The user on whose behalf it worked.
     pub caller: Option<RunCaller>,
+    /// Its place in a trace.
+    pub trace: Option<RunTrace>,
 }
 
 /// Returns what a run takes over from the newest run of the main agent on a thread. Nothing else of that run is read,
@@ -308,6 +311,7 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
     #[serde(default)]
     struct OnlyCaller {
         caller: Option<RunCaller>,
+        trace: Option<RunTrace>,
     }
     let found: Option<(Uuid, String, String)> =
         on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_optional(conn).await)?;
@@ -316,9 +320,11 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
     };
     // A request that is corrupt names no caller; one whose key is missing here may name one.
     let request = unless_corrupt(cell("request", &RunId(id)).decode::<OnlyCaller>(&request))?;
+    let OnlyCaller { caller, trace } = request.unwrap_or_default();
     Ok(Some(RunBefore {
         queue: RunQueue::stored(queue),
-        caller: request.unwrap_or_default().caller,
+        caller,
+        trace,
     }))
 }
 

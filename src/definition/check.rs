@@ -28,6 +28,7 @@ mod tool;
 mod toolset;
 
 use skills::Knowledge;
+pub(super) use tool::MOST_RETRIES;
 pub use tool::{check_tool, tool_name_problem};
 
 /// The deepest nesting of delegations that a definition may allow.

@@ -1,4 +1,4 @@
-//! Servers of the Model Context Protocol, and the names of their tools.
+//! Servers of tools: those of the Model Context Protocol and services behind HTTP, and the names of their tools.
 //!
 //! Definitions name a tool as `server/tool`, and all tools of a server as `server/*`. Models know it under a name that
 //! every provider takes.
@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::{AfterCrash, AgentDefinition, Headers, OnError, check_headers};
+use super::{AfterCrash, AgentDefinition, Headers, OnError, ToolServerDefinition, check_headers};
 
 /// The longest name of a tool that every provider takes.
 const LONGEST_NAME: usize = 64;
@@ -23,7 +23,7 @@ const LONGEST_PATTERN: usize = 256;
 /// The maximum number of servers of one agent.
 const MOST_SERVERS: usize = 32;
 /// The longest time-out, in seconds.
-const LONGEST_TIMEOUT_S: f64 = 86_400.0;
+pub(super) const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// The transport of a server behind HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -115,9 +115,8 @@ impl McpServerDefinition {
         let top = FieldPath::default();
         let mut findings = vec![];
         let mut wrong = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
-        if !is_word(name, LONGEST_SERVER, "") || name.contains("__") {
-            let allowed = format!("1 to {LONGEST_SERVER} letters, digits, `-` or single `_`");
-            wrong(top.clone(), format!("the server name `{name}` must be {allowed}"));
+        if let Some(problem) = server_name_problem(name) {
+            wrong(top.clone(), problem);
         }
         findings.extend(self.check_place());
         let mut wrong = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
@@ -136,7 +135,7 @@ impl McpServerDefinition {
             }
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));
-        findings.extend(self.check_filter());
+        findings.extend(filter_problems(self.allowed_tools.as_deref(), &self.disabled_tools));
         findings
     }
 
@@ -181,26 +180,82 @@ impl McpServerDefinition {
             }
         }
     }
+}
 
-    /// Checks the lists of tools.
-    fn check_filter(&self) -> Vec<Diagnostic> {
-        let top = FieldPath::default();
-        let mut findings = vec![];
-        let allowed = self.allowed_tools.as_deref().unwrap_or_default();
-        for (field, patterns) in [("allowed_tools", allowed), ("disabled_tools", &self.disabled_tools)] {
-            let wrong = patterns
-                .iter()
-                .enumerate()
-                .filter_map(|(at, text)| Some((at, pattern(text).err()?)));
-            findings.extend(wrong.map(|(at, why)| Diagnostic::error(top.then(field).then(at), why)));
+/// Returns the reason why a server cannot have this name.
+pub(super) fn server_name_problem(name: &str) -> Option<String> {
+    let is_right = is_word(name, LONGEST_SERVER, "") && !name.contains("__");
+    let allowed = format!("1 to {LONGEST_SERVER} letters, digits, `-` or single `_`");
+    (!is_right).then(|| format!("the server name `{name}` must be {allowed}"))
+}
+
+/// Checks the lists of tools of a server. The fields of the diagnostics are relative to its definition.
+pub(super) fn filter_problems(allowed_tools: Option<&[String]>, disabled_tools: &[String]) -> Vec<Diagnostic> {
+    let top = FieldPath::default();
+    let mut findings = vec![];
+    let allowed = allowed_tools.unwrap_or_default();
+    for (field, patterns) in [("allowed_tools", allowed), ("disabled_tools", disabled_tools)] {
+        let wrong = patterns
+            .iter()
+            .enumerate()
+            .filter_map(|(at, text)| Some((at, pattern(text).err()?)));
+        findings.extend(wrong.map(|(at, why)| Diagnostic::error(top.then(field).then(at), why)));
+    }
+    if allowed_tools.is_some() && !disabled_tools.is_empty() {
+        findings.push(Diagnostic::error(
+            top.then("disabled_tools"),
+            "goes without `allowed_tools` only",
+        ));
+    }
+    findings
+}
+
+/// A server of tools of either kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ServerDefinition {
+    /// A server of the Model Context Protocol.
+    Mcp(Box<McpServerDefinition>),
+    /// A service behind HTTP that describes its tools itself.
+    Http(Box<ToolServerDefinition>),
+}
+
+impl From<McpServerDefinition> for ServerDefinition {
+    fn from(definition: McpServerDefinition) -> Self {
+        Self::Mcp(Box::new(definition))
+    }
+}
+
+impl From<ToolServerDefinition> for ServerDefinition {
+    fn from(definition: ToolServerDefinition) -> Self {
+        Self::Http(Box::new(definition))
+    }
+}
+
+impl ServerDefinition {
+    /// Returns the address of a server behind HTTP; empty for a program.
+    pub fn url(&self) -> &str {
+        match self {
+            Self::Mcp(server) => server.url.as_deref().unwrap_or_default(),
+            Self::Http(server) => &server.url,
         }
-        if self.allowed_tools.is_some() && !self.disabled_tools.is_empty() {
-            findings.push(Diagnostic::error(
-                top.then("disabled_tools"),
-                "goes without `allowed_tools` only",
-            ));
+    }
+
+    /// Returns the headers of its requests.
+    pub fn headers(&self) -> &Headers {
+        match self {
+            Self::Mcp(server) => &server.headers,
+            Self::Http(server) => &server.headers,
         }
-        findings
+    }
+
+    /// Returns the definition with other headers.
+    #[must_use]
+    pub fn with_headers(mut self, headers: Headers) -> Self {
+        match &mut self {
+            Self::Mcp(server) => server.headers = headers,
+            Self::Http(server) => server.headers = headers,
+        }
+        self
     }
 }
 
@@ -212,8 +267,8 @@ pub struct McpFilter {
 }
 
 impl McpFilter {
-    /// Returns the filter of a definition. Invalid patterns were refused when the definition was read.
-    pub fn of(definition: &McpServerDefinition) -> Self {
+    /// Returns the filter of the lists of a definition. Invalid patterns were refused when the definition was read.
+    pub fn of(allowed_tools: Option<&[String]>, disabled_tools: &[String]) -> Self {
         let set = |patterns: &[String]| {
             let mut set = GlobSetBuilder::new();
             for glob in patterns.iter().filter_map(|text| pattern(text).ok()) {
@@ -222,8 +277,8 @@ impl McpFilter {
             set.build().unwrap_or_default()
         };
         Self {
-            allowed: definition.allowed_tools.as_deref().map(set),
-            disabled: set(&definition.disabled_tools),
+            allowed: allowed_tools.map(set),
+            disabled: set(disabled_tools),
         }
     }
 
@@ -273,7 +328,7 @@ impl McpOwner {
 }
 
 /// Servers, by owner and name.
-pub type OwnedServers = BTreeMap<(McpOwner, String), McpServerDefinition>;
+pub type OwnedServers = BTreeMap<(McpOwner, String), ServerDefinition>;
 
 impl AgentDefinition {
     /// Returns the servers of the agent of this `graph_id` and of its subagents.
@@ -283,12 +338,12 @@ impl AgentDefinition {
         servers.extend(
             self.mcp_servers
                 .iter()
-                .map(|(name, server)| ((agent.clone(), name.clone()), server.clone())),
+                .map(|(name, server)| ((agent.clone(), name.clone()), server.clone().into())),
         );
         for subagent in &self.subagents {
             let owner = McpOwner::Subagent(graph_id.to_owned(), subagent.name.clone());
             let own = subagent.mcp_servers.iter();
-            servers.extend(own.map(|(name, server)| ((owner.clone(), name.clone()), server.clone())));
+            servers.extend(own.map(|(name, server)| ((owner.clone(), name.clone()), server.clone().into())));
         }
         servers
     }
@@ -382,7 +437,7 @@ impl<'a> McpReference<'a> {
             ));
         }
         let known = || suggestion(self.server, servers.iter().map(String::as_str), "there are");
-        (!servers.contains(self.server)).then(|| format!("there is no MCP server `{}`; {}", self.server, known()))
+        (!servers.contains(self.server)).then(|| format!("there is no server `{}` of tools; {}", self.server, known()))
     }
 }
 
@@ -495,7 +550,7 @@ mod tests {
         assert_eq!(problem("docs/*"), None);
         assert_eq!(
             problem("doc/*"),
-            Some("there is no MCP server `doc`; did you mean `docs`? there are: docs".to_owned())
+            Some("there is no server `doc` of tools; did you mean `docs`? there are: docs".to_owned())
         );
         assert!(problem("docs/").is_some_and(|problem| problem.starts_with("must be `docs/tool`")));
     }
@@ -530,8 +585,9 @@ mod tests {
     #[test]
     fn a_server_may_have_fewer_tools_than_it_tells() {
         let admitted = |server: McpServerDefinition| {
-            assert_eq!(server.check_filter(), []);
-            let filter = McpFilter::of(&server);
+            let allowed = server.allowed_tools.as_deref();
+            assert_eq!(filter_problems(allowed, &server.disabled_tools), []);
+            let filter = McpFilter::of(allowed, &server.disabled_tools);
             ["read_file", "read_dir", "write"]
                 .into_iter()
                 .filter(|tool| filter.allows("fs", tool))
@@ -555,8 +611,7 @@ mod tests {
             disabled_tools: names(&["[", ""]),
             ..allowed(&["a"])
         };
-        let fields: Vec<String> = wrong
-            .check_filter()
+        let fields: Vec<String> = filter_problems(wrong.allowed_tools.as_deref(), &wrong.disabled_tools)
             .iter()
             .map(|finding| finding.field.to_string())
             .collect();

@@ -47,6 +47,7 @@ mod source;
 mod store;
 mod strict;
 mod tool;
+mod tool_server;
 mod validate;
 
 use agent::is_default;
@@ -74,6 +75,7 @@ pub use remote::Location;
 pub use source::{LabelledSource, NamedSource, SkillSource, source_problem};
 pub use store::{StoreReach, StoreRule};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
+pub use tool_server::ToolServerDefinition;
 pub use validate::{Validated, validate};
 
 pub use crate::domain::background::UpdateStrategy;

@@ -425,13 +425,20 @@ impl Machine {
         self.position.questions = 0;
     }
 
-    /// Raises interrupts. They replace the asker's earlier ones, unless they are about an unknown outcome.
+    /// Raises interrupts. They replace the asker's earlier ones, unless they are about an unknown outcome. A call that
+    /// asks one question after the other keeps the answers to those with other keys.
     fn ask(&mut self, task: TaskId, asker: InterruptSource, questions: Vec<Question>) -> Vec<Interrupt> {
         if questions
             .iter()
             .any(|question| question.kind != QuestionKind::UnknownOutcome)
         {
-            self.position.asked.retain(|asked| asked.asker != asker);
+            let is_call = matches!(asker, InterruptSource::Call(_));
+            let is_asked_again = |key: &Option<String>| questions.iter().any(|question| question.key == *key);
+            self.position.asked.retain(|asked| {
+                let has_key = asked.question.kind == QuestionKind::Question && asked.question.key.is_some();
+                let is_kept = is_call && has_key && asked.answer.is_some() && !is_asked_again(&asked.question.key);
+                asked.asker != asker || is_kept
+            });
         }
         let first = self.position.questions;
         let interrupts: Vec<Interrupt> = questions

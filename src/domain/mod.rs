@@ -53,6 +53,7 @@ pub mod suggestion;
 pub mod tenant;
 pub mod thread;
 pub mod time;
+pub mod trace;
 pub mod visibility;
 
 /// An input error: the field, and the reason why its value is refused.

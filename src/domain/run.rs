@@ -14,6 +14,7 @@ use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
 use super::time::Timestamp;
+use super::trace::RunTrace;
 use super::visibility::Visibility;
 
 /// One execution on a thread: started by a request for the main agent, or by a tool call for a subagent.
@@ -214,6 +215,9 @@ pub struct RunRequest {
     /// The priority among the runs of the tenant, from 0 to [`MAX_PRIORITY`](super::account::MAX_PRIORITY).
     #[serde(skip_serializing_if = "is_zero")]
     pub priority: u8,
+    /// The place of the run in a trace, if traces are on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<RunTrace>,
     /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
 }

@@ -42,6 +42,47 @@ pub(super) fn observe(body: Body, on_frame: impl Fn() + Send + Unpin + 'static) 
     Body::new(ObservedBody { body, on_frame })
 }
 
+/// Learns how much of a response body has been sent. It is dropped when the body ends or is dropped.
+pub(super) trait SentBody: Send + Unpin + 'static {
+    /// Counts bytes that were sent.
+    fn sent(&mut self, bytes: u64);
+}
+
+/// Counts the bytes of the response body in `counter`.
+pub(super) fn count_sent(response: Response, counter: impl SentBody) -> Response {
+    response.map(|body| Body::new(CountedBody { body, counter }))
+}
+
+struct CountedBody<C> {
+    body: Body,
+    counter: C,
+}
+
+impl<C: SentBody> HttpBody for CountedBody<C> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            self.counter.sent(u64::try_from(bytes).unwrap_or(u64::MAX));
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
 struct ObservedBody<W> {
     body: Body,
     on_frame: W,

@@ -6,6 +6,7 @@ use axum::http::{HeaderName, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use super::origins::{LOOPBACK, OriginRules};
+use super::requests::REQUEST_ID;
 
 /// The CORS settings of the server.
 #[derive(Debug, Clone)]
@@ -35,12 +36,13 @@ impl Default for CorsSettings {
 }
 
 /// The response headers that the SDKs read.
-const SDKS_READ: [HeaderName; 5] = [
+const SDKS_READ: [HeaderName; 6] = [
     header::CONTENT_LOCATION,
     header::LOCATION,
     header::RETRY_AFTER,
     HeaderName::from_static("x-pagination-total"),
     HeaderName::from_static("x-pagination-next"),
+    REQUEST_ID,
 ];
 
 const METHODS: [Method; 6] = [

@@ -21,6 +21,7 @@ use crate::db::{Db, RowAccess};
 use crate::domain::identity::Identity;
 use crate::domain::quota::Quotas;
 use crate::domain::time::Clock;
+use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::runtime::{
@@ -36,6 +37,7 @@ mod bodies;
 mod body_guard;
 mod client;
 mod connections;
+mod console;
 mod cors;
 mod crons;
 mod deadline;
@@ -51,6 +53,7 @@ pub mod openapi;
 mod origins;
 mod rate_limits;
 mod request_metrics;
+mod requests;
 mod response_budget;
 mod runs;
 mod state;
@@ -79,6 +82,7 @@ use access::{Api, AppState};
 use bodies::BodyReader;
 use error::ApiError;
 use rate_limits::RateLimits;
+use requests::RequestRecorder;
 
 /// The parts of the server that handlers use. They get them as an [`Api`], with the caller.
 pub struct ApiParts {
@@ -112,6 +116,8 @@ pub struct ApiParts {
     pub clock: Arc<dyn Clock>,
     /// The metrics.
     pub metrics: Metrics,
+    /// Records traces.
+    pub tracer: Tracer,
     /// Limits the number of open streams.
     pub streams: StreamLimiter,
     /// The memory budget of large responses.
@@ -139,6 +145,10 @@ pub struct ApiSettings {
     pub sites: TenantSites,
     /// The time limit of a request until its response starts.
     pub request: Duration,
+    /// True if each request gets a line in the log.
+    pub access_log: bool,
+    /// True if browsers get the console.
+    pub console: bool,
 }
 
 impl Default for ApiSettings {
@@ -150,6 +160,8 @@ impl Default for ApiSettings {
             hosts: HostRules::new(&[], None),
             sites: TenantSites::default(),
             request: Duration::from_secs(30),
+            access_log: false,
+            console: true,
         }
     }
 }
@@ -259,13 +271,22 @@ pub fn router(api: ApiParts) -> Router {
         rates: RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock)),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
+    let recorder = RequestRecorder {
+        tracer: api.tracer.clone(),
+        access_log: settings.access_log,
+    };
     let (routes, document) = table().split_for_parts();
     let mut document = openapi::complete(document);
     if api.auth.is_on() {
         openapi::require_credentials(&mut document);
     }
+    let console = match settings.console {
+        true => console::pages(),
+        false => Router::new(),
+    };
     routes
         .merge(openapi::pages(Arc::new(document)))
+        .merge(console)
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         // The limit is enforced where bodies are read.
@@ -276,6 +297,7 @@ pub fn router(api: ApiParts) -> Router {
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), request_metrics::measure))
+        .layer(from_fn_with_state(recorder, requests::record))
         .with_state(AppState::new(api))
 }
 
@@ -306,7 +328,11 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
         Ok(()) => {
             let caller = request.extensions().get::<Arc<Identity>>().cloned();
             let access = caller.as_deref().map(RowAccess::of_caller);
-            let response = in_access(access, checks.bodies.admit(request, next)).await;
+            let mut response = in_access(access, checks.bodies.admit(request, next)).await;
+            if let Some(caller) = &caller {
+                // The access log names the caller.
+                response.extensions_mut().insert(Arc::clone(caller));
+            }
             authentication::end_with_key(&checks.auth, caller, response)
         }
         Err(error) => bodies::refuse(request, error).await,

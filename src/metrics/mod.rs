@@ -15,11 +15,13 @@ use crate::domain::time::Timestamp;
 mod backlog;
 mod process;
 mod sample;
+mod traces;
 mod traffic;
 mod work;
 
 pub use backlog::Backlog;
 pub use sample::{Sample, samples};
+pub use traces::{DropReason, TraceMetrics};
 pub use traffic::{HttpMetrics, OpenStream};
 pub use work::{AgentMetrics, ConfiguredNames};
 
@@ -38,6 +40,7 @@ struct Inner {
     traffic: HttpMetrics,
     backlog: backlog::BacklogGauges,
     process: process::ProcessGauges,
+    traces: TraceMetrics,
 }
 
 impl Metrics {
@@ -50,12 +53,14 @@ impl Metrics {
         let traffic = HttpMetrics::new(&mut registry);
         let backlog = backlog::BacklogGauges::new(&mut registry);
         let process = process::ProcessGauges::new(&mut registry, since);
+        let traces = TraceMetrics::new(&mut registry);
         Self(Arc::new(Inner {
             registry,
             work,
             traffic,
             backlog,
             process,
+            traces,
         }))
     }
 
@@ -67,6 +72,11 @@ impl Metrics {
     /// Returns the counters of HTTP requests and streams.
     pub fn traffic(&self) -> &HttpMetrics {
         &self.0.traffic
+    }
+
+    /// Returns the counters of the export of traces.
+    pub fn traces(&self) -> &TraceMetrics {
+        &self.0.traces
     }
 
     /// Returns all metrics in the text format of Prometheus. Without a `backlog`, because the database did not return

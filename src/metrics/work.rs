@@ -100,6 +100,10 @@ impl AgentMetrics {
             tools: RwLock::new(tools.into_iter().collect()),
             known: RwLock::default(),
         };
+        // A rate needs the zero before the first loss.
+        for reason in ["database", "lease"] {
+            drop(work.lost.get_or_create(&LostCommitLabels { reason }));
+        }
         registry.register("adjutant_runs", "Runs that ended", work.runs.clone());
         let text = "Time from the start of a run in this process to its end, main agents only";
         registry.register("adjutant_run_duration_seconds", text, work.durations.clone());

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::definition::{AnswerFormat, SystemPrompt};
 use crate::domain::message::Message;
+use crate::domain::trace::SpanContext;
 
 pub mod embedding;
 pub mod limits;
@@ -56,6 +57,8 @@ pub struct ModelRequest {
     pub settings: Map<String, Value>,
     /// The form of the text of a final answer, to which the provider is to keep the model.
     pub answer_format: Option<Arc<AnswerFormat>>,
+    /// The span of the call, if the provider may get the context of the trace.
+    pub trace: Option<SpanContext>,
 }
 
 impl ModelRequest {

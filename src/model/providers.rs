@@ -20,6 +20,8 @@ use crate::definition::provider::{PROVIDERS, Protocol, ProviderKind, ProviderTra
 use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
 
+pub use listing::ProviderListing;
+
 mod adapter;
 mod bounded;
 mod build;
@@ -27,6 +29,7 @@ mod content;
 mod embedding;
 mod errors;
 mod file_names;
+mod listing;
 mod markers;
 mod native;
 mod reply;
@@ -81,7 +84,7 @@ pub struct Providers {
     shared: Option<Arc<Self>>,
 }
 
-/// What a tenant has instead of the settings of a provider of the server.
+/// The settings of a tenant for a provider, in place of those of the server.
 #[derive(Debug, Clone)]
 pub struct ProviderOverride {
     /// The kind, if it is another.
@@ -243,6 +246,14 @@ impl Providers {
             .ok()
             .filter(|(_, _, config)| config.kind != ProviderKind::Scripted)?;
         key(provider, config).err().map(|error| (provider, error.to_string()))
+    }
+
+    /// Returns the environment variable that has, or would have, the key of a provider.
+    pub fn key_variable(&self, provider: &str) -> Option<&str> {
+        match &self.configs.get(provider)?.api_key {
+            ApiKeySource::Env { name, .. } => Some(name),
+            ApiKeySource::Inline(_) | ApiKeySource::File(_) | ApiKeySource::None => None,
+        }
     }
 
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {

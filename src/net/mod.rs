@@ -7,7 +7,7 @@ pub mod ssrf;
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
-use reqwest::ClientBuilder;
+use reqwest::{ClientBuilder, Response};
 use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
@@ -47,6 +47,21 @@ fn tls() -> Result<ClientConfig, rustls::Error> {
         .with_no_client_auth();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(tls)
+}
+
+/// Reads the body of a response.
+///
+/// # Errors
+/// A text for people: the body is larger than `max_bytes`, or breaks off.
+pub async fn read_bounded(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| describe_error(&error))? {
+        if bytes.len() + chunk.len() > max_bytes {
+            return Err(format!("the response is larger than {max_bytes} bytes"));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
 }
 
 /// Returns the reason why a request failed, without its URL, which may contain a secret.

@@ -19,6 +19,7 @@ use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
+use crate::domain::trace::SpanContext;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 use crate::net;
 use crate::net::ssrf::{AddressRules, SsrfGuard};
@@ -243,6 +244,38 @@ impl Peer {
     /// Returns the server's address for messages, without parts that may be secret.
     pub fn display_url(&self) -> String {
         self.url.origin().ascii_serialization()
+    }
+
+    /// Returns what the server says about itself: its version, for example. It needs no credentials.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn info(&self) -> PeerResult<Value> {
+        self.ask(self.request(Method::GET, "info")).await
+    }
+
+    /// Returns whether the server has an assistant of this `graph_id`.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn has_agent(&self, graph_id: &str) -> PeerResult<bool> {
+        let search = json!({"graph_id": graph_id, "limit": 1});
+        let request = self.request(Method::POST, "assistants/search").body(search.to_string());
+        let found: Vec<Value> = self.ask(request).await?;
+        Ok(!found.is_empty())
+    }
+
+    /// Returns this client with the context of a trace in the headers of its requests, unless the configuration has given
+    /// a `traceparent` of its own.
+    #[must_use]
+    pub fn with_trace(mut self, trace: Option<&SpanContext>) -> Self {
+        let is_own = self.headers.contains_key("traceparent");
+        for (name, value) in trace.filter(|_| !is_own).into_iter().flat_map(SpanContext::headers) {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                self.headers.insert(name, value);
+            }
+        }
+        self
     }
 
     /// Creates a thread, unless it exists.

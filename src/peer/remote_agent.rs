@@ -149,7 +149,7 @@ impl RemoteTurn {
     fn new(agent: RemoteAgent, scope: &Scope) -> Self {
         let caller = scope.subagent.unwrap_or(scope.run);
         Self {
-            remote: remote_thread(agent.peer.clone(), caller),
+            remote: remote_thread(agent.peer.clone().with_trace(scope.trace.context()), caller),
             key: format!("{caller}-{}", scope.program.asked),
             agent,
             scope: scope.clone(),

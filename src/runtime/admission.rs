@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::dispatcher::Dispatcher;
 use super::shared::Core;
-use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes};
+use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes, trace};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::Digest;
@@ -22,6 +22,7 @@ use crate::domain::access::Ownership;
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
+use crate::domain::trace::SpanContext;
 
 mod precheck;
 mod queue;
@@ -60,6 +61,8 @@ pub(super) struct AdmissionContext {
     pub(super) now: Timestamp,
     /// The most runs that may wait on one thread.
     pub(super) most_waiting: u64,
+    /// The span below which the run is, unless it continues another one.
+    pub(super) caller_span: Option<SpanContext>,
 }
 
 /// A check that was made before the transaction.
@@ -81,6 +84,7 @@ impl AdmissionContext {
             worker: None,
             now: core.clock.now(),
             most_waiting: core.bounds.waiting_on_thread,
+            caller_span: trace::caller(),
         }
     }
 

@@ -54,7 +54,7 @@ impl Runs {
             let write = runs.admission.admit(vec![], move |tx, context| {
                 Box::pin(async move {
                     let found = db::runs::find(tx, thread, run).await?;
-                    request(tx, &found.ok_or(CancelError::NoRun)?, action, &context).await
+                    Box::pin(request(tx, &found.ok_or(CancelError::NoRun)?, action, &context)).await
                 })
             });
             let (notice, _started) = write.await?;
@@ -199,7 +199,7 @@ async fn request(
             Ok((None, None))
         }
         RunStatus::Interrupted if is_child => {
-            let (notice, admitted) = interrupts::cancel_waiting(tx, run, action, context).await?;
+            let (notice, admitted) = Box::pin(interrupts::cancel_waiting(tx, run, action, context)).await?;
             Ok((Some(notice), admitted))
         }
         RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => Err(CancelError::Over),

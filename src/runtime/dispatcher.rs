@@ -22,7 +22,7 @@ use super::run_context::{RunContext, fault};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{Turns, claim_next};
-use super::{CancelAction, Store};
+use super::{CancelAction, Store, trace};
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess};
@@ -99,6 +99,7 @@ impl Dispatcher {
             clock: parts.clock,
             shutdown: parts.shutdown,
             metrics: parts.metrics,
+            tracer: parts.tracer,
             webhooks,
             retention: parts.retention,
             bounds: parts.bounds,
@@ -274,6 +275,7 @@ impl Dispatcher {
         RunContext {
             core: Arc::clone(&self.core),
             log: self.core.events.log(run.thread),
+            trace: trace::scope_of(&self.core.tracer, &run),
             run,
             ownership,
             fence,
@@ -341,7 +343,7 @@ impl Dispatcher {
             only_notes,
             budget,
         } = opening;
-        let journal = LaneJournal::main(Arc::clone(run_context), segment, (stop.clone(), Some(budget.clone())));
+        let journal = LaneJournal::main(Arc::clone(run_context), segment, stop.clone(), Some(budget.clone()));
         let agent = if run.levels() == Some(0) {
             known.without_delegations()
         } else {
@@ -408,7 +410,7 @@ impl Dispatcher {
                 return self.give_back(run_context).await;
             }
         }
-        let journal = LaneJournal::main(Arc::clone(run_context), None, (CancellationToken::new(), None));
+        let journal = LaneJournal::main(Arc::clone(run_context), None, CancellationToken::new(), None);
         notes.push(PendingWrite::Fact(Fact::over(RunStatus::Error, Some(failure))));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %run_context.run.id, ?stop, "could not store that a run failed");
@@ -428,6 +430,7 @@ impl Dispatcher {
             }
             Some(CancelAction::Rollback) => patiently(run_context.run.id, || self.roll_back(run_context))
                 .await
+                .map(|()| journal.record_rollback())
                 .map_err(|error| error.to_string()),
             None => self.release(run_context).await.map_err(|error| error.to_string()),
         };

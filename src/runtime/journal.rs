@@ -1,6 +1,7 @@
 //! The durable journal: one transaction per commit, fenced by the lease.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,21 +12,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::run_context::{RunContext, fault};
+use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::db::{self, DbError, DbResult};
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{AgentWork, Delta, Event, EventBody, Fact, Origin};
-use crate::domain::id::RunId;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
+use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
+use crate::domain::trace::{SpanId, TraceScope};
 use crate::tool::budget::{Budget, Meter};
 
 mod child;
@@ -52,6 +56,12 @@ pub(super) struct LaneJournal {
     stored: Mutex<Usage>,
     /// Cancels the loop that writes here.
     stop: CancellationToken,
+    /// The span of the agent.
+    trace: TraceScope,
+    /// The time at which the run of a subagent was created; the main agent has none.
+    created: Option<Timestamp>,
+    /// True once the end of the agent is stored.
+    ended: AtomicBool,
     /// Its entry among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
 }
@@ -74,7 +84,8 @@ impl LaneJournal {
     pub(super) fn main(
         run_context: Arc<RunContext>,
         segment: Option<i64>,
-        (stop, budget): (CancellationToken, Option<Budget>),
+        stop: CancellationToken,
+        budget: Option<Budget>,
     ) -> Self {
         let origin = Arc::new(Origin::of(&run_context.run));
         let run = run_context.run.id;
@@ -82,6 +93,9 @@ impl LaneJournal {
         let stored = Mutex::default();
         let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
+            trace: run_context.trace.clone(),
+            created: None,
+            ended: AtomicBool::new(false),
             run_context,
             run,
             origin,
@@ -95,13 +109,12 @@ impl LaneJournal {
         }
     }
 
-    fn child_journal(
-        &self,
-        run: &Run,
-        segment: Option<i64>,
-        (at_work, meter): (AtWork, &Arc<Meter>),
-    ) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Box<dyn Journal> {
+        let root = self.run_context.run.id;
         Box::new(Self {
+            trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
+            created: Some(run.created_at),
+            ended: AtomicBool::new(false),
             run_context: Arc::clone(&self.run_context),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
@@ -155,9 +168,7 @@ impl LaneJournal {
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
-                PendingWrite::Entry { entry, position } => {
-                    self.build_entry(&mut batch, machine, (entry, position), seq)
-                }
+                PendingWrite::Entry { entry, position } => self.build_entry(&mut batch, machine, entry, position, seq),
                 PendingWrite::Fact(fact) => self.build_fact(&mut batch, machine, fact, seq),
                 PendingWrite::Items(_) => continue,
             };
@@ -185,7 +196,8 @@ impl LaneJournal {
         &self,
         batch: &mut CommitBatch,
         machine: &Machine,
-        (entry, position): (Entry, Position),
+        entry: Entry,
+        position: Position,
         seq: i64,
     ) -> EventBody {
         let entry = Arc::new(entry);
@@ -209,9 +221,11 @@ impl LaneJournal {
                 let at = batch.at;
                 let open = &machine.position.asked;
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
-                batch
-                    .asked
-                    .extend(own.map(|interrupt| self.interrupt_record(interrupt, at, seq)));
+                let records = own.zip(0..).map(|(interrupt, ordinal)| InterruptRecord {
+                    ordinal,
+                    ..self.interrupt_record(interrupt, at, seq)
+                });
+                batch.asked.extend(records);
             }
             Fact::Ended {
                 status, error, used, ..
@@ -222,7 +236,7 @@ impl LaneJournal {
                     error: error.clone(),
                     waits: machine.position.phase != Phase::Ended,
                 });
-                batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
+                batch.report = self.report(machine, *status, error.as_ref(), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
             Fact::Started { .. }
@@ -283,6 +297,7 @@ impl LaneJournal {
     fn interrupt_record(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
         InterruptRecord {
             seq,
+            ordinal: 0,
             interrupt: interrupt.clone(),
             thread: self.run_context.run.thread,
             run: self.run_context.run.id,
@@ -299,12 +314,7 @@ impl LaneJournal {
     }
 
     /// Returns the report for webhooks about this end of the run of the main agent.
-    fn report(
-        &self,
-        machine: &Machine,
-        (status, error): (RunStatus, Option<&Failure>),
-        at: Timestamp,
-    ) -> Option<Delivery> {
+    fn report(&self, machine: &Machine, status: RunStatus, error: Option<&Failure>, at: Timestamp) -> Option<Delivery> {
         let run = &self.run_context.run;
         if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
             return None;
@@ -332,10 +342,15 @@ impl LaneJournal {
         work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.record_event(event, age));
-        if self.origin.lane == Lane::Main {
-            let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
-            ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
-        }
+        let main = &self.run_context.run;
+        events
+            .iter()
+            .for_each(|event| log_lines::agent_started(event, self.run, main));
+        let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
+        ends.for_each(|end| match self.origin.lane {
+            Lane::Main => log_lines::run_ended(main, &end),
+            Lane::Child(subagent) => log_lines::subagent_ended(subagent, &self.origin, main, &end),
+        });
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
@@ -400,6 +415,42 @@ impl LaneJournal {
         outcome
     }
 
+    fn traced_agent(&self) -> TracedAgent<'_> {
+        TracedAgent {
+            context: &self.run_context,
+            trace: &self.trace,
+            origin: &self.origin,
+            run: self.run,
+            created: self.created,
+        }
+    }
+
+    /// Records the span of the agent, whose end is stored.
+    fn record_span(&self, end: &RunEnd, machine: &Machine) {
+        self.ended.store(true, Ordering::Relaxed);
+        let end = AgentEnd {
+            status: end.status,
+            error: end.error.as_ref(),
+            waits: end.waits,
+        };
+        self.traced_agent().record(&end, Some(machine));
+    }
+
+    /// Records the span of a run that was cancelled and undone.
+    pub(super) fn record_rollback(&self) {
+        self.record_cancellation();
+    }
+
+    fn record_cancellation(&self) {
+        let failure = Failure::cancelled();
+        let end = AgentEnd {
+            status: RunStatus::Interrupted,
+            error: Some(&failure),
+            waits: false,
+        };
+        self.traced_agent().record(&end, None);
+    }
+
     /// Continues the history in the segment that was stored.
     fn settle_segment(&self, first: i64, stored: &CommitBatch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
@@ -409,6 +460,16 @@ impl LaneJournal {
             .filter(|number| (first..first + count).contains(*number))
         {
             *number += stored.first - first;
+        }
+    }
+}
+
+impl Drop for LaneJournal {
+    /// A subagent that is cancelled together with its caller stores no end of its own.
+    fn drop(&mut self) {
+        let is_cut_off = self.created.is_some() && !self.ended.load(Ordering::Relaxed) && self.stop.is_cancelled();
+        if is_cut_off && !self.run_context.core.shutdown.soft().is_cancelled() {
+            self.record_cancellation();
         }
     }
 }
@@ -438,6 +499,67 @@ struct Rest {
     others: Usage,
     /// The subagents that wait.
     under_way: u64,
+}
+
+/// The request of a run for a new child run, with what is stored in the same transaction.
+struct ChildRequest {
+    new_run: NewChildRun,
+    /// The newest checkpoint of the parent, with the position to store.
+    head: Option<(CheckpointId, Position)>,
+    parent: RunId,
+    /// The usage of the parent, if it is to be stored.
+    used: Option<Usage>,
+    at: Timestamp,
+}
+
+impl ChildRequest {
+    /// Admits the child run and stores the rest. None if another process holds the lease of the run.
+    async fn admit(&self, tx: &mut Tx<'_>, run_context: &RunContext) -> DbResult<Option<AdmittedChild>> {
+        if !run_context.holds_lease(tx, self.at).await? {
+            return Ok(None);
+        }
+        let admission = child::admit(tx, run_context, &self.new_run, self.at).await?;
+        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, &self.head) {
+            let root = &run_context.run;
+            db::checkpoints::set_position(tx, root.thread, *head, position, root.id).await?;
+        }
+        if let Some(used) = &self.used {
+            let growth = quotas::growth(tx, run_context, self.parent, used).await?;
+            db::runs::set_usage(tx, self.parent, used).await?;
+            quotas::charge(tx, run_context, growth, self.at).await?;
+        }
+        Ok(Some(admission))
+    }
+}
+
+/// A child run as it is stored.
+struct StoredChild {
+    run: Run,
+    machine: Machine,
+    segment: Option<i64>,
+    input: Option<Update>,
+    is_to_stop: bool,
+    used: Usage,
+}
+
+impl StoredChild {
+    /// Reads a child run of a thread.
+    async fn find(tx: &mut Tx<'_>, thread: ThreadId, child: RunId) -> DbResult<Option<Self>> {
+        let Some(run) = db::runs::get_by_id(tx, child).await? else {
+            return Ok(None);
+        };
+        let lane = Lane::Child(child);
+        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
+        let input = db::checkpoints::input_of(tx, thread, lane).await?;
+        Ok(Some(Self {
+            run,
+            machine,
+            segment,
+            input,
+            is_to_stop: db::runs::is_to_stop(tx, child).await?,
+            used: db::runs::usage(tx, child).await?,
+        }))
+    }
 }
 
 /// Separates the changes of items from the other pending writes.
@@ -471,14 +593,25 @@ impl Journal for LaneJournal {
                 ),
                 false => None,
             };
+            let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
             let batch = self.build_step(machine, notes, rest);
+            if let Some(span) = &mut span {
+                span.set(
+                    "db.operation.batch.size",
+                    batch.count + batch.items.len() + batch.asked.len(),
+                );
+            }
             let first = batch.first;
             let begun = Instant::now();
             let Some(stored) = self.store(batch).await.map_err(fault)? else {
                 self.run_context.core.metrics.work().commit_failed("lease");
                 return Err(ExitReason::LeaseLost);
             };
+            self.trace.end(span);
             self.settle_segment(first, &stored);
+            if let Some(end) = &stored.ended {
+                self.record_span(end, machine);
+            }
             stored.asked.iter().for_each(log_lines::interrupt_raised);
             self.count(&stored.events, begun);
             let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
@@ -513,47 +646,30 @@ impl Journal for LaneJournal {
     fn child<'a>(
         &'a self,
         parent: &'a Machine,
-        wish: NewChildRun,
+        new_run: NewChildRun,
     ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>> {
         Box::pin(async move {
             let run_context = Arc::clone(&self.run_context);
             let now = self.run_context.core.clock.now();
             let head = parent.head.map(|head| (head, parent.position.clone()));
-            let id = wish.id;
-            let order = wish.order.clone();
+            let id = new_run.id;
+            let order = new_run.order.clone();
             let at_work = self.register_child(id);
             let lane = self.run;
             let used = self.used(now);
-            let asked = Arc::new((wish, head, used));
+            let request = Arc::new(ChildRequest {
+                new_run,
+                head,
+                parent: lane,
+                used,
+                at: now,
+            });
             // A repeated call finds the child that was admitted before, with the same time.
             let admit = || {
                 let run_context = Arc::clone(&run_context);
-                let asked = Arc::clone(&asked);
-                self.run_context.core.db.write(move |tx| {
-                    Box::pin(async move {
-                        let (wish, head, used) = &*asked;
-                        if !run_context.holds_lease(tx, now).await? {
-                            return Ok(None);
-                        }
-                        let admission = child::admit(tx, &run_context, wish, now).await?;
-                        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
-                            db::checkpoints::set_position(
-                                tx,
-                                run_context.run.thread,
-                                *head,
-                                position,
-                                run_context.run.id,
-                            )
-                            .await?;
-                        }
-                        if let Some(used) = used {
-                            let growth = quotas::growth(tx, &run_context, lane, used).await?;
-                            db::runs::set_usage(tx, lane, used).await?;
-                            quotas::charge(tx, &run_context, growth, now).await?;
-                        }
-                        Ok(Some(admission))
-                    })
-                })
+                let request = Arc::clone(&request);
+                let db = &self.run_context.core.db;
+                db.write(move |tx| Box::pin(async move { request.admit(tx, &run_context).await }))
             };
             let admitted = patiently(self.run_context.run.id, admit)
                 .await
@@ -564,7 +680,7 @@ impl Journal for LaneJournal {
                 AdmittedChild::Admitted(run) if run.created_at == now => {
                     let stop = at_work.stop().clone();
                     let meter = Arc::new(Meter::new(Usage::default(), now));
-                    let journal = self.child_journal(&run, None, (at_work, &meter));
+                    let journal = self.child_journal(&run, None, at_work, &meter);
                     let known = self.known(&run).await?;
                     let machine = Machine::default();
                     let child = Child {
@@ -596,28 +712,25 @@ impl Journal for LaneJournal {
             let thread = self.run_context.run.thread;
             let at_work = self.register_child(child);
             let find = || {
-                self.run_context.core.db.read(move |tx| {
-                    Box::pin(async move {
-                        let Some(run) = db::runs::get_by_id(tx, child).await? else {
-                            return Ok(None);
-                        };
-                        let lane = Lane::Child(child);
-                        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
-                        let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                        let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                        let used = db::runs::usage(tx, child).await?;
-                        Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
-                    })
-                })
+                let db = &self.run_context.core.db;
+                db.read(move |tx| Box::pin(StoredChild::find(tx, thread, child)))
             };
             let found = patiently(self.run_context.run.id, find)
                 .await
                 .map_err(|error| fault(self.run_context.run.id, &error))?;
             let known = match &found {
-                Some((run, ..)) => self.known(run).await?,
+                Some(stored) => self.known(&stored.run).await?,
                 None => None,
             };
-            Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
+            Ok(found.map(|stored| {
+                let StoredChild {
+                    run,
+                    mut machine,
+                    segment,
+                    input,
+                    is_to_stop,
+                    used,
+                } = stored;
                 // A failed run has notified its caller, or is about to, so it is not retried.
                 let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
                 if answered && machine.position.failure.is_none() {
@@ -628,7 +741,7 @@ impl Journal for LaneJournal {
                     stop.cancel();
                 }
                 let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
-                let journal = self.child_journal(&run, segment, (at_work, &meter));
+                let journal = self.child_journal(&run, segment, at_work, &meter);
                 let order = run
                     .request
                     .input

@@ -17,6 +17,7 @@
 //! | `background/` | background tasks |
 //! | `jobs/` | everything that is due later |
 //! | `registry.rs` | which agents there are |
+//! | `trace.rs` | the place of a run in a trace, and its spans |
 //!
 //! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
@@ -37,6 +38,7 @@ use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
+use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
@@ -70,6 +72,7 @@ mod store;
 mod stored_bytes;
 mod sweeper;
 mod threads;
+mod trace;
 mod turns;
 mod webhooks;
 
@@ -93,6 +96,7 @@ pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
+pub use trace::called_by;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use background::BackgroundTasks;
@@ -107,7 +111,7 @@ pub struct NewRun {
     pub target: Target,
     /// The assistant.
     pub assistant: AssistantRef,
-    /// Who starts the run. A thread that the run creates belongs to them; an existing thread keeps its owner.
+    /// The caller who starts the run. A thread that the run creates belongs to this user; an existing thread keeps its owner.
     pub caller: Arc<Identity>,
     /// The request. `command.resume` in it is empty; see `resume`.
     pub request: RunRequest,
@@ -168,7 +172,7 @@ pub struct StateWrite {
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
-    /// Who writes.
+    /// The caller who writes.
     pub caller: Arc<Identity>,
 }
 
@@ -186,6 +190,8 @@ pub struct RuntimeParts {
     pub shutdown: Shutdown,
     /// The metrics.
     pub metrics: Metrics,
+    /// Records traces.
+    pub tracer: Tracer,
     /// The store of items.
     pub store: Store,
     /// The default lifetimes of threads and histories.
@@ -206,9 +212,9 @@ pub struct RuntimeParts {
     pub sharing: SharingRules,
     /// The access policies.
     pub policies: Arc<dyn AccessPolicies>,
-    /// What the audit contains.
+    /// The settings of the audit.
     pub audit: AuditSettings,
-    /// What accounts may use.
+    /// The quotas of accounts.
     pub quotas: Arc<Quotas>,
     /// The settings of single tenants.
     pub tenants: Arc<Tenants>,
@@ -245,7 +251,7 @@ pub struct RuntimeHandles {
     pub assistants: Assistants,
     /// Definitions of agents.
     pub definitions: Definitions,
-    /// What callers may do.
+    /// The access policies.
     pub access: AccessControl,
     /// The audit.
     pub audit: Audit,

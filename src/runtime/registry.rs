@@ -12,7 +12,7 @@ use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
-use crate::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
+use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
 use crate::definition::{
     AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, Severity, StoredDiagnostic,
 };
@@ -47,12 +47,12 @@ pub struct FileAgents {
     pub agents: Vec<FileAgent>,
     /// The diagnostics, each with its `graph_id`. A diagnostic without a `graph_id` concerns all agents.
     pub remarks: Vec<(Option<String>, StoredDiagnostic)>,
-    /// The MCP servers that the configuration has for all agents.
-    pub servers: BTreeMap<String, McpServerDefinition>,
+    /// The servers of tools that the configuration has for all agents.
+    pub servers: BTreeMap<String, ServerDefinition>,
 }
 
 impl FileAgents {
-    /// Returns all MCP servers of files: the shared ones, and those of single agents.
+    /// Returns all servers of tools of files: the shared ones, and those of single agents.
     pub fn all_servers(&self) -> OwnedServers {
         let common = self
             .servers
@@ -445,7 +445,7 @@ impl Registry {
     ) -> DbResult<Arc<RegisteredAgent>> {
         let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
         match new_run.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_admitted(tx, (thread, new_run.request.checkpoint), known).await,
+            Some(thread) => self.as_admitted(tx, thread, new_run.request.checkpoint, known).await,
             None => Ok(known),
         }
     }
@@ -485,7 +485,7 @@ impl Registry {
     /// Returns the last agent of a thread, with the definition with which the work in progress began.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
-            Some(known) => self.as_admitted(tx, (thread.id, None), known).await.map(Some),
+            Some(known) => self.as_admitted(tx, thread.id, None, known).await.map(Some),
             None => Ok(None),
         }
     }
@@ -495,7 +495,8 @@ impl Registry {
     async fn as_admitted(
         &self,
         tx: &mut Tx<'_>,
-        (thread, checkpoint): (ThreadId, Option<CheckpointId>),
+        thread: ThreadId,
+        checkpoint: Option<CheckpointId>,
         known: Arc<RegisteredAgent>,
     ) -> DbResult<Arc<RegisteredAgent>> {
         let head = match checkpoint {

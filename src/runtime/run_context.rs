@@ -13,12 +13,15 @@ use crate::domain::id::RunId;
 use crate::domain::machine::Failure;
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
+use crate::domain::trace::TraceScope;
 use crate::events::ThreadLog;
 
 /// The context of a run of the main agent, shared by its journals.
 pub(super) struct RunContext {
     pub(super) core: Arc<Core>,
     pub(super) log: Arc<ThreadLog>,
+    /// The span of the main agent.
+    pub(super) trace: TraceScope,
     /// The run of the main agent.
     pub(super) run: Run,
     /// To whom the thread belongs, and with it all that the run makes.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
+use tracing::Instrument;
 
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
 use super::registry::Registry;
 use super::stored_bytes::StoredSums;
 use super::turns::Turns;
-use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks};
+use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks, trace};
 use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
@@ -18,6 +19,7 @@ use crate::domain::ruling::AccessPolicies;
 use crate::domain::size::SizeLimits;
 use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
+use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
@@ -32,6 +34,7 @@ pub(super) struct Core {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) shutdown: Shutdown,
     pub(super) metrics: Metrics,
+    pub(super) tracer: Tracer,
     pub(super) webhooks: Arc<Webhooks>,
     /// The default lifetimes of threads and histories.
     pub(super) retention: Retention,
@@ -43,13 +46,13 @@ pub(super) struct Core {
     pub(super) sharing: SharingRules,
     /// The access policies.
     pub(super) policies: Arc<dyn AccessPolicies>,
-    /// What the audit contains.
+    /// The settings of the audit.
     pub(super) audit: AuditSettings,
-    /// What accounts may use.
+    /// The quotas of accounts.
     pub(super) quotas: Arc<Quotas>,
     /// The settings of single tenants.
     pub(super) tenants: Arc<Tenants>,
-    /// What owners store.
+    /// The numbers of bytes that owners store.
     pub(super) stored: StoredSums,
     /// The turns in the queue of runs.
     pub(super) turns: Turns,
@@ -96,7 +99,8 @@ impl Core {
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
     {
-        let work = PendingEntries::carry(work);
+        // What the work logs belongs to the request of the caller.
+        let work = trace::carry(PendingEntries::carry(work)).in_current_span();
         let done = self.spawn("change of runs", work).await;
         done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
     }

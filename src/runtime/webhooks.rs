@@ -25,6 +25,7 @@ use crate::domain::delivery::Delivery;
 use crate::domain::identity::Tenant;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::domain::trace::SpanContext;
 use crate::net;
 use crate::net::ssrf::{AddressRules, SsrfGuard};
 
@@ -39,7 +40,7 @@ pub struct WebhookSettings {
     pub allow_private: bool,
     /// Names and addresses in private networks that are allowed.
     pub private_hosts: Vec<String>,
-    /// When not empty, the only names and addresses that are allowed; `*.example.org` means all below it.
+    /// The only names and addresses that are allowed, unless the list is empty; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
     /// True to allow only `https`.
     pub require_https: bool,
@@ -205,7 +206,12 @@ impl Webhooks {
     }
 
     /// Sends a report once, and returns the status with which the address answered.
-    pub(super) async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
+    pub(super) async fn post(
+        &self,
+        delivery: &Delivery,
+        now: Timestamp,
+        trace: Option<&SpanContext>,
+    ) -> Result<StatusCode, String> {
         let url = self
             .rules
             .check("webhook", &delivery.url)
@@ -224,6 +230,11 @@ impl Webhooks {
             .headers(self.headers.clone())
             .header("webhook-id", &id)
             .header("webhook-timestamp", second);
+        for (name, value) in trace.into_iter().flat_map(SpanContext::headers) {
+            if !self.headers.contains_key(name) {
+                request = request.header(name, value);
+            }
+        }
         let tenant_key = self.tenant_keys.get(&delivery.ownership.tenant);
         if let Some(key) = tenant_key.or(self.key.as_ref()) {
             request = request.header("webhook-signature", key.sign(&id, second, &body));

@@ -33,6 +33,7 @@ pub mod mcp;
 pub mod program;
 pub mod progress;
 pub mod remote;
+mod request_span;
 pub mod scope;
 pub mod slots;
 pub mod store;
@@ -140,7 +141,15 @@ pub enum Halt {
 impl Halt {
     /// Returns whether this is a failure: the only kind of halt that a policy may catch or retry.
     pub fn is_failure(&self) -> bool {
-        matches!(self, Self::Fail(_))
+        self.failure().is_some()
+    }
+
+    /// Returns the failure, if this is one.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Fail(failure) => Some(failure),
+            Self::Ask(_) | Self::Stopped => None,
+        }
     }
 }
 

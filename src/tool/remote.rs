@@ -1,9 +1,11 @@
 //! Tools behind HTTP: one POST for each call.
 //!
 //! The request names the call (`Idempotency-Key`), the agent that makes it and its run. The response is a result, a
-//! write into the state, or a request to delegate; anything else is a failure, which the loop turns into an error
-//! result. A response of several lines (`application/x-ndjson`) may send progress to clients while the tool runs; its
-//! last line is the result.
+//! write into the state, a request to delegate, or questions to a human, after whose answers the call is made again
+//! with them; anything else is a failure, which the loop turns into an error result. A response of several lines
+//! (`application/x-ndjson`) may send progress to clients while the tool runs; its last line is the result.
+//!
+//! [`server`] learns the tools of a service that describes them itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +13,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url, redirect};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::request_span::RequestSpan;
 use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::Invalid;
+use crate::domain::approvers::Approvers;
 use crate::domain::call::ToolOutput;
 use crate::domain::input::read_initial;
+use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::json_limits::read_foreign;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
@@ -29,6 +35,8 @@ use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
+
+pub mod server;
 
 /// The header by which a tool recognises a repeated call.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -38,6 +46,16 @@ const TASK_ID: &str = "adjutant-task-id";
 const MAX_ANSWER_BYTES: usize = 8 * 1024 * 1024;
 /// The maximum number of characters of an error response that are shown to the model.
 const MAX_ERROR_CHARS: usize = 2_000;
+/// The maximum number of questions of one call, over all of its attempts.
+const MAX_QUESTIONS: usize = 64;
+/// The maximum size of a question and of the schema of its answer, in bytes.
+const MAX_QUESTION_BYTES: usize = 256 * 1024;
+/// The maximum length of the key of a question, in bytes.
+const MAX_KEY_BYTES: usize = 256;
+/// The media types of an answer that are understood.
+const ACCEPTED: &str = "application/json, application/x-ndjson";
+/// The statuses by which a service says that it has no such tool, or another version of it.
+const STALE: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, StatusCode::GONE];
 
 /// Creates an HTTP client for tools. It follows no redirects, which could send a call to another server.
 ///
@@ -62,17 +80,17 @@ const BUSY: [StatusCode; 4] = [
     StatusCode::GATEWAY_TIMEOUT,
 ];
 
-/// An attempt at a call that came to nothing.
+/// An attempt at a call that had no result.
 struct FailedAttempt {
-    failure: Failure,
+    halt: Halt,
     /// True if a repeated call may succeed.
     may_retry: bool,
 }
 
-impl From<Failure> for FailedAttempt {
-    fn from(failure: Failure) -> Self {
+impl<T: Into<Halt>> From<T> for FailedAttempt {
+    fn from(halt: T) -> Self {
         Self {
-            failure,
+            halt: halt.into(),
             may_retry: false,
         }
     }
@@ -90,6 +108,12 @@ pub struct RemoteTool {
     pieces: PieceLimits,
     after_crash: AfterCrash,
     on_error: OnError,
+    /// The name of the tool at its service, if models know it under another.
+    own_name: Option<String>,
+    /// Notified when the service says that it has no such tool.
+    stale: Option<Arc<Notify>>,
+    /// The fields of the state that are sent with a call.
+    state_fields: Vec<String>,
 }
 
 impl RemoteTool {
@@ -133,7 +157,37 @@ impl RemoteTool {
             pieces: PieceLimits::default(),
             after_crash: definition.after_crash,
             on_error: definition.on_error,
+            own_name: None,
+            stale: None,
+            state_fields: vec![],
         })
+    }
+
+    /// Sets the name under which the service knows the tool.
+    #[must_use]
+    pub fn with_own_name(self, name: &str) -> Self {
+        Self {
+            own_name: Some(name.to_owned()),
+            ..self
+        }
+    }
+
+    /// Has `stale` notified when the service answers a call by saying that it has no such tool.
+    #[must_use]
+    pub fn with_stale_signal(self, stale: Arc<Notify>) -> Self {
+        Self {
+            stale: Some(stale),
+            ..self
+        }
+    }
+
+    /// Has these fields of the state sent with each call. Private ones are left out.
+    #[must_use]
+    pub fn with_state_fields(self, fields: Vec<String>) -> Self {
+        Self {
+            state_fields: fields,
+            ..self
+        }
     }
 
     /// Sets the maximum size of a response, in bytes.
@@ -152,7 +206,8 @@ impl RemoteTool {
     }
 
     /// Makes the call, and makes it again while that may help, all within the tool's time-out.
-    async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Failure> {
+    async fn post(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        let body = self.request_body(scope, state, call)?;
         let end = Instant::now() + self.timeout;
         let pauses = ExponentialBuilder::new()
             .with_min_delay(FIRST_PAUSE)
@@ -162,28 +217,35 @@ impl RemoteTool {
             .build();
         for pause in pauses {
             let left = end.saturating_duration_since(Instant::now());
-            let failed = match self.attempt(scope, call, left).await {
+            let failed = match self.attempt(scope, call, body.clone(), left).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(failed) => failed,
             };
             if !failed.may_retry || Instant::now() + pause >= end {
-                return Err(failed.failure);
+                return Err(failed.halt);
             }
             tracing::debug!(
                 tool = self.spec.name,
-                failure = failed.failure.message,
+                halt = ?failed.halt,
                 "the tool failed; calling again"
             );
             tokio::time::sleep(pause).await;
         }
         let left = end.saturating_duration_since(Instant::now());
-        self.attempt(scope, call, left).await.map_err(|failed| failed.failure)
+        let last = self.attempt(scope, call, body, left).await;
+        last.map_err(|failed| failed.halt)
     }
 
-    async fn attempt(&self, scope: &Scope, call: &ToolCall, timeout: Duration) -> Result<CallOutcome, FailedAttempt> {
+    /// Returns the body of a request, which is the same for all attempts.
+    fn request_body(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<String, Failure> {
         let context = scope.own_context();
-        let body = json!({
-            "name": call.name,
+        let own = scope.answers.iter();
+        let own = own.filter(|(question, _)| question.kind == QuestionKind::Question);
+        let answers =
+            own.map(|(question, response)| json!({"key": question.key, "value": question.value, "response": response}));
+        let answers: Vec<Value> = answers.collect();
+        let mut body = json!({
+            "name": self.own_name.as_ref().unwrap_or(&call.name),
             "args": call.args,
             "tool_call_id": call.id,
             "agent_name": scope.agent,
@@ -192,6 +254,49 @@ impl RemoteTool {
             "run_id": scope.run,
             "context": (!context.is_empty()).then_some(&context),
         });
+        if !answers.is_empty() {
+            body["answers"] = Value::Array(answers);
+        }
+        if self.state_fields.is_empty() {
+            return Ok(body.to_string());
+        }
+        let public = self.state_fields.iter().filter(|field| !is_private(field));
+        let sent = public.filter_map(|field| Some((field.clone(), state.value(field)?.into_owned())));
+        body["state"] = Value::Object(sent.collect());
+        let body = body.to_string();
+        if body.len() > self.max_answer_bytes {
+            let message = format!(
+                "the state that the tool `{}` asks for is longer than {} bytes",
+                self.spec.name, self.max_answer_bytes
+            );
+            return Err(Failure::new("ToolStateError", message));
+        }
+        Ok(body)
+    }
+
+    /// Makes one request, in a span of its own.
+    async fn attempt(
+        &self,
+        scope: &Scope,
+        call: &ToolCall,
+        body: String,
+        timeout: Duration,
+    ) -> Result<CallOutcome, FailedAttempt> {
+        let mut trace = RequestSpan::begin(&scope.trace, &self.url);
+        let outcome = self.send(scope, call, body, timeout, &mut trace).await;
+        let failure = outcome.as_ref().err().and_then(|failed| failed.halt.failure());
+        trace.end(&scope.trace, failure.map(|failure| failure.class.as_str()));
+        outcome
+    }
+
+    async fn send(
+        &self,
+        scope: &Scope,
+        call: &ToolCall,
+        body: String,
+        timeout: Duration,
+        trace: &mut RequestSpan,
+    ) -> Result<CallOutcome, FailedAttempt> {
         let request = self
             .client
             .post(self.url.clone())
@@ -199,15 +304,21 @@ impl RemoteTool {
             .header(IDEMPOTENCY_KEY, header_value(&call.id))
             .header(TASK_ID, scope.task.map(|task| task.to_string()).unwrap_or_default())
             .header(CONTENT_TYPE, "application/json")
-            .body(body.to_string())
+            .header(ACCEPT, ACCEPTED)
+            .body(body)
             .timeout(timeout);
+        let request = match self.headers.contains_key("traceparent") {
+            true => request,
+            false => trace.pass_on(request),
+        };
         let response = PieceReader::open(request, self.pieces)
             .await
             .map_err(|error| FailedAttempt {
-                failure: self.unreachable(&error),
+                halt: self.unreachable(&error).into(),
                 // A tool that was not reached has done nothing.
                 may_retry: matches!(&error, PieceError::Broken(error) if error.is_connect()),
             })?;
+        trace.set_status(response.head().status());
         let status = response.head().status();
         if status == StatusCode::OK && is_ndjson(response.head()) {
             let answer = self.read_lines(scope, &call.id, response).await?;
@@ -215,8 +326,11 @@ impl RemoteTool {
         }
         let text = self.read(response).await?;
         if status != StatusCode::OK {
+            if STALE.contains(&status) {
+                self.stale.iter().for_each(|stale| stale.notify_one());
+            }
             return Err(FailedAttempt {
-                failure: self.refused(status, &text),
+                halt: self.refused(status, &text).into(),
                 may_retry: BUSY.contains(&status),
             });
         }
@@ -254,9 +368,10 @@ impl RemoteTool {
         }
         let mut line: Value =
             read_foreign(line).map_err(|error| self.invalid_answer(&format!("a line of the answer {error}")))?;
-        let is_result = |name: &str| line.get(name).is_some_and(|value| !value.is_null());
+        let is_given = |name: &&str| line.get(*name).is_some_and(|value| !value.is_null());
+        let is_result = ["content", "delegate", "interrupts", "error"].iter().any(is_given);
         let has_progress = ["custom", "output"].iter().any(|name| line.get(name).is_some());
-        if is_result("content") || is_result("delegate") || !has_progress {
+        if is_result || !has_progress {
             return Ok(Some(line));
         }
         match line["output"].take() {
@@ -269,8 +384,9 @@ impl RemoteTool {
         match line["custom"].take() {
             Value::Null => {}
             Value::Array(values) => self.send_custom(scope, values).await,
-            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
-                return Err(self.invalid_answer("`custom` in a line of the answer is not a list"));
+            value @ Value::Object(_) => scope.progress.send(value).await,
+            Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+                return Err(self.invalid_answer("`custom` in a line of the answer is neither a list nor an object"));
             }
         }
         Ok(None)
@@ -300,17 +416,24 @@ impl RemoteTool {
     }
 
     /// Converts a response into an outcome, and sends its `custom` values to clients.
-    async fn outcome(&self, scope: &Scope, call: &ToolCall, answer: Value) -> Result<CallOutcome, Failure> {
+    async fn outcome(&self, scope: &Scope, call: &ToolCall, answer: Value) -> Result<CallOutcome, Halt> {
         let fields = match answer {
             Value::String(text) => return Ok(result(call, text.into(), None, Update::none())),
             Value::Object(_) => answer,
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-                return Err(self.invalid_answer("the answer is neither a JSON string nor an object with `content`"));
+                let why = "the answer is neither a JSON string nor an object with `content`";
+                return Err(self.invalid_answer(why).into());
             }
         };
         let answer: RemoteAnswer = serde_json::from_value(fields)
             .map_err(|error| self.invalid_answer(&format!("the answer has an unexpected form ({error})")))?;
         self.send_custom(scope, answer.custom).await;
+        if let Some(error) = answer.error {
+            return Err(self.failed(error).into());
+        }
+        if let Some(interrupts) = answer.interrupts {
+            return Err(Halt::Ask(self.questions(scope, interrupts)?));
+        }
         if let Some(request) = answer.delegate {
             let initial = read_initial(&request.initial_messages.unwrap_or_default())
                 .map_err(|(at, why)| self.invalid_answer(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
@@ -322,14 +445,45 @@ impl RemoteTool {
             return Ok(CallOutcome::Delegate(delegation));
         }
         let Some(content) = answer.content else {
-            return Err(self.invalid_answer("the answer has neither `content` nor `delegate`"));
+            let why = "the answer has none of `content`, `delegate`, `interrupts` and `error`";
+            return Err(self.invalid_answer(why).into());
         };
         if let Some(field) = answer.update.fields.keys().find(|field| is_private(field)) {
-            return Err(self.invalid_answer(&format!(
-                "the answer writes the field `{field}`, which belongs to the server"
-            )));
+            let why = format!("the answer writes the field `{field}`, which belongs to the server");
+            return Err(self.invalid_answer(&why).into());
         }
         Ok(result(call, content, answer.artifact, answer.update))
+    }
+
+    /// Returns the questions of an answer that asks a human. A question without a key gets its number.
+    fn questions(&self, scope: &Scope, interrupts: Vec<RemoteQuestion>) -> Result<Vec<Question>, Failure> {
+        let answered = scope.answers.len();
+        let count = answered + interrupts.len();
+        if interrupts.is_empty() {
+            return Err(self.invalid_answer("`interrupts` of the answer is empty"));
+        }
+        if count > MAX_QUESTIONS {
+            let why = format!("the call asks {count} questions; at most {MAX_QUESTIONS} are allowed");
+            return Err(self.invalid_answer(&why));
+        }
+        let mut questions = vec![];
+        for (at, asked) in interrupts.into_iter().enumerate() {
+            let question = question(answered + at + 1, asked);
+            let question = question.map_err(|why| self.invalid_answer(&format!("`interrupts[{at}]` {why}")))?;
+            if questions.iter().any(|other: &Question| other.key == question.key) {
+                return Err(self.invalid_answer(&format!("`interrupts[{at}]` has the key of another question")));
+            }
+            questions.push(question);
+        }
+        Ok(questions)
+    }
+
+    /// Converts an error that the tool itself reports.
+    fn failed(&self, error: RemoteError) -> Failure {
+        let message = without_secrets(error.message, &self.headers);
+        let kind = error.kind.map(|kind| format!("{kind}: ")).unwrap_or_default();
+        let text: String = format!("{kind}{message}").chars().take(MAX_ERROR_CHARS).collect();
+        Failure::new("ToolError", format!("the tool `{}` failed: {text}", self.spec.name))
     }
 
     fn unreachable(&self, error: &PieceError) -> Failure {
@@ -398,11 +552,11 @@ impl Tool for RemoteTool {
         self.on_error
     }
 
-    async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+    async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         tokio::select! {
             biased;
             () = scope.stop.cancelled() => Err(Halt::Stopped),
-            outcome = self.post(scope, call) => outcome.map_err(Halt::Fail),
+            outcome = self.post(scope, state, call) => outcome,
         }
     }
 }
@@ -415,8 +569,31 @@ struct RemoteAnswer {
     #[serde(default)]
     update: Update,
     delegate: Option<DelegateRequest>,
+    interrupts: Option<Vec<RemoteQuestion>>,
+    error: Option<RemoteError>,
     #[serde(default)]
     custom: Vec<Value>,
+}
+
+/// A question to a human.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RemoteQuestion {
+    #[serde(default)]
+    key: Option<String>,
+    value: Value,
+    #[serde(default)]
+    response_schema: Option<Value>,
+    #[serde(default)]
+    approvers: Approvers,
+}
+
+/// An error that the tool itself reports.
+#[derive(Deserialize)]
+struct RemoteError {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    message: String,
 }
 
 /// Returns whether the response is newline-delimited JSON.
@@ -443,6 +620,33 @@ struct DelegateRequest {
     response_format: Option<Value>,
     #[serde(default)]
     initial_messages: Option<Vec<Value>>,
+}
+
+/// Returns the question that a tool asks; `number` is its key if it has none.
+///
+/// # Errors
+/// Why the question cannot be asked.
+fn question(number: usize, asked: RemoteQuestion) -> Result<Question, String> {
+    let key = asked.key.unwrap_or_else(|| number.to_string());
+    if key.is_empty() || key.len() > MAX_KEY_BYTES {
+        return Err(format!("must have a `key` of 1 to {MAX_KEY_BYTES} bytes"));
+    }
+    let schema = asked.response_schema.unwrap_or_else(|| json!({}));
+    Schema::compile(&schema).map_err(|error| format!("has a `response_schema` that is no JSON Schema: {error}"))?;
+    if asked.value.to_string().len().max(schema.to_string().len()) > MAX_QUESTION_BYTES {
+        return Err(format!("is longer than {MAX_QUESTION_BYTES} bytes"));
+    }
+    if let Some(problem) = asked.approvers.problem() {
+        return Err(format!("has `approvers` that cannot be: it {problem}"));
+    }
+    Ok(Question {
+        kind: QuestionKind::Question,
+        value: asked.value,
+        schema,
+        calls: vec![],
+        key: Some(key),
+        approvers: asked.approvers,
+    })
 }
 
 fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Update) -> CallOutcome {

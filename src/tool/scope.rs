@@ -11,6 +11,7 @@ use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::Question;
 use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
+use crate::domain::trace::TraceScope;
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
@@ -75,6 +76,8 @@ pub struct Scope {
     pub answers: Arc<[(Question, Value)]>,
     /// The further context of a program.
     pub program: Arc<ProgramScope>,
+    /// The current span of the trace. Requests to other systems pass its context on.
+    pub trace: TraceScope,
 }
 
 impl Scope {
@@ -136,6 +139,7 @@ impl Scope {
             question: None,
             answers: Arc::default(),
             program: Arc::default(),
+            trace: TraceScope::default(),
         }
     }
 }

@@ -17,3 +17,5 @@ mod meta;
 mod remote;
 mod streams;
 mod support;
+mod telemetry;
+mod terminal;

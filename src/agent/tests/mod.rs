@@ -29,6 +29,7 @@ use crate::domain::run::Lineage;
 use crate::domain::size::SizeLimits;
 use crate::domain::state::{State, Update};
 use crate::domain::time::{ManualClock, Timestamp};
+use crate::domain::trace::TraceScope;
 use crate::tool::Scope;
 use crate::tool::background::NoTasks;
 use crate::tool::budget::{Budget, Meter};
@@ -155,6 +156,7 @@ impl Stage {
             answer: None,
             question: None,
             answers: Arc::default(),
+            trace: TraceScope::default(),
             program: Arc::default(),
         }
     }

@@ -163,6 +163,14 @@ impl IssuerKeys {
         }
     }
 
+    /// Fetches the key set and returns the number of its keys.
+    ///
+    /// # Errors
+    /// A text for the operator.
+    pub(super) async fn count(&self) -> Result<usize, String> {
+        self.fetch().await.map(|keys| keys.len())
+    }
+
     async fn fetch(&self) -> Result<Vec<JwksKey>, String> {
         let url = match &self.jwks_url {
             Some(url) => url.clone(),

@@ -115,7 +115,7 @@ fn settings_choose_among_the_tools_of_an_mcp_json() {
     let problems = directory.complaints();
     assert_eq!(
         problems,
-        "agents/w/subagents/thief/AGENTS.md:3:1: error: tools[0]: there is no MCP server `web`; there are: docs, more"
+        "agents/w/subagents/thief/AGENTS.md:3:1: error: tools[0]: there is no server `web` of tools; there are: docs, more"
     );
     fs::remove_dir_all(directory.0.path().join("agents/w/subagents/thief")).expect("a folder");
     let loaded = directory.load();

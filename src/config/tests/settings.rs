@@ -19,8 +19,9 @@ const HEAD: &str = "\
 Every setting of `adjutant.toml`, section by section. A section or a key that is left out has its default; a key that does
 not exist is an error. `adjutant check` reports every mistake in the file with its line, column and field.
 
-The command line and the environment precede the file: see [the command line](operations.md#the-command-line). The fields of
-`[agents.NAME]` are on the page [Agents](agents.md), those of `[profiles.\"…\"]` on the page
+The environment precedes the file, and the command line precedes both. `ADJUTANT_SECTION__KEY` is the variable of a setting, with
+two underscores between the levels; each section below has an example. [Settings from the environment](command-line.md#settings-from-the-environment)
+has the rules. The fields of `[agents.NAME]` are on the page [Agents](agents.md), those of `[profiles.\"…\"]` on the page
 [Models and providers](models.md#profiles).
 
 ";
@@ -98,10 +99,12 @@ fn page() -> String {
     section::<TenantSection>(&mut page, "[tenants.NAME]");
     section::<PriceSection>(&mut page, "[prices.\"PROVIDER:MODEL\"]");
     section::<Log>(&mut page, "[log]");
+    section::<TelemetrySection>(&mut page, "[telemetry]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
     section::<SecretSection>(&mut page, "[secrets.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");
     section::<McpServerDefinition>(&mut page, "[mcp_servers.NAME]");
+    section::<ToolServerDefinition>(&mut page, "[tool_servers.NAME]");
     page.push_str(
         "## `agents_dir`\n\nA key at the top of the file: the folder with a folder for each agent, relative to the \
          file. The default is `agents`. See [Agents in folders](definitions.md#agents-in-folders).\n",
@@ -122,9 +125,11 @@ fn section<T: JsonSchema>(page: &mut String, name: &str) {
         .flat_map(char::to_uppercase)
         .chain(letters)
         .collect();
+    let first = schema["properties"].as_object().and_then(|fields| fields.keys().next());
+    let variable = variable_of(name, first.unwrap());
     writeln!(
         page,
-        "## `{name}`\n\n{about}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|"
+        "## `{name}`\n\n{about}\n\nIn the environment: `{variable}`, and likewise the other keys.\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|"
     )
     .unwrap();
     let required: Vec<&str> = schema["required"]
@@ -142,6 +147,16 @@ fn section<T: JsonSchema>(page: &mut String, name: &str) {
         writeln!(page, "| `{key}` | {} | {default} | {about} |", type_of(field)).unwrap();
     }
     page.push('\n');
+}
+
+/// Returns the environment variable of a key in a section, whose name is that of the first if there are several.
+fn variable_of(section: &str, key: &str) -> String {
+    let first = section.split(", ").next().unwrap();
+    // The entries of a list are counted from 0.
+    let index = if first.starts_with("[[") { "__0" } else { "" };
+    let name = first.trim_matches(['[', ']']).replace('.', "__").replace('"', "");
+    let name = name.replace("PROVIDER:MODEL", "PROVIDER_MODEL");
+    format!("ADJUTANT_{}{index}__{}", name.to_uppercase(), key.to_uppercase())
 }
 
 /// Returns a comment on one line, as a table cell.

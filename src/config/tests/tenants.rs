@@ -72,7 +72,7 @@ fn mistakes_in_sections_of_tenants_are_named_with_their_place() {
         ),
         (
             "[tenants.acme]\ntools = [\"find\", \"wiki/*\"]",
-            "tenants.acme.tools[1]: there is no MCP server `wiki`",
+            "tenants.acme.tools[1]: there is no server `wiki` of tools",
         ),
         (
             "[tenants.acme]\nmodels = [\"gpt\"]",
@@ -96,7 +96,7 @@ fn mistakes_in_sections_of_tenants_are_named_with_their_place() {
         ),
         (
             "[tenants.acme.headers.\"https://elsewhere.example\"]\nx-key = \"k\"",
-            "no tool and no MCP server of this configuration is at `https://elsewhere.example`",
+            "no tool and no server of tools of this configuration is at `https://elsewhere.example`",
         ),
         (
             "[tenants.acme.headers.\"https://crm.example.org/\"]\nx-key = \"k\"",

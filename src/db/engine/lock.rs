@@ -19,7 +19,7 @@ impl FileLock {
     ///
     /// # Errors
     /// [`DbError::InUse`] when another server holds it.
-    pub(super) fn take(file: &Path) -> DbResult<Self> {
+    pub(in crate::db) fn take(file: &Path) -> DbResult<Self> {
         let path = lock_path(file);
         let opened = OpenOptions::new()
             .read(true)

@@ -162,6 +162,7 @@ async fn a_run_takes_over_from_the_newest_run_of_its_thread(db: Db) {
     let expected = runs::RunBefore {
         queue: new.queue.clone(),
         caller: new.request.caller.clone(),
+        trace: None,
     };
     assert!(expected.caller.is_some());
     for run in [old, new, child] {

@@ -119,7 +119,7 @@ mod tests {
         };
         assert_eq!(reported(&["docs/read"], &["docs/write"]), [""; 0]);
         assert_eq!(reported(&["docs/*"], &["docs/write"]), [""; 0], "all but that one");
-        assert!(reported(&[], &["web/*"])[0].starts_with("skill_tools[0]: there is no MCP server `web`"));
+        assert!(reported(&[], &["web/*"])[0].starts_with("skill_tools[0]: there is no server `web` of tools"));
         assert!(reported(&["docs/read"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/read` is in `tools`"));
         assert!(reported(&["docs/*"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/*` is in `tools`"));
     }

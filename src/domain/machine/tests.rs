@@ -280,6 +280,26 @@ fn a_second_question_of_a_hook_replaces_the_first_answer() {
 }
 
 #[test]
+fn a_call_that_asks_one_question_after_the_other_keeps_the_answers() {
+    let mut machine = machine_at(Phase::Model, [Message::human("hi")]);
+    machine.model_done(&bare_plan(), calling(&["a"]), Update::none(), id());
+    let keyed = |key: &str| Question {
+        kind: QuestionKind::Question,
+        key: Some(key.to_owned()),
+        ..question()
+    };
+    for (key, known) in [("one", 0), ("two", 1), ("two", 1)] {
+        let asked = machine.call_asked(0, vec![keyed(key)]).remove(0);
+        let source = asked.asker.clone();
+        assert_eq!(machine.answers_to(&source).len(), known, "{key}");
+        assert!(machine.resolve(&asked.id, json!(key)));
+    }
+    let answers = machine.answers_to(&InterruptSource::Call("a".to_owned()));
+    let answers: Vec<_> = answers.iter().map(|(_, answer)| answer).collect();
+    assert_eq!(answers, [&json!("one"), &json!("two")]);
+}
+
+#[test]
 fn an_invalid_call_is_answered_at_once() {
     let mut machine = machine_at(Phase::Model, [Message::human("hi")]);
     machine.model_done(&bare_plan(), unreadable(Some("x")), Update::none(), id());

@@ -226,6 +226,7 @@ impl RunCreate {
             temporary,
             held: false,
             agent: None,
+            trace: None,
             priority: self.priority.unwrap_or(0),
             extra: self.extra()?,
         })

@@ -87,6 +87,7 @@ where
             file_names: FileNames::of(&built, self.kind),
             blocks: blocks.into(),
             separator,
+            trace: request.trace.clone(),
         };
         // An error here means that nothing was sent.
         let streamed = driver::Model::new(self.wire.clone(), transport)

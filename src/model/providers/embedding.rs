@@ -92,6 +92,7 @@ where
         file_names: FileNames::default(),
         blocks: [].into(),
         separator: None,
+        trace: None,
     };
     driver::Model::new(wire, transport).erase()
 }

@@ -18,6 +18,7 @@ use super::file_names::FileNames;
 use super::separators::Separator;
 use super::{Protocol, markers};
 use crate::definition::PromptBlock;
+use crate::domain::trace::SpanContext;
 
 /// The ids of an answer's calls, in the order in which they began.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +55,8 @@ pub(super) struct AdjustedTransport {
     pub(super) blocks: Arc<[PromptBlock]>,
     /// The separator between messages of the user.
     pub(super) separator: Option<Separator>,
+    /// The context of the trace, if the provider may get it.
+    pub(super) trace: Option<SpanContext>,
 }
 
 impl<W> Transport<W> for AdjustedTransport
@@ -71,6 +74,7 @@ where
             separator.remove(&mut payload.request);
         }
         self.file_names.set(&mut payload.request);
+        pass_trace_on(&mut payload.request, self.trace.as_ref());
         let kind = self.kind;
         let ids = self.ids.clone();
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
@@ -86,6 +90,15 @@ where
             // A given document prevents rig-core from parsing every frame a second time.
             Ok(exchanged.with_document(Value::Null))
         })
+    }
+}
+
+/// Adds the context of the trace to the headers.
+fn pass_trace_on(request: &mut http::Request<Body>, trace: Option<&SpanContext>) {
+    for (name, value) in trace.iter().flat_map(|trace| trace.headers()) {
+        if let Ok(value) = http::HeaderValue::from_str(&value) {
+            request.headers_mut().insert(name, value);
+        }
     }
 }
 

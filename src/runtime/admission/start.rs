@@ -28,7 +28,7 @@ use crate::runtime::access::{self, Denial};
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
 use crate::runtime::{
-    AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas,
+    AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas, trace,
 };
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
@@ -142,6 +142,9 @@ pub(in crate::runtime) async fn start_as(
     }
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     run.queue = RunQueue::new(account, new_run.request.priority);
+    let continued = before.as_ref().filter(|_| new_run.resume.is_some());
+    let continued = continued.and_then(|before| before.trace.clone());
+    run.request.trace = trace::place(&context.core.tracer, id, continued, context.caller_span.as_ref());
     if let Some(before) = before {
         take_over(&mut run, before, new_run, &thread);
     }

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::admission::Admission;
 use super::shared::Core;
-use super::{AssistantRef, NewRun, Runs, StartError, Target};
+use super::{AssistantRef, NewRun, Runs, StartError, Target, called_by, log_lines};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;
 use crate::domain::background::{
@@ -72,10 +72,12 @@ pub(super) struct BackgroundTasks {
 impl Tasks for BackgroundTasks {
     fn start<'a>(&'a self, scope: &'a Scope, order: BackgroundOrder<'a>) -> BoxFuture<'a, Result<TaskRun, String>> {
         Box::pin(async move {
-            match order.agent.url {
-                None => self.start_task(scope, order).await,
+            let started = match order.agent.url {
+                None => Box::pin(called_by(scope.trace.context().cloned(), self.start_task(scope, order))).await,
                 Some(_) => self.start_remote(scope, order).await,
-            }
+            }?;
+            log_lines::background_task_started(scope, &order.agent.graph_id, &started);
+            Ok(started)
         })
     }
 
@@ -88,7 +90,10 @@ impl Tasks for BackgroundTasks {
         Box::pin(async move {
             let record = self.own_record(scope, task).await?;
             match record.url {
-                None => self.update_task(scope, record.task, order).await,
+                None => {
+                    let update = self.update_task(scope, record.task, order);
+                    called_by(scope.trace.context().cloned(), update).await
+                }
                 Some(_) => self.update_remote(scope, record, order).await,
             }
         })

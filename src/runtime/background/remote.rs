@@ -62,7 +62,7 @@ impl BackgroundTasks {
             RemoteWork { seen: None, .. } => {}
         }
         let place = match self.remote_thread_of_task(&record).await {
-            Ok((place, _)) => place,
+            Ok((place, _)) => in_trace(place, scope),
             Err(reason) => return Err(self.store_not_started(scope, &record, reason, true).await),
         };
         let request = request(scope, order, &record);
@@ -88,7 +88,7 @@ impl BackgroundTasks {
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let key = format!("{}-{}", record.task, task_ids(scope)?.1);
-        let (place, _) = self.remote_thread_of_task(&record).await?;
+        let place = in_trace(self.remote_thread_of_task(&record).await?.0, scope);
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
             let runs = place
                 .runs()
@@ -431,6 +431,12 @@ async fn continue_task(
     db::background::watch(tx, task).await?;
     db::background::remote::note(tx, &record, expected, None).await?;
     Ok(())
+}
+
+/// Returns the thread of a task, with the trace of the call in the requests to its server.
+fn in_trace(thread: RemoteThread, scope: &Scope) -> RemoteThread {
+    let peer = thread.peer.with_trace(scope.trace.context());
+    RemoteThread { peer, ..thread }
 }
 
 /// Returns the request for a run on the other server.

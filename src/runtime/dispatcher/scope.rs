@@ -48,6 +48,7 @@ impl Dispatcher {
             question: None,
             answers: Arc::default(),
             program: Arc::default(),
+            trace: run_context.trace.clone(),
         }
     }
 }

@@ -88,11 +88,9 @@ impl JobHandler for CancelRemoteHandler {
             let claimed = job.clone();
             let write = runtime.core.db.write(move |tx| {
                 Box::pin(async move {
-                    if is_over {
-                        if db::jobs::finish(tx, &claimed).await? {
-                            db::remote_runs::delete(tx, run).await?;
-                        }
-                    } else if db::jobs::put_off(tx, &claimed, due_at).await? {
+                    if is_over && db::jobs::finish(tx, &claimed).await? {
+                        db::remote_runs::delete(tx, run).await?;
+                    } else if !is_over && db::jobs::put_off(tx, &claimed, due_at).await? {
                         db::remote_runs::set_lost(tx, run, since).await?;
                     }
                     DbResult::Ok(())

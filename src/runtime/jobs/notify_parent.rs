@@ -98,7 +98,7 @@ impl JobHandler for NotifyParentHandler {
 
 async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()> {
     let woken = runtime.tasks.admission.admit(vec![], move |tx, context| {
-        Box::pin(async move { start_notifying_run(tx, parent, &context).await })
+        Box::pin(async move { start_notifying_run(tx, parent, context).await })
     });
     if let Some(run) = woken.await? {
         tracing::info!(thread = %parent, run = %run.id, "a run gives an agent the outcomes of its background tasks");
@@ -117,7 +117,7 @@ struct News {
 async fn start_notifying_run(
     tx: &mut Tx<'_>,
     parent: ThreadId,
-    context: &AdmissionContext,
+    mut context: AdmissionContext,
 ) -> DbResult<Option<Admitted>> {
     let Some(thread) = db::threads::lock(tx, parent).await? else {
         return Ok(None);
@@ -150,8 +150,10 @@ async fn start_notifying_run(
     let Some(last) = news.last() else { return Ok(None) };
     let launcher = db::runs::get_by_id(tx, last.record.parent_run).await?;
     let launcher = launcher.map(|run| run.request).unwrap_or_default();
+    // The run belongs to the trace of the run that started the task.
+    context.caller_span = launcher.trace.as_ref().map(|trace| trace.context.clone());
     let new_run = new_notifying_run(&news, &last.record, &machine.state, launcher, context.now);
-    match admission::try_start(tx, &new_run, context).await? {
+    match admission::try_start(tx, &new_run, &context).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
             // The agent reads the outcome in its next run.

@@ -14,7 +14,7 @@ use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::runtime::background::remote::{POLL_TIMEOUT, deleted_snapshot, stop, store_polled, unavailable};
-use crate::runtime::{BackgroundTasks, RuntimeHandles};
+use crate::runtime::{BackgroundTasks, RuntimeHandles, log_lines};
 
 /// The lease of a claim: longer than a poll can take.
 const LEASE: Duration = Duration::from_secs(30);
@@ -54,6 +54,12 @@ impl JobHandler for PollRemoteHandler {
                 .as_ref()
                 .and_then(|work| work.seen.as_ref())
                 .is_some_and(|seen| seen.status.is_outcome());
+            let ended = work
+                .as_ref()
+                .and_then(|work| work.seen.as_ref())
+                .map(|seen| seen.status)
+                .filter(|status| status.is_final() && !was_final(&record))
+                .map(|status| (record.clone(), status));
             let written = runtime.core.db.write(move |tx| {
                 Box::pin(async move {
                     match work {
@@ -64,7 +70,11 @@ impl JobHandler for PollRemoteHandler {
                     }
                 })
             });
-            if let Err(error) = written.await {
+            let written = written.await;
+            if let (Ok(()), Some((record, status))) = (&written, &ended) {
+                log_lines::background_task_ended(record, *status);
+            }
+            if let Err(error) = written {
                 // The claim expires, and the task is polled again.
                 tracing::warn!(%task, %error, "could not note how a task on another server stands");
             }
@@ -74,6 +84,12 @@ impl JobHandler for PollRemoteHandler {
             Ok(JobOutcome::Settled)
         })
     }
+}
+
+/// Returns whether a task had ended when it was seen last.
+fn was_final(record: &TaskRecord) -> bool {
+    let seen = record.remote.seen.as_ref();
+    seen.is_some_and(|seen| seen.status.is_final())
 }
 
 impl BackgroundTasks {

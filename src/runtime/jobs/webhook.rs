@@ -13,8 +13,9 @@ use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, ThreadId};
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
-use crate::runtime::RuntimeHandles;
+use crate::domain::trace::{SpanData, SpanKind, TraceScope};
 use crate::runtime::shared::Core;
+use crate::runtime::{RuntimeHandles, trace};
 
 /// The time by which a claim outlasts an attempt.
 const MARGIN: Duration = Duration::from_secs(30);
@@ -65,9 +66,24 @@ impl JobHandler for WebhookHandler {
 
 /// Attempts a delivery once.
 async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery) -> Attempt {
-    let sending = runtime.core.webhooks.post(delivery, runtime.core.clock.now());
+    let trace = trace::of_delivery(&runtime.core, delivery).await;
+    let mut span = begin_span(&trace, job, delivery);
+    let context = span.as_ref().map(|span| &span.context).or(trace.context());
+    let sending = runtime.core.webhooks.post(delivery, runtime.core.clock.now(), context);
     // A server that stops does not wait for the receiver; the next server tries again.
     let sent = runtime.core.shutdown.soft().run_until_cancelled(sending).await;
+    if let (Some(span), Some(sent)) = (&mut span, &sent) {
+        match sent {
+            Ok(status) => {
+                span.set("http.response.status_code", u64::from(status.as_u16()));
+                if !status.is_success() {
+                    span.fail(status.as_str());
+                }
+            }
+            Err(_) => span.fail("unreachable"),
+        }
+    }
+    trace.end(span.filter(|_| sent.is_some()));
     let now = runtime.core.clock.now();
     match sent {
         Some(Ok(status)) if status.is_success() => Attempt {
@@ -91,6 +107,21 @@ async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery
             due_at: now,
         },
     }
+}
+
+/// Begins the span of an attempt. The address may be secret below its host, so only the host is in the span.
+fn begin_span(trace: &TraceScope, job: &ClaimedJob, delivery: &Delivery) -> Option<SpanData> {
+    let mut span = trace.begin(SpanKind::Client)?;
+    "POST".clone_into(&mut span.name);
+    span.set("http.request.method", "POST");
+    let url = reqwest::Url::parse(&delivery.url).ok();
+    span.set_some("server.address", url.as_ref().and_then(|url| url.host_str()));
+    let port = url.as_ref().and_then(reqwest::Url::port_or_known_default);
+    span.set_some("server.port", port.map(u64::from));
+    span.set("adjutant.webhook.delivery", delivery.id.to_string());
+    let repeated = u64::from(job.attempts.saturating_sub(1));
+    span.set_some("http.request.resend_count", (repeated > 0).then_some(repeated));
+    Some(span)
 }
 
 /// Returns the attempt after a failure.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
-use rmcp::model::{ClientJsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, RequestId, ServerJsonRpcMessage};
 use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
+use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::McpLimits;
@@ -121,7 +122,7 @@ impl Transport<RoleClient> for HttpTransport {
             if let ClientJsonRpcMessage::Request(request) = &message
                 && let Some(abandoned) = abandoned(&message)
             {
-                let answered = server.exchange(&request.id, text);
+                let answered = server.exchange(&request.id, text, &request.request);
                 return abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()));
             }
             server.unanswered.post(&message, server.post(text)).await;
@@ -157,8 +158,9 @@ impl Server {
     }
 
     /// Sends request `id` and receives its answer.
-    async fn exchange(&self, id: &RequestId, text: String) -> Result<(), ConnectionError> {
-        let response = PieceReader::open(self.post(text), self.limits.pieces)
+    async fn exchange(&self, id: &RequestId, text: String, request: &ClientRequest) -> Result<(), ConnectionError> {
+        let post = pass_trace_on(self.post(text), request);
+        let response = PieceReader::open(post, self.limits.pieces)
             .await
             .map_err(ConnectionError::from);
         let response = response.inspect_err(|error| {
@@ -234,6 +236,19 @@ impl Server {
         let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
         ConnectionError::InvalidAnswer(format!("it answered with status {}: {excerpt}", status.as_u16()))
     }
+}
+
+/// Repeats the context of the trace that is in the `_meta` of a call in the headers, where gateways read it.
+fn pass_trace_on(post: RequestBuilder, request: &ClientRequest) -> RequestBuilder {
+    let ClientRequest::CallToolRequest(call) = request else {
+        return post;
+    };
+    let Some(meta) = &call.params.meta else { return post };
+    let headers = ["traceparent", "tracestate"].map(|name| (name, meta.0.0.get(name).and_then(Value::as_str)));
+    headers
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .fold(post, |post, (name, value)| post.header(name, value))
 }
 
 /// Returns whether a message is the answer to request `id`.

@@ -2,7 +2,7 @@
 //!
 //! Each server has a task that connects to it, lists its tools, and reconnects when the connection is lost. The tools
 //! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
-//! change at any time.
+//! change at any time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
 //!
 //! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
 //! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a
@@ -15,8 +15,9 @@ use futures::future::BoxFuture;
 use reqwest::Client;
 use tokio_util::sync::CancellationToken;
 
+use super::remote::server::{ServiceLimits, ServiceTool, ToolService};
 use super::{Tool, ToolSource};
-use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers};
+use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::identity::Tenant;
 use crate::domain::tenant::Tenants;
@@ -55,6 +56,8 @@ pub struct McpEnvironment {
     pub client: Client,
     /// The limits on messages.
     pub limits: McpLimits,
+    /// The limits on the answers of services behind HTTP.
+    pub answers: ServiceLimits,
     /// Spawns the connection tasks.
     pub spawn: SpawnServer,
     /// Cancelled at shutdown, to end the connection tasks.
@@ -70,21 +73,53 @@ impl McpEnvironment {
         })
     }
 
+    /// Connects to a server, lists its tools, and closes the connection. Returns the names of the tools that the
+    /// definition allows.
+    ///
+    /// # Errors
+    /// A text for the operator: the definition is invalid, or the server cannot be started or reached.
+    pub async fn list_tools(&self, name: &str, definition: &ServerDefinition) -> Result<Vec<String>, String> {
+        match self.create(name, definition).map_err(|error| error.to_string())? {
+            AnyServer::Mcp(server) => server.list_once().await,
+            AnyServer::Http(service) => service.list_once().await,
+        }
+    }
+
+    /// Creates a server. Its connection task is not started yet.
+    fn create(&self, name: &str, definition: &ServerDefinition) -> Result<AnyServer, Invalid> {
+        match definition {
+            ServerDefinition::Mcp(definition) => {
+                let endpoint = self.endpoint(name, definition)?;
+                let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(&self.spawn));
+                Ok(AnyServer::Mcp(Arc::new(server)))
+            }
+            ServerDefinition::Http(definition) => {
+                let service = ToolService::new(name, definition, self.client.clone(), self.answers);
+                let service = service.map_err(|error| Invalid {
+                    field: format!("tool_servers.{name}.{}", error.field),
+                    ..error
+                })?;
+                Ok(AnyServer::Http(Arc::new(service)))
+            }
+        }
+    }
+
     /// Starts the connection task of a server, which replaces `old`.
     fn start(
         &self,
         name: &str,
-        definition: &McpServerDefinition,
+        definition: &ServerDefinition,
         old: Option<RunningServer>,
     ) -> Result<RunningServer, Invalid> {
         let spawn = &self.spawn;
         let stop = self.soft.child_token();
-        let endpoint = self.endpoint(name, definition)?;
-        let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(spawn));
-        let server = Arc::new(server);
-        spawn(Box::pin(Arc::clone(&server).run(stop.clone())));
+        let server = self.create(name, definition)?;
+        match &server {
+            AnyServer::Mcp(server) => spawn(Box::pin(Arc::clone(server).run(stop.clone()))),
+            AnyServer::Http(service) => spawn(Box::pin(Arc::clone(service).run(stop.clone()))),
+        }
         let replaced = old.map(|old| {
-            let new = Arc::clone(&server);
+            let new = server.clone();
             let old_stop = old.stop;
             spawn(Box::pin(async move {
                 new.attempted().await;
@@ -128,16 +163,69 @@ struct ServerKey {
 
 /// A server with its connection task.
 struct RunningServer {
-    definition: McpServerDefinition,
-    server: Arc<McpServer>,
+    definition: ServerDefinition,
+    server: AnyServer,
     /// Ends the connection task.
     stop: CancellationToken,
     /// The replaced server. Its tools stay on offer until the new server has listed its own.
-    replaced: Option<Arc<McpServer>>,
+    replaced: Option<AnyServer>,
+}
+
+/// A server of either kind.
+#[derive(Clone)]
+enum AnyServer {
+    Mcp(Arc<McpServer>),
+    Http(Arc<ToolService>),
+}
+
+impl AnyServer {
+    fn is_attempted(&self) -> bool {
+        match self {
+            Self::Mcp(server) => server.is_attempted(),
+            Self::Http(service) => service.is_attempted(),
+        }
+    }
+
+    async fn attempted(&self) {
+        match self {
+            Self::Mcp(server) => server.attempted().await,
+            Self::Http(service) => service.attempted().await,
+        }
+    }
+
+    fn tools(&self) -> Vec<AnyTool> {
+        match self {
+            Self::Mcp(server) => server.tools().into_iter().map(AnyTool::Mcp).collect(),
+            Self::Http(service) => service.tools().into_iter().map(AnyTool::Http).collect(),
+        }
+    }
+}
+
+/// A tool of a server of either kind.
+enum AnyTool {
+    Mcp(Arc<McpTool>),
+    Http(Arc<ServiceTool>),
+}
+
+impl AnyTool {
+    /// Returns the tool's name at its server.
+    fn name(&self) -> &str {
+        match self {
+            Self::Mcp(tool) => &tool.name,
+            Self::Http(tool) => &tool.name,
+        }
+    }
+
+    fn into_tool(self) -> Arc<dyn Tool> {
+        match self {
+            Self::Mcp(tool) => tool,
+            Self::Http(tool) => tool,
+        }
+    }
 }
 
 impl RunningServer {
-    fn tools(&self) -> Vec<Arc<McpTool>> {
+    fn tools(&self) -> Vec<AnyTool> {
         match &self.replaced {
             Some(replaced) if !self.server.is_attempted() => replaced.tools(),
             Some(_) | None => self.server.tools(),
@@ -170,7 +258,7 @@ impl McpServers {
     }
 
     /// Returns all connections to these servers: the one for all tenants, and those of tenants with headers for it.
-    fn connections(&self, wanted: &OwnedServers) -> BTreeMap<ServerKey, McpServerDefinition> {
+    fn connections(&self, wanted: &OwnedServers) -> BTreeMap<ServerKey, ServerDefinition> {
         let mut all = BTreeMap::new();
         for ((owner, name), definition) in wanted {
             let shared = ServerKey {
@@ -179,14 +267,10 @@ impl McpServers {
                 tenant: None,
             };
             for (tenant, settings) in self.tenants.iter() {
-                let url = definition.url.as_deref().unwrap_or_default();
-                let Some(headers) = settings.headers_for(url, &definition.headers) else {
+                let Some(headers) = settings.headers_for(definition.url(), definition.headers()) else {
                     continue;
                 };
-                let own = McpServerDefinition {
-                    headers,
-                    ..definition.clone()
-                };
+                let own = definition.clone().with_headers(headers);
                 let key = ServerKey {
                     tenant: Some(tenant.clone()),
                     ..shared.clone()
@@ -208,7 +292,7 @@ impl McpServers {
         };
         self.connections(wanted)
             .iter()
-            .try_for_each(|(key, definition)| environment.endpoint(&key.name, definition).map(drop))
+            .try_for_each(|(key, definition)| environment.create(&key.name, definition).map(drop))
     }
 
     /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
@@ -245,9 +329,9 @@ impl McpServers {
 
     /// Waits until each server has listed its tools, or its `start_timeout_s` is over.
     pub async fn ready(&self) {
-        let all: Vec<Arc<McpServer>> = {
+        let all: Vec<AnyServer> = {
             let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
-            running.values().map(|running| Arc::clone(&running.server)).collect()
+            running.values().map(|running| running.server.clone()).collect()
         };
         for server in all {
             server.attempted().await;
@@ -311,7 +395,7 @@ impl McpServers {
     }
 
     /// Returns the tools of the first of these servers that exists.
-    fn tools(&self, keys: &[ServerKey]) -> Vec<Arc<McpTool>> {
+    fn tools(&self, keys: &[ServerKey]) -> Vec<AnyTool> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
         keys.iter()
             .find_map(|key| running.get(key))
@@ -332,11 +416,11 @@ struct Selection {
 
 impl ToolSource for Selection {
     fn tools(&self) -> Vec<Arc<dyn Tool>> {
-        let is_wanted = |tool: &Arc<McpTool>| {
-            let is_named = self.only.as_ref().is_none_or(|only| only.contains(&tool.name));
-            is_named && self.servers.allows(&self.name, &tool.name)
+        let is_wanted = |tool: &AnyTool| {
+            let is_named = self.only.as_ref().is_none_or(|only| only.contains(tool.name()));
+            is_named && self.servers.allows(&self.name, tool.name())
         };
         let tools = self.servers.tools(&self.keys).into_iter().filter(is_wanted);
-        tools.map(|tool| tool as Arc<dyn Tool>).collect()
+        tools.map(AnyTool::into_tool).collect()
     }
 }

@@ -116,7 +116,7 @@ impl McpServer {
             name: name.to_owned(),
             endpoint,
             limits,
-            filter: McpFilter::of(definition),
+            filter: McpFilter::of(definition.allowed_tools.as_deref(), &definition.disabled_tools),
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
             after_crash: definition.after_crash,
@@ -143,6 +143,23 @@ impl McpServer {
     pub(super) async fn attempted(&self) {
         // The sender is a field of `self`, so it cannot be dropped while this waits.
         let _ = self.attempted.subscribe().wait_for(|attempted| *attempted).await;
+    }
+
+    /// Connects, lists the tools, and closes the connection. Returns the names of the tools.
+    ///
+    /// # Errors
+    /// A text for the operator.
+    pub(super) async fn list_once(self: Arc<Self>) -> Result<Vec<String>, String> {
+        let connected = timeout(self.start_timeout, self.connect()).await;
+        let limit = self.start_timeout.as_secs_f64();
+        let connection = connected
+            .map_err(|_| format!("did not list its tools within {limit} s (its `start_timeout_s`)"))?
+            .map_err(|error| error.to_string())?;
+        let names = self.tools().iter().map(|tool| tool.name.clone()).collect();
+        connection.signals().closed.cancel();
+        // The tools hold the server.
+        self.tools.write().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(names)
     }
 
     /// Connects, and reconnects whenever the connection is lost, until `soft` is cancelled.

@@ -14,6 +14,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;
 use crate::domain::state::State;
+use crate::domain::trace::{SpanContext, SpanData, SpanKind};
 use crate::model::ToolSpec;
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
@@ -79,8 +80,8 @@ impl McpTool {
         })
     }
 
-    /// Returns the `_meta` of a call: its ids, its agent and the context of the run.
-    fn meta(scope: &Scope, call: &ToolCall) -> RequestMetaObject {
+    /// Returns the `_meta` of a call: its ids, its agent, the context of the run and that of the trace.
+    fn meta(scope: &Scope, call: &ToolCall, trace: Option<&SpanContext>) -> RequestMetaObject {
         let context = scope.own_context();
         let own = json!({
             "tool_call_id": call.id,
@@ -93,6 +94,9 @@ impl McpTool {
         });
         let mut meta = MetaObject::new();
         meta.insert("adjutant/call".to_owned(), own);
+        for (name, value) in trace.into_iter().flat_map(SpanContext::headers) {
+            meta.insert(name.to_owned(), value.into());
+        }
         RequestMetaObject(meta)
     }
 }
@@ -128,10 +132,16 @@ impl Tool for McpTool {
             return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
         let mut params = CallToolRequestParams::new(self.name.clone()).with_arguments(call.args.clone());
-        params.meta = Some(Self::meta(scope, call));
+        let mut span = self.begin_span(scope);
+        let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
+        params.meta = Some(Self::meta(scope, call, context));
         let answer = self.server.call(params);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = answer.and_then(|result| outcome(call, result));
+        if let (Some(span), Err(failure)) = (&mut span, &result) {
+            span.fail(failure.class.clone());
+        }
+        scope.trace.end(span);
         result.map_err(|failure| {
             Halt::Fail(Failure {
                 message: self.with_names(&failure.message),
@@ -142,6 +152,17 @@ impl Tool for McpTool {
 }
 
 impl McpTool {
+    /// Begins the span of a request to the server, by the semantic conventions for MCP.
+    fn begin_span(&self, scope: &Scope) -> Option<SpanData> {
+        let mut span = scope.trace.begin(SpanKind::Client)?;
+        span.name = format!("tools/call {}", self.name);
+        span.set("mcp.method.name", "tools/call");
+        span.set("gen_ai.operation.name", "execute_tool");
+        span.set("gen_ai.tool.name", self.name.clone());
+        span.set("adjutant.mcp.server", self.server.name.clone());
+        Some(span)
+    }
+
     fn with_names(&self, what: &str) -> String {
         format!("`{}` of the MCP server `{}`: {what}", self.name, self.server.name)
     }

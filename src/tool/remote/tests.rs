@@ -79,6 +79,40 @@ async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
         .route("/spilt", post(|| async { ndjson("{\"output\": 1}\n\"done\"\n") }))
         .route("/unended", post(|| async { ndjson("{\"custom\": [1]}\n") }))
         .route("/torn", post(|| async { ndjson("{\"custom\": 1}\n\"done\"\n") }))
+        .route(
+            "/ask",
+            post(|body: Bytes| async move {
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                if body["answers"].is_null() {
+                    r#"{"interrupts": [{"value": "Sure?", "response_schema": {"type": "boolean"}},
+                        {"key": "who", "value": {"ask": 1}, "approvers": {"users": ["eve"]}}]}"#
+                        .to_owned()
+                } else {
+                    json!({"content": body["answers"].to_string()}).to_string()
+                }
+            }),
+        )
+        .route("/none-asked", post(|| async { r#"{"interrupts": []}"# }))
+        .route(
+            "/asked-twice",
+            post(|| async { r#"{"interrupts": [{"key": "a", "value": 1}, {"key": "a", "value": 2}]}"# }),
+        )
+        .route(
+            "/no-schema",
+            post(|| async { r#"{"interrupts": [{"value": 1, "response_schema": {"type": 7}}]}"# }),
+        )
+        .route(
+            "/many",
+            post(|| async { json!({"interrupts": vec![json!({"value": 1}); MAX_QUESTIONS + 1]}).to_string() }),
+        )
+        .route(
+            "/long",
+            post(|| async { json!({"interrupts": [{"value": "x".repeat(MAX_QUESTION_BYTES)}]}).to_string() }),
+        )
+        .route(
+            "/error",
+            post(|| async { r#"{"error": {"type": "KeyError", "message": "no Bearer hush-hush"}}"# }),
+        )
         .route("/slow", post(std::future::pending::<()>));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -325,7 +359,10 @@ async fn clients_receive_the_progress_of_a_tool() {
 async fn an_answer_in_lines_has_to_end_with_its_result() {
     for (path, reason) in [
         ("/unended", "ended before the line"),
-        ("/torn", "`custom` in a line of the answer is not a list"),
+        (
+            "/torn",
+            "`custom` in a line of the answer is neither a list nor an object",
+        ),
         ("/spilt", "`output` in a line of the answer is not a text"),
     ] {
         let Err(Halt::Fail(failure)) = call(path).await else {
@@ -333,4 +370,54 @@ async fn an_answer_in_lines_has_to_end_with_its_result() {
         };
         assert!(failure.message.contains(reason), "{failure:?}");
     }
+}
+
+#[tokio::test]
+async fn an_answer_may_ask_a_human_and_the_call_is_made_again_with_the_answers() {
+    with_server(async |base| {
+        let scope = Scope::sample(Timestamp(0));
+        let Err(Halt::Ask(questions)) = call_at(&base, "/ask", &scope).await else {
+            panic!("no questions")
+        };
+        let keys: Vec<_> = questions.iter().map(|question| question.key.as_deref()).collect();
+        assert_eq!(keys, [Some("1"), Some("who")]);
+        assert_eq!(questions[0].schema, json!({"type": "boolean"}));
+        assert!(questions.iter().all(|question| question.kind == QuestionKind::Question));
+        assert!(questions[0].approvers.is_empty() && !questions[1].approvers.is_empty());
+        let answers = questions.into_iter().zip([json!(true), json!("Eve")]).collect();
+        let Ok(CallOutcome::Answer(answer)) = call_at(&base, "/ask", &scope.answered(answers)).await else {
+            panic!("no answer")
+        };
+        let told: Value = serde_json::from_str(&answer.writes.messages[0].content.text()).expect("JSON");
+        let expected = json!([
+            {"key": "1", "value": "Sure?", "response": true},
+            {"key": "who", "value": {"ask": 1}, "response": "Eve"},
+        ]);
+        assert_eq!(told, expected);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn questions_have_limits() {
+    for (path, reason) in [
+        ("/none-asked", "`interrupts` of the answer is empty"),
+        ("/asked-twice", "`interrupts[1]` has the key of another question"),
+        (
+            "/no-schema",
+            "`interrupts[0]` has a `response_schema` that is no JSON Schema",
+        ),
+        ("/many", "the call asks 65 questions; at most 64 are allowed"),
+        ("/long", "`interrupts[0]` is longer than"),
+    ] {
+        let failure = failure_of(path).await;
+        assert!(failure.message.contains(reason), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_error_that_a_tool_reports_is_a_failure_without_secrets() {
+    let failure = failure_of("/error").await;
+    let expected = Failure::new("ToolError", "the tool `lookup` failed: KeyError: no ***");
+    assert_eq!(failure, expected);
 }

@@ -92,7 +92,7 @@ async fn a_folder_with_an_mcp_json_adds_its_servers(server: TestServer) {
     assert!(!shown.to_string().contains("d0cs"), "{shown:#}");
     let thief = json!({"model": "scripted:lab", "tools": ["own/*"]});
     let refused = client.put("/agents/thief", thief).await;
-    assert!(refused.refused(422).contains("there is no MCP server `own`"));
+    assert!(refused.refused(422).contains("there is no server `own` of tools"));
 }
 
 async fn the_servers_of_a_folder_change_with_its_file(server: TestServer) {
@@ -241,7 +241,7 @@ async fn configured_servers_change_without_a_restart(server: TestServer) {
         shown["problems"][0]["message"]
             .as_str()
             .unwrap()
-            .contains("there is no MCP server `extra`"),
+            .contains("there is no server `extra` of tools"),
         "{shown:#}"
     );
     server.configuration_changes("[runtime]", &section);

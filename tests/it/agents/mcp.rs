@@ -409,7 +409,7 @@ async fn clients_may_use_configured_servers_only(server: TestServer) {
         refused
             .body
             .to_string()
-            .contains("there is no MCP server `dosc`; did you mean `docs`?"),
+            .contains("there is no server `dosc` of tools; did you mean `docs`?"),
         "{}",
         refused.body
     );

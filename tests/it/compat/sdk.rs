@@ -29,7 +29,7 @@ pub(crate) fn python() -> Option<String> {
 }
 
 /// Returns the folder of these JavaScript packages.
-fn node_modules(packages: &[&str]) -> Option<PathBuf> {
+pub(crate) fn node_modules(packages: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES")
         .filter(|name| !name.is_empty())
         .map(PathBuf::from);
@@ -42,7 +42,7 @@ fn node_modules(packages: &[&str]) -> Option<PathBuf> {
         .or_else(|| skipped("@langchain/langgraph-sdk (npm ci in tests/sdk/js)"))
 }
 
-fn folder() -> PathBuf {
+pub(super) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk")
 }
 

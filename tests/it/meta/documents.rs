@@ -8,7 +8,7 @@
 //! | `check` | the block is a configuration, and `adjutant check` finds no mistake and nothing odd in it |
 //! | `check with=NAME` | the same, behind the text of `tests/documents/NAME.toml` |
 //! | `file=PATH in=FOLDER` | the same with the block as a file among those of `tests/documents/FOLDER` |
-//! | `session` | the block is a program of a shell or of Python that works against the demonstration; no request is refused |
+//! | `session` | the block is a program of a shell or of Python that works against the demonstration; no request is refused; a shell finds the program `adjutant` |
 //! | `session expect=TEXT` | … and its output has these texts, in which `_` is a space |
 //! | `session with=NAME` | … and the server has the configuration `tests/documents/NAME.toml` |
 //! | `output` | each line of the block is in the output of the last session before it |
@@ -18,6 +18,7 @@
 //! | `not played: REASON` | nothing: it cannot be played here |
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -304,6 +305,15 @@ impl Demonstration {
     }
 }
 
+/// The search path of this process, behind the folder of the program.
+fn path_with_the_program() -> OsString {
+    let program = Path::new(env!("CARGO_BIN_EXE_adjutant"));
+    let folder = program.parent().expect("a folder").to_path_buf();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(folder).chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).expect("a path")
+}
+
 /// Runs the sessions in these languages, each against a server of its own.
 async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: &str) {
     let blocks = blocks_marked("session");
@@ -319,6 +329,7 @@ async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: 
             .args([options, &block.text.replace(BASE, &server.base)])
             .current_dir(server.folder.path());
         command
+            .env("PATH", path_with_the_program())
             .env(OPS_KEY[0], OPS_KEY[1])
             .env("BASE", &server.base)
             .env("JSON", "content-type: application/json");

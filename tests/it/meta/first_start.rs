@@ -17,7 +17,7 @@ use crate::support::{Engine, TestServer, eventually, postgres};
 /// An agent that plays scripts.
 const AGENT: &str = "[providers.scripted]\nkind = \"scripted\"\n\n[agents.newcomer]\nmodel = \"scripted:demo\"\n";
 
-fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+pub(super) fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a directory");
     for (path, text) in files {
         let path = folder.path().join(path);
@@ -28,7 +28,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 /// Returns a command that runs the program in this folder, with no keys in its environment.
-fn program(folder: &Path, arguments: &[&str]) -> Command {
+pub(super) fn program(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.args(arguments).current_dir(folder).stdin(Stdio::null());
     for variable in [
@@ -44,29 +44,31 @@ fn program(folder: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Runs the program to its end, and returns its output.
-fn ends(folder: &Path, arguments: &[&str]) -> (Output, String) {
+pub(super) fn ends(folder: &Path, arguments: &[&str]) -> (Output, String) {
     let output = program(folder, arguments).output().expect("it can be called");
     let said = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
     (output, String::from_utf8(said).expect("text"))
 }
 
 /// A server that runs until the test is over.
-struct Served {
+pub(super) struct Served {
     child: Child,
     log: BufReader<std::process::ChildStderr>,
     /// The log so far.
     said: String,
-    client: Client,
+    pub(super) client: Client,
 }
 
 impl Served {
     /// Starts it, and reads up to the line that says where it listens.
-    fn begins(folder: &Path, arguments: &[&str]) -> Self {
+    pub(super) fn begins(folder: &Path, arguments: &[&str]) -> Self {
         let arguments = [&["--listen", "127.0.0.1:0"], arguments].concat();
-        let mut child = program(folder, &arguments)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
+        Self::of(program(folder, &arguments))
+    }
+
+    /// Starts a command, and reads up to the line that says where it listens.
+    pub(super) fn of(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let log = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut served = Self {
             child,
@@ -97,7 +99,7 @@ impl Served {
     }
 
     /// Stops the server and returns its log.
-    fn stops(mut self) -> String {
+    pub(super) fn stops(mut self) -> String {
         let id = self.child.id().to_string();
         assert!(
             Command::new("kill")
@@ -155,7 +157,8 @@ fn missing_keys_are_reported_by_check_and_once_at_the_start() {
 
     let served = Served::begins(folder.path(), &[]);
     let said = served.stops();
-    assert_eq!(said.matches("OPENAI_API_KEY").count(), 1, "{said}");
+    assert_eq!(said.matches("without it these fail").count(), 1, "{said}");
+    assert!(said.contains("missing_keys=\"OPENAI_API_KEY\""), "{said}");
     assert!(
         said.contains("the program `no-such-program-anywhere` is not in PATH"),
         "{said}"
@@ -269,31 +272,44 @@ fn mistakes_in_policies_are_named_with_their_place_and_prevent_the_start() {
 }
 
 #[test]
-fn the_start_log_names_the_agents_and_the_api_document() {
+fn the_start_log_names_the_agents_the_console_and_the_api_document() {
     let empty = folder(&[]);
     let served = Served::begins(empty.path(), &[]);
     let base = served.client.base();
     let said = served.stops();
-    assert!(said.contains("Serves the built-in demonstration"), "{said}");
-    assert!(said.contains(&format!("API document: {base}/docs\n")), "{said}");
-    assert!(said.contains("Agents: agent\n"), "{said}");
+    let [ready] = said.lines().filter(|line| line.contains(" ready ")).collect::<Vec<_>>()[..] else {
+        panic!("one line says that the server is ready: {said}")
+    };
+    for part in [
+        format!("console=\"{base}/\""),
+        format!("document=\"{base}/docs\""),
+        "source=\"the built-in demonstration\"".to_owned(),
+        "demonstration=true".to_owned(),
+        "agents=\"agent\"".to_owned(),
+        "auth=false".to_owned(),
+    ] {
+        assert!(ready.contains(&part), "{part}: {ready}");
+    }
     assert!(!said.contains('\u{1b}'), "colours in a pipe: {said:?}");
 
     let own = folder(&[("adjutant.toml", &format!("{AGENT}[log]\nformat = \"json\"\n"))]);
     let said = Served::begins(own.path(), &[]).stops();
-    assert!(!said.contains("demonstration"), "{said}");
     let lines: Vec<Value> = said
         .lines()
         .map(|line| serde_json::from_str(line).expect("a line of JSON"))
         .collect();
     let document = lines.iter().find_map(|line| line["fields"]["document"].as_str());
     assert!(document.is_some_and(|document| document.ends_with("/docs")), "{said}");
+    let ready = lines.iter().find(|line| line["fields"]["message"] == "ready");
+    let ready = &ready.expect("one line says that the server is ready")["fields"];
+    assert_eq!(ready["demonstration"], false);
+    assert_eq!(ready["agents"], "newcomer");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_log_has_each_outcome_and_no_content_of_messages() {
     let folder = folder(&[]);
-    let served = Served::begins(folder.path(), &[]);
+    let served = Served::begins(folder.path(), &["--log", "info,adjutant=debug"]);
     let client = served.client.clone();
     let thread = client.thread().await;
     let input = json!({"messages": [{"role": "user", "content": "A piece about otters, please."}]});
@@ -351,6 +367,41 @@ async fn the_log_has_each_outcome_and_no_content_of_messages() {
         .expect("an id");
     assert!(answered.contains(interrupt), "{answered}");
     assert!(answered.contains(ids[0]), "{answered}");
+    let subagents = lines("subagent ended");
+    for (agent, waits) in [
+        ("researcher", "waits=false"),
+        ("writer", "waits=true"),
+        ("writer", "waits=false"),
+    ] {
+        let found = subagents
+            .iter()
+            .filter(|line| line.contains(&format!("agent=\"{agent}\"")) && line.contains(waits));
+        let found: Vec<_> = found.collect();
+        assert_eq!(found.len(), 1, "{agent}, {waits}: {subagents:?}");
+        for part in [
+            "INFO",
+            "duration_ms=",
+            "main_run=",
+            "model_calls=",
+            &format!("path=\"editor/{agent}\""),
+        ] {
+            assert!(found[0].contains(part), "{part}: {}", found[0]);
+        }
+        assert!(found[0].contains(&thread), "{}", found[0]);
+    }
+    // Steps are for whoever asks for them.
+    for (message, agent, part) in [
+        ("agent started", "editor", "attempt=1"),
+        ("model call ended", "writer", "model=\"scripted:demo\""),
+        ("tool call ended", "researcher", "tool=lookup"),
+    ] {
+        let found = lines(message)
+            .into_iter()
+            .any(|line| line.contains("DEBUG") && line.contains(&format!("agent=\"{agent}\"")) && line.contains(part));
+        assert!(found, "{message}: {said}");
+    }
+    let timed = lines("call ended").iter().all(|line| line.contains("duration_ms="));
+    assert!(timed, "{said}");
     assert!(!said.contains("otter"), "{said}");
 }
 
@@ -375,7 +426,7 @@ async fn the_log_has_a_line_for_cancelled_and_rolled_back_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_root_path_redirects_browsers_to_the_api_document() {
+async fn the_root_path_shows_browsers_the_console_and_others_the_addresses_of_the_parts() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let base = server.client().base();
     let http = adjutant::net::client_builder()
@@ -389,12 +440,12 @@ async fn the_root_path_redirects_browsers_to_the_api_document() {
         .send()
         .await
         .expect("an answer");
-    assert_eq!(page.status().as_u16(), 307);
-    assert_eq!(page.headers()["location"], "/docs");
+    assert_eq!(page.status().as_u16(), 200);
+    assert_eq!(page.headers()["content-type"], "text/html; charset=utf-8");
     let places = server.client().get("/").await.ok();
     assert_eq!(&places["docs"], &json!("/docs"));
     assert_eq!(&places["openapi"], &json!("/openapi.json"));
-    for place in ["docs", "openapi", "health", "info", "metrics"] {
+    for place in ["console", "docs", "openapi", "health", "info", "metrics"] {
         server.client().get(places[place].as_str().expect("a path")).await.ok();
     }
     assert_eq!(server.client().get("/favicon.ico").await.status, 204);

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 20] = [
     ("auth", &["domain", "net"]),
     ("cedar", &["domain"]),
+    ("client", &["config", "domain", "net"]),
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition", "net"]),
@@ -52,6 +53,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
+    ("telemetry", &["domain", "metrics", "net"]),
     ("config", &["cedar", "domain", "definition"]),
     ("shutdown", &[]),
 ];

@@ -1,8 +1,11 @@
 //! The source, the documents and the program itself.
 
+mod check_connect;
+mod command_line;
 mod documents;
 mod first_start;
 mod image;
 mod language;
 mod layers;
 mod packages;
+mod recipes;

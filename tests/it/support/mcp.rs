@@ -98,11 +98,11 @@ pub(crate) fn program(server: &TestServer) -> Option<Value> {
     Some(json!({"command": command, "args": args, "env": {"DOCS_KEY": "${ADJUTANT_TEST_NOTHING:-d0cs}"}}))
 }
 
-fn script() -> PathBuf {
+pub(crate) fn script() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/support/mcp_server.py")
 }
 
-fn python() -> Option<&'static str> {
+pub(crate) fn python() -> Option<&'static str> {
     let found = Command::new("python3")
         .arg("--version")
         .stdout(Stdio::null())

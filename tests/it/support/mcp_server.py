@@ -31,6 +31,7 @@ TOOLS = [
     {"name": "fail", "description": "Fails.", "inputSchema": schema(why=TEXT)},
     {"name": "whoami", "description": "Tells who calls.", "inputSchema": schema()},
     {"name": "environment", "description": "Tells the variables.", "inputSchema": schema()},
+    {"name": "trace", "description": "Tells the trace.", "inputSchema": schema()},
     {"name": "lists", "description": "Tells how often it was asked for its tools.", "inputSchema": schema()},
     {"name": "process", "description": "Tells the process.", "inputSchema": schema()},
     {"name": "dig", "description": "Digs.", "inputSchema": schema()},
@@ -61,6 +62,8 @@ def call(name, args, meta):
         return {"isError": True, **text(args["why"])}
     if name == "whoami":
         return text(json.dumps(meta.get("adjutant/call"), sort_keys=True))
+    if name == "trace":
+        return text(meta.get("traceparent") or "none")
     if name == "environment":
         return text(" ".join(sorted(os.environ)) + " " + os.environ.get("DOCS_KEY", ""))
     if name == "lists":

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) mod actors;
 pub(crate) mod client;
+pub(crate) mod collector;
 pub(crate) mod database;
 pub(crate) mod mcp;
 pub(crate) mod misbehaving_server;
@@ -21,6 +22,7 @@ pub(crate) mod schemas;
 pub(crate) mod script;
 pub(crate) mod server;
 pub(crate) mod sse;
+pub(crate) mod terminal;
 pub(crate) mod tools;
 pub(crate) mod viewer;
 pub(crate) mod webhook_receiver;

@@ -34,6 +34,8 @@ pub(crate) struct ModelCall {
     pub(crate) path: String,
     /// The key, in whichever place the protocol has it.
     pub(crate) key: Option<String>,
+    /// The context of the trace, if the request has one.
+    pub(crate) traceparent: Option<String>,
     /// The body as text.
     pub(crate) body: String,
 }
@@ -90,6 +92,7 @@ async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers
         state.asked.push(ModelCall {
             path: path.clone(),
             key,
+            traceparent: header("traceparent"),
             body,
         });
         state.turns.pop_front()

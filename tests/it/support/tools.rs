@@ -158,6 +158,9 @@ async fn serve(
     if let Some(key) = headers.get("x-key").and_then(|key| key.to_str().ok()) {
         body["x_key"] = json!(key);
     }
+    if let Some(parent) = headers.get("traceparent").and_then(|parent| parent.to_str().ok()) {
+        body["traceparent"] = json!(parent);
+    }
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
     let key = body["key"].clone();

@@ -1,0 +1,47 @@
+"""Serves tools to agents of adjutant.
+
+    from adjutant_tools import serve
+
+    def search(query: str, limit: int = 5) -> list[str]:
+        "Searches the library."
+        ...
+
+    serve([search])
+"""
+
+from ._app import App, app, serve
+from ._call import (
+    Delegation,
+    Question,
+    Result,
+    ToolContext,
+    ToolError,
+    ask,
+    ask_all,
+    current_context,
+    delegate,
+    output,
+    progress,
+    update,
+)
+from ._tool import Tool, tool
+
+__all__ = [
+    "App",
+    "Delegation",
+    "Question",
+    "Result",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "app",
+    "ask",
+    "ask_all",
+    "current_context",
+    "delegate",
+    "output",
+    "progress",
+    "serve",
+    "tool",
+    "update",
+]

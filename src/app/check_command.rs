@@ -1,0 +1,139 @@
+//! `adjutant check`: the report about the configuration, and with `--connect` about what it refers to, as text or JSON.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::builder::Prepared;
+use super::connect::{self, CheckStatus, ConnectionCheck};
+use crate::config::{self, CheckCommand, LoadedConfig, Problem, Problems};
+
+/// The result of `adjutant check`.
+#[derive(Debug, Clone)]
+pub struct CheckResult {
+    /// The report, with the end of its last line.
+    pub text: String,
+    /// True if the configuration can be used and no check has failed.
+    pub is_usable: bool,
+}
+
+/// Checks a configuration, and with `--connect` what it refers to, unless the configuration has errors.
+pub async fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> CheckResult {
+    let checks = match &prepared {
+        Ok(prepared) if command.connect => Some(connections(prepared, command).await),
+        Ok(_) | Err(_) => None,
+    };
+    let has_failed = |checks: &Vec<ConnectionCheck>| checks.iter().any(|check| check.status == CheckStatus::Fail);
+    let is_usable = prepared.is_ok() && !checks.as_ref().is_some_and(has_failed);
+    let loaded = prepared.as_ref().map(Prepared::loaded);
+    let text = match command.json {
+        true => format!("{:#}\n", json_report(loaded, checks.as_deref(), is_usable)),
+        false => text_report(loaded, checks.as_deref(), command.connect),
+    };
+    CheckResult { text, is_usable }
+}
+
+async fn connections(prepared: &Prepared, command: &CheckCommand) -> Vec<ConnectionCheck> {
+    let limit = Duration::from_secs(command.timeout.into());
+    connect::run(prepared, limit).await.unwrap_or_else(|error| {
+        vec![ConnectionCheck {
+            kind: "client",
+            name: "HTTP".to_owned(),
+            status: CheckStatus::Fail,
+            message: format!("{error:#}"),
+            advice: None,
+            duration_ms: 0,
+        }]
+    })
+}
+
+fn text_report(
+    loaded: Result<&LoadedConfig, &Problems>,
+    checks: Option<&[ConnectionCheck]>,
+    is_wanted: bool,
+) -> String {
+    let (mut text, _) = config::report(loaded);
+    let Some(checks) = checks else {
+        if is_wanted {
+            text.push_str("nothing was connected to: correct the errors first\n");
+        }
+        return text;
+    };
+    text.push('\n');
+    for check in checks {
+        let kind = check.kind.replace('_', " ");
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<5} {kind} {}: {}",
+            check.status.word(),
+            check.name,
+            check.message
+        );
+        if let Some(advice) = &check.advice {
+            let _ = writeln!(text, "      {advice}");
+        }
+    }
+    let count = |status: CheckStatus| checks.iter().filter(|check| check.status == status).count();
+    let _ = writeln!(
+        text,
+        "\n{} ok, {} to look at, {} failed",
+        count(CheckStatus::Ok),
+        count(CheckStatus::Warn),
+        count(CheckStatus::Fail)
+    );
+    text
+}
+
+/// Returns the report as JSON. `docs/command-line.md` describes it.
+fn json_report(loaded: Result<&LoadedConfig, &Problems>, checks: Option<&[ConnectionCheck]>, is_usable: bool) -> Value {
+    let problems = loaded.map_or_else(|problems| problems, |loaded| &loaded.warnings);
+    let diagnostics: Vec<Value> = problems.0.iter().map(diagnostic).collect();
+    json!({
+        "ok": is_usable,
+        "configuration": loaded.ok().map(summary),
+        "diagnostics": diagnostics,
+        "checks": checks,
+    })
+}
+
+fn diagnostic(problem: &Problem) -> Value {
+    json!({
+        "severity": problem.severity.to_string(),
+        "file": problem.file,
+        "line": problem.position.map(|(line, _)| line),
+        "column": problem.position.map(|(_, column)| column),
+        "field": problem.field,
+        "message": problem.message,
+        "agent": problem.agent,
+    })
+}
+
+fn summary(loaded: &LoadedConfig) -> Value {
+    let config = &loaded.config;
+    let overrides = loaded
+        .overrides
+        .iter()
+        .map(|setting| json!({"field": setting.field, "source": setting.source}));
+    let agents = config.agents.iter().map(|(graph_id, agent)| {
+        let subagents = agent.subagents.iter().map(|subagent| subagent.name.as_str());
+        json!({
+            "graph_id": graph_id,
+            "name": agent.name.as_deref().unwrap_or(graph_id),
+            "model": agent.model,
+            "tools": agent.tools,
+            "subagents": subagents.collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "source": loaded.source,
+        "is_demonstration": loaded.is_demonstration(),
+        "listen": config.server.listen,
+        "database": config.storage.url.to_string(),
+        "auth": config.auth.is_some(),
+        "overrides": overrides.collect::<Vec<_>>(),
+        "agents": agents.collect::<Vec<_>>(),
+        "mcp_servers": config.mcp_servers.keys().collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,343 @@
+//! `adjutant check --connect`: a look at everything that the configuration refers to. No model and no tool is called,
+//! and nothing is written.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use reqwest::{Client, Method, StatusCode, redirect};
+use serde::Serialize;
+use tokio::net::TcpListener;
+
+use super::builder::Prepared;
+use super::{credentials, encryption, keys, secret};
+use crate::auth::count_issuer_keys;
+use crate::config::{Config, SecretSection};
+use crate::db::inspection::{TableState, inspect};
+use crate::db::{DbError, Engine};
+use crate::definition::ToolKind;
+use crate::domain::time::{Clock, SystemClock};
+use crate::net;
+use crate::shutdown::Shutdown;
+
+mod agents;
+mod providers;
+
+/// The maximum number of checks at the same time.
+const MAX_PARALLEL: usize = 32;
+
+/// The time for connections to close at the end.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The result of one check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ConnectionCheck {
+    /// What was checked: `database`, `provider`, `mcp_server`, `tool` and so on.
+    pub kind: &'static str,
+    /// Its name in the configuration.
+    pub name: String,
+    /// The result.
+    pub status: CheckStatus,
+    /// What was found.
+    pub message: String,
+    /// What can be done about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+    /// The time that it took, in milliseconds.
+    pub duration_ms: u64,
+}
+
+/// The result of a check as a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckStatus {
+    /// It can be used.
+    Ok,
+    /// It can be used, but something is odd, or could not be checked.
+    Warn,
+    /// It cannot be used.
+    Fail,
+}
+
+impl CheckStatus {
+    /// Returns the word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// What a check has found.
+struct Finding {
+    status: CheckStatus,
+    message: String,
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn ok(message: impl Into<String>) -> Self {
+        Self {
+            status: CheckStatus::Ok,
+            message: message.into(),
+            advice: None,
+        }
+    }
+
+    fn warn(message: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self {
+            status: CheckStatus::Warn,
+            message: message.into(),
+            advice: Some(advice.into()),
+        }
+    }
+
+    fn fail(message: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self {
+            status: CheckStatus::Fail,
+            message: message.into(),
+            advice: Some(advice.into()),
+        }
+    }
+}
+
+/// A check that is to be made.
+struct PlannedCheck {
+    kind: &'static str,
+    name: String,
+    work: BoxFuture<'static, Finding>,
+}
+
+impl PlannedCheck {
+    fn new(kind: &'static str, name: impl Into<String>, work: impl Future<Output = Finding> + Send + 'static) -> Self {
+        Self {
+            kind,
+            name: name.into(),
+            work: Box::pin(work),
+        }
+    }
+
+    async fn run(self, limit: Duration) -> ConnectionCheck {
+        let begun = Instant::now();
+        let found = tokio::time::timeout(limit, self.work).await;
+        let found = found.unwrap_or_else(|_| {
+            let message = format!("did not answer within {} s", limit.as_secs_f64());
+            Finding::fail(
+                message,
+                "check the address and the network, or give `--timeout` more seconds",
+            )
+        });
+        ConnectionCheck {
+            kind: self.kind,
+            name: self.name,
+            status: found.status,
+            message: found.message,
+            advice: found.advice,
+            duration_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Makes all checks side by side, each for at most `limit`.
+///
+/// # Errors
+/// Returns an error if an HTTP client cannot be created.
+pub(super) async fn run(prepared: &Prepared, limit: Duration) -> anyhow::Result<Vec<ConnectionCheck>> {
+    let shutdown = Shutdown::new(DEADLINE);
+    let planned = plan(prepared, &shutdown)?;
+    let checks = futures::stream::iter(planned.into_iter().map(|check| check.run(limit)));
+    let results = checks.buffered(MAX_PARALLEL).collect().await;
+    shutdown.begin();
+    // What did not end in time has been reported as a check.
+    let _ = shutdown.finished().await;
+    Ok(results)
+}
+
+fn plan(prepared: &Prepared, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedCheck>> {
+    let config = &prepared.loaded().config;
+    let client = net::client_builder().redirect(redirect::Policy::none()).build()?;
+    let mut planned = vec![listen(config), database(config)];
+    planned.extend(master_keys(config));
+    planned.extend(secrets(config));
+    planned.extend(providers::plan(prepared, &client));
+    planned.extend(tools(config, &client));
+    planned.extend(agents::servers(config, shutdown)?);
+    planned.extend(agents::remote_agents(config, shutdown)?);
+    planned.extend(authentication(config, &client));
+    Ok(planned)
+}
+
+fn listen(config: &Config) -> PlannedCheck {
+    let listen = config.server.listen.clone();
+    PlannedCheck::new("listen", listen.clone(), async move {
+        match TcpListener::bind(&listen).await {
+            Ok(_) => Finding::ok("the address is free"),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Finding::warn(
+                "the address is in use",
+                "fine if the server is running; otherwise stop the other program, or set `listen` in [server]",
+            ),
+            Err(error) => Finding::fail(
+                format!("the server cannot listen here: {error}"),
+                "set `listen` in [server] to an address of this machine",
+            ),
+        }
+    })
+}
+
+fn database(config: &Config) -> PlannedCheck {
+    let url = config.storage.url.clone();
+    PlannedCheck::new("database", url.to_string(), async move {
+        match inspect(url.expose()).await {
+            Ok(state) => describe_tables(state.engine, state.tables),
+            Err(error @ DbError::InUse { .. }) => Finding::warn(
+                error.to_string(),
+                "fine if that is this server; its own health check tests the database: `adjutant health --db`",
+            ),
+            Err(error) => Finding::fail(
+                error.to_string(),
+                "set `url` in [storage], or the rights of the database",
+            ),
+        }
+    })
+}
+
+fn describe_tables(engine: Engine, tables: TableState) -> Finding {
+    let engine = match engine {
+        Engine::Sqlite => "SQLite",
+        Engine::Postgres => "Postgres",
+    };
+    match tables {
+        TableState::InMemory => Finding::warn(
+            format!("{engine} in memory"),
+            "everything is lost when the server stops; name a file or use Postgres to keep it",
+        ),
+        TableState::NoFile => Finding::ok(format!("{engine}: the file will be created when the server starts")),
+        TableState::None => Finding::ok(format!(
+            "{engine}: can be written; the tables will be created when the server starts"
+        )),
+        TableState::Current => Finding::ok(format!("{engine}: can be written, and the tables are current")),
+        TableState::Behind(count) => Finding::warn(
+            format!("{engine}: can be written; {count} migrations are due"),
+            "the server applies them when it starts; make a backup before",
+        ),
+    }
+}
+
+fn master_keys(config: &Config) -> Option<PlannedCheck> {
+    let section = config.encryption.clone()?;
+    Some(PlannedCheck::new("encryption", "master keys", async move {
+        match encryption::master_keys(Some(&section)).await {
+            Ok(_) => Finding::ok("the keys can be read"),
+            Err(error) => Finding::fail(
+                format!("{error:#}"),
+                "correct `key_file` or `key_command` in [encryption]",
+            ),
+        }
+    }))
+}
+
+fn secrets(config: &Config) -> Vec<PlannedCheck> {
+    let folder = config.files.folder().to_path_buf();
+    let check = |(name, section): (&String, &SecretSection)| {
+        let section = section.clone();
+        let folder = folder.clone();
+        let advice = format!("correct the section [secrets.{name}]");
+        PlannedCheck::new("secret", name.clone(), async move {
+            match section.check_readable(&folder).await {
+                Ok(()) => Finding::ok("can be read"),
+                Err(reason) => Finding::fail(format!("cannot be read: {reason}"), advice),
+            }
+        })
+    };
+    let mut planned: Vec<PlannedCheck> = config.secrets.iter().map(check).collect();
+    let signature = secret(config.webhooks.key());
+    if !matches!(signature, Ok(None)) {
+        planned.push(PlannedCheck::new("secret", "webhooks", async move {
+            match signature {
+                Ok(_) => Finding::ok("the secret that signs webhooks can be read"),
+                Err(error) => Finding::fail(format!("{error:#}"), "correct the secret in [webhooks]"),
+            }
+        }));
+    }
+    planned
+}
+
+fn tools(config: &Config, client: &Client) -> Vec<PlannedCheck> {
+    let http = config.tools.iter().filter(|(_, tool)| tool.kind == ToolKind::Http);
+    let check = |(name, url): (&String, &String)| {
+        let client = client.clone();
+        let url = url.clone();
+        let advice = format!("start the service, or correct `url` in [tools.{name}]");
+        PlannedCheck::new("tool", name.clone(), async move { knock(&client, &url, &advice).await })
+    };
+    http.map(|(name, tool)| (name, &tool.url)).map(check).collect()
+}
+
+fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
+    let Some(auth) = &config.auth else { return vec![] };
+    let mut planned = vec![];
+    for section in &auth.keys {
+        let key = credentials::configured_key(section).map(drop);
+        planned.push(PlannedCheck::new("api_key", section.name.clone(), async move {
+            match key {
+                Ok(()) => Finding::ok("can be read"),
+                Err(error) => Finding::fail(format!("{error:#}"), "set its variable or its file"),
+            }
+        }));
+    }
+    for section in &auth.jwt {
+        let settings = credentials::issuer(section);
+        let is_fetched = section.algorithms.iter().any(|algorithm| !algorithm.is_symmetric());
+        planned.push(PlannedCheck::new("issuer", section.issuer.clone(), async move {
+            let advice = "correct `issuer`, `jwks_url` or the secret in [[auth.jwt]]";
+            let settings = match settings {
+                Ok(settings) => settings,
+                Err(error) => return Finding::fail(format!("{error:#}"), advice),
+            };
+            if !is_fetched {
+                return Finding::ok("the secret can be read");
+            }
+            let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+            match count_issuer_keys(&settings, clock).await {
+                Ok(1) => Finding::ok("has 1 key for signatures"),
+                Ok(count) => Finding::ok(format!("has {count} keys for signatures")),
+                Err(reason) => Finding::fail(format!("its keys cannot be fetched: {reason}"), advice),
+            }
+        }));
+    }
+    if let Some(hook) = &auth.hook {
+        let client = client.clone();
+        let url = hook.url.clone();
+        planned.push(PlannedCheck::new("hook", "auth.hook", async move {
+            knock(&client, &url, "start the service, or correct `url` in [auth.hook]").await
+        }));
+    }
+    planned
+}
+
+/// Finds out whether somebody answers at an address, without calling what is there: a HEAD, and OPTIONS if the path is
+/// unknown to HEAD. Headers with secrets are not sent.
+async fn knock(client: &Client, url: &str, advice: &str) -> Finding {
+    let mut last = None;
+    for method in [Method::HEAD, Method::OPTIONS] {
+        let name = method.to_string();
+        let sent = client.request(method, url).send().await;
+        let status = match sent {
+            Ok(response) => response.status(),
+            Err(error) => {
+                let reason = net::describe_error(&error);
+                return Finding::fail(format!("cannot be reached: {reason}"), advice);
+            }
+        };
+        if status != StatusCode::NOT_FOUND && !status.is_server_error() {
+            return Finding::ok(format!("answers ({} to {name}); it was not called", status.as_u16()));
+        }
+        last = Some(status);
+    }
+    let status = last.map(|status| status.as_u16()).unwrap_or_default();
+    let message = format!("the server answers, but with {status} at this path; it was not called");
+    Finding::warn(message, advice)
+}

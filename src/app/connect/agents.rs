@@ -1,0 +1,159 @@
+//! The checks of what agents refer to outside this server: MCP servers, services of tools, and agents of other servers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::super::{definitions, mcp_servers_environment, peers};
+use super::{Finding, PlannedCheck};
+use crate::config::{Config, Problems};
+use crate::definition::mcp::{McpOwner, McpReference, OwnedServers, ServerDefinition};
+use crate::definition::{Location, SubagentDefinition};
+use crate::domain::suggestion::nearest;
+use crate::peer::Peers;
+use crate::shutdown::Shutdown;
+use crate::tool::mcp::McpEnvironment;
+use crate::tool::remote;
+
+/// The tools that agents name, by the server that they mean.
+type NamedTools = BTreeMap<(McpOwner, String), BTreeSet<String>>;
+
+/// Returns one check for each MCP server and each service of tools.
+pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedCheck>> {
+    let client = remote::client().context("could not create the HTTP client for tools")?;
+    let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(client, &config.answers, shutdown));
+    let servers = definitions::of_files(config, Problems::default()).all_servers();
+    let mut named = named_tools(config, &servers);
+    let planned = servers.into_iter().map(|(key, definition)| {
+        let wanted = named.remove(&key).unwrap_or_default();
+        let environment = Arc::clone(&environment);
+        let (owner, name) = key;
+        let label = match owner {
+            McpOwner::Everyone => name.clone(),
+            McpOwner::Agent(agent) => format!("{agent}/{name}"),
+            McpOwner::Subagent(agent, subagent) => format!("{agent}/{subagent}/{name}"),
+        };
+        let kind = match &definition {
+            ServerDefinition::Mcp(_) => "mcp_server",
+            ServerDefinition::Http(_) => "tool_server",
+        };
+        PlannedCheck::new(kind, label, async move {
+            match environment.list_tools(&name, &definition).await {
+                Ok(tools) => describe_tools(&name, &tools, &wanted),
+                Err(reason) => {
+                    let advice = match definition {
+                        ServerDefinition::Mcp(_) => "check its `command`, `args` and `env`, or its `url` and `headers`",
+                        ServerDefinition::Http(_) => "check that the service runs, and its `url` and `headers`",
+                    };
+                    Finding::fail(format!("the server {reason}"), advice)
+                }
+            }
+        })
+    });
+    Ok(planned.collect())
+}
+
+fn describe_tools(server: &str, listed: &[String], wanted: &BTreeSet<String>) -> Finding {
+    let Some(missing) = wanted.iter().find(|tool| !listed.contains(tool)) else {
+        let tools = match listed.len() {
+            1 => "1 tool".to_owned(),
+            count => format!("{count} tools"),
+        };
+        return Finding::ok(format!("lists {tools}"));
+    };
+    let meant = nearest(missing, listed.iter().map(String::as_str));
+    let advice = match meant {
+        Some(meant) => format!("did you mean `{server}/{meant}`?"),
+        None => format!("it lists: {}", listed.join(", ")),
+    };
+    let message = format!("agents name `{server}/{missing}`, which the server does not list or which is disabled");
+    Finding::fail(message, advice)
+}
+
+fn named_tools(config: &Config, servers: &OwnedServers) -> NamedTools {
+    let mut named = NamedTools::new();
+    let mut add = |owner: &McpOwner, tools: &[String]| {
+        for reference in tools.iter().filter_map(|name| McpReference::read(name)) {
+            let Some(tool) = reference.tool else { continue };
+            let keys = owner.lookup_order().into_iter();
+            let mut keys = keys.map(|owner| (owner, reference.server.to_owned()));
+            if let Some(key) = keys.find(|key| servers.contains_key(key)) {
+                named.entry(key).or_default().insert(tool.to_owned());
+            }
+        }
+    };
+    for (graph_id, agent) in &config.agents {
+        add(&McpOwner::Agent(graph_id.clone()), &agent.tools);
+        for subagent in &agent.subagents {
+            let owner = McpOwner::Subagent(graph_id.clone(), subagent.name.clone());
+            add(&owner, subagent.tools.as_deref().unwrap_or_default());
+        }
+    }
+    named
+}
+
+/// Returns one check for each agent of another server.
+pub(super) fn remote_agents(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedCheck>> {
+    let peers = peers(config, shutdown).context("could not create the HTTP client for remote agents")?;
+    let mut planned = vec![];
+    for (graph_id, agent) in &config.agents {
+        let remote = agent.subagents.iter().filter_map(|subagent| {
+            let Location::Remote { graph_id, url } = subagent.location() else {
+                return None;
+            };
+            Some((subagent, graph_id.to_owned(), url.to_owned()))
+        });
+        for (subagent, remote_id, url) in remote {
+            let peers = peers.clone();
+            let name = format!("{graph_id}/{}", subagent.name);
+            let subagent = subagent.clone();
+            planned.push(PlannedCheck::new("remote_agent", name, async move {
+                find_agent(&peers, &subagent, &remote_id, &url).await
+            }));
+        }
+    }
+    Ok(planned)
+}
+
+async fn find_agent(peers: &Peers, subagent: &SubagentDefinition, graph_id: &str, url: &str) -> Finding {
+    let advice = "start the other server, or correct the `url` and `headers` of the subagent";
+    let peer = match peers.peer(url, &subagent.headers.0, true) {
+        Ok(peer) => peer,
+        Err(error) => return Finding::fail(error.to_string(), advice),
+    };
+    let place = peer.display_url();
+    if let Err(error) = peer.info().await {
+        return Finding::fail(format!("the server {place} cannot be used: {error}"), advice);
+    }
+    match peer.has_agent(graph_id).await {
+        Ok(true) => Finding::ok(format!("the server {place} has the agent `{graph_id}`")),
+        Ok(false) => Finding::fail(
+            format!("the server {place} has no agent `{graph_id}`"),
+            "correct the `graph_id` of the subagent",
+        ),
+        Err(error) => Finding::warn(
+            format!("the server {place} answers, but its agents could not be listed: {error}"),
+            "check the `headers` of the subagent",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CheckStatus;
+    use super::*;
+
+    #[test]
+    fn a_tool_that_is_not_listed_is_reported_with_the_nearest_one() {
+        let listed = ["search", "fetch"].map(str::to_owned);
+        let wanted = |name: &str| [name.to_owned()].into();
+        let found = describe_tools("docs", &listed, &wanted("serch"));
+        assert_eq!(found.status, CheckStatus::Fail);
+        assert_eq!(found.advice.as_deref(), Some("did you mean `docs/search`?"));
+        assert_eq!(
+            describe_tools("docs", &listed, &wanted("fetch")).status,
+            CheckStatus::Ok
+        );
+    }
+}

@@ -1,0 +1,7 @@
+//! What an operator sees: traces, the ids of requests, the access log, dashboards and alerts.
+
+mod contents;
+mod dashboards;
+mod delivery;
+mod requests;
+mod traces;
