@@ -69,8 +69,6 @@ USER 10001:10001
 WORKDIR /data
 VOLUME /data
 EXPOSE 8123
-# The server on this container's own address answers within the time limit, or the container is unhealthy.
-HEALTHCHECK --interval=30s --timeout=6s --start-period=30s CMD ["adjutant", "health"]
 # SIGTERM, which is what `docker stop` sends, ends the server in good order.
 STOPSIGNAL SIGTERM
 # Asks the server at the configured address.

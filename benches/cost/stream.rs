@@ -5,7 +5,7 @@ use std::time::Duration;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::Run;
 use adjutant::events::After;
-use adjutant::http::stream::{RunInfo, StreamMode, StreamRequest, stream_run};
+use adjutant::http::stream::{MetadataDetail, RunInfo, StreamMode, StreamRequest, stream_run};
 use futures::StreamExt;
 
 use crate::lab::{AGENT, Lab, one_step, pieces};
@@ -56,6 +56,7 @@ pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
         resumable: false,
         resume_from: None,
         filter: None,
+        detail: MetadataDetail::Full,
         heartbeat,
         on_disconnect: None,
     };
