@@ -212,15 +212,9 @@ url = "{base}"
     assert_eq!(world.stops(), 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_that_does_not_work_is_named_with_the_way_out() {
-    let world = World::start().await;
-    let base = &world.base;
-    // A port at which nobody listens.
-    let closed = closed_address();
-    let taken = StdListener::bind("127.0.0.1:0").expect("a free port");
-    let listen = taken.local_addr().expect("an address").to_string();
-    let mut text = format!(
+/// Returns a configuration in which nothing works. `closed` is an address at which nobody listens.
+fn where_nothing_works(base: &str, closed: &str, listen: &str) -> String {
+    format!(
         r#"
 [server]
 listen = "{listen}"
@@ -273,7 +267,18 @@ url = "{base}"
 [mcp_servers.missing]
 command = "no-such-program-anywhere"
 "#
-    );
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_that_does_not_work_is_named_with_the_way_out() {
+    let world = World::start().await;
+    let base = &world.base;
+    // A port at which nobody listens.
+    let closed = closed_address();
+    let taken = StdListener::bind("127.0.0.1:0").expect("a free port");
+    let listen = taken.local_addr().expect("an address").to_string();
+    let mut text = where_nothing_works(base, &closed, &listen);
     let docs = mcp_section();
     if let Some(docs) = &docs {
         write!(
