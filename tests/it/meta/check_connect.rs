@@ -213,7 +213,7 @@ url = "{base}"
 }
 
 /// Returns a configuration in which nothing works. `closed` is an address at which nobody listens.
-fn where_nothing_works(base: &str, closed: &str, listen: &str) -> String {
+fn where_nothing_works(base: &str, closed: SocketAddr, listen: &str) -> String {
     format!(
         r#"
 [server]
@@ -278,7 +278,7 @@ async fn everything_that_does_not_work_is_named_with_the_way_out() {
     let closed = closed_address();
     let taken = StdListener::bind("127.0.0.1:0").expect("a free port");
     let listen = taken.local_addr().expect("an address").to_string();
-    let mut text = where_nothing_works(base, &closed, &listen);
+    let mut text = where_nothing_works(base, closed, &listen);
     let docs = mcp_section();
     if let Some(docs) = &docs {
         write!(
