@@ -38,6 +38,7 @@ COPY src src
 COPY migrations migrations
 COPY openapi openapi
 COPY examples examples
+COPY console/dist console/dist
 # The stand-ins above are younger than the sources.
 RUN touch src/main.rs src/lib.rs \
     && . /target.env \

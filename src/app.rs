@@ -335,6 +335,7 @@ fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants)
         heartbeat: server.keep_alive(),
         cors: cors(server, tenants),
         request: server.request(),
+        console: server.console,
         hosts: HostRules::new(&all_hosts, Some(address.ip())),
         sites,
         access_log: false,

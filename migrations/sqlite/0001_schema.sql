@@ -1,15 +1,20 @@
 -- The tables of adjutant on SQLite, ordered by noun: conversations, runs, the log, interrupts, background tasks, assistants,
--- definitions, crons, the Store, webhooks, jobs, requests, servers.
+-- definitions, crons, the Store, webhooks, jobs, quotas, API keys, the audit, data keys, requests, servers.
 --
 -- Ids are 16-byte blobs, times are microseconds since 1970, JSON is text. Every value is given by the program.
+--
+-- `tenant` is the organisation or team to which a row belongs, `owner` the user of that tenant; an empty owner means: to the
+-- tenant as a whole. The tenant `*` is the server itself, whose rows are there for all tenants.
 
 -- ---------------------------------------------------------------------------------------------------------------- threads
 
--- A row means: there is this conversation. What was said in it are its checkpoints. The thread is kept for `ttl`
--- microseconds after its last change, and at `expires_at` happens what `ttl_strategy` says. At `pruned_at` all but the newest
--- state was taken away.
+-- A row means: there is this conversation. What was said in it are its checkpoints. Runs, checkpoints, events and interrupts
+-- belong to whom their thread belongs. The thread is kept for `ttl` microseconds after its last change, and at `expires_at`
+-- happens what `ttl_strategy` says. At `pruned_at` all but the newest state was taken away.
 create table threads (
     thread_id blob not null primary key,
+    tenant text not null,
+    owner text not null,
     status text not null,
     metadata text not null,
     config text not null,
@@ -30,6 +35,7 @@ create index threads_by_status on threads (status, updated_at, thread_id);
 create index threads_by_status_created on threads (status, created_at, thread_id);
 create index threads_by_status_state_updated on threads (status, state_updated_at, thread_id);
 create index threads_by_status_id on threads (status, thread_id);
+create index threads_by_owner on threads (tenant, owner);
 create index threads_by_expiry on threads (expires_at, thread_id) where expires_at is not null;
 create index threads_unpruned on threads (state_updated_at, thread_id)
     where pruned_at is null or pruned_at < state_updated_at;
@@ -56,7 +62,9 @@ create table unfinished_copies (
 -- calls; a server that stopped in good order has not died. The events of the run are in the thread's log from `first_seq` on,
 -- until the events of another run begin; null: there are none yet. `usage`: calls, tokens, children and time so far; null:
 -- nothing yet. `visibility`: how much clients see of a subagent's run (hidden, status or tools_only); null: all of it.
--- `touched_by` and `before`: see `checkpoints`.
+-- `queue` is the account on whose behalf the run works, as `TENANT/USER/KEY/`, with the priority of the run behind it; runs with
+-- the same text take their turns by age. `definition` is the digest of the definition that the run is pinned to, since a
+-- `request` may be sealed; null: there is none. `touched_by` and `before`: see `checkpoints`.
 create table runs (
     run_id blob not null primary key,
     thread_id blob not null references threads (thread_id) on delete cascade,
@@ -69,7 +77,9 @@ create table runs (
     path text not null,
     visibility text,
     status text not null,
+    queue text not null,
     request text not null,
+    definition text,
     metadata text not null,
     error text,
     attempt integer not null,
@@ -90,6 +100,10 @@ create index runs_by_root on runs (root_id, created_at, run_id);
 create index runs_by_parent on runs (parent_id, created_at, run_id) where parent_id is not null;
 -- The queue: pending runs by the time at which they may begin.
 create index runs_due on runs (due_at, run_id) where depth = 0 and status = 'pending';
+-- Whose turn it can be, and the runs of each account that wait.
+create index runs_waiting on runs (queue, due_at, run_id) where depth = 0 and status = 'pending';
+-- How many runs of each account are at work.
+create index runs_at_work on runs (queue) where depth = 0 and status = 'running';
 create index runs_in_flight on runs (thread_id, created_at, run_id)
     where depth = 0 and status in ('pending', 'running');
 -- Runs of the main agent never overlap on a thread.
@@ -104,8 +118,8 @@ create index runs_cancelled_while_waiting on runs (thread_id)
 create index runs_touched on runs (touched_by) where touched_by is not null;
 
 -- A row means: a run and all below it have used this much, background tasks and what is below them included. Only those runs
--- have one whose limits reach beyond the thread on which they began. `busy_…`: for how long work went on, in microseconds,
--- and the stretch of time that was counted last.
+-- have one whose limits reach beyond the thread on which they began. `cost_micros` is what the answers of models cost, in
+-- millionths. `busy_…`: for how long work went on, in microseconds, and the stretch of time that was counted last.
 create table trees (
     tree_id blob not null primary key,
     thread_id blob not null references threads (thread_id) on delete cascade,
@@ -113,6 +127,7 @@ create table trees (
     tool_calls bigint not null,
     input_tokens bigint not null,
     output_tokens bigint not null,
+    cost_micros bigint not null,
     children bigint not null,
     under_way bigint not null,
     busy_micros bigint not null,
@@ -131,6 +146,7 @@ create table tree_shares (
     tool_calls bigint not null,
     input_tokens bigint not null,
     output_tokens bigint not null,
+    cost_micros bigint not null,
     children bigint not null,
     under_way bigint not null,
     primary key (tree_id, run_id)
@@ -182,8 +198,8 @@ create table events (
 -- ------------------------------------------------------------------------------------------------------------- interrupts
 
 -- A row means: a human was asked this, and the row says what became of the question. `run_id` is the run of the main
--- agent in whose course it was asked, `seq` puts the questions of a thread in order. `touched_by` and `before`: see
--- `checkpoints`.
+-- agent in whose course it was asked. `seq` puts the questions of a thread in order, and `ordinal` those that were asked
+-- together. `touched_by` and `before`: see `checkpoints`.
 create table interrupts (
     interrupt_id text not null,
     thread_id blob not null references threads (thread_id) on delete cascade,
@@ -202,10 +218,22 @@ create table interrupts (
     created_at bigint not null,
     resolved_at bigint,
     seq bigint not null,
+    ordinal integer not null,
     primary key (thread_id, interrupt_id)
 ) without rowid;
-create index interrupts_by_status on interrupts (status, created_at, seq);
+create index interrupts_by_status on interrupts (status, created_at, seq, ordinal);
 create index interrupts_by_id on interrupts (interrupt_id);
+
+-- A row means: this interrupt is assigned to this user of the tenant of its thread (`kind` is `user`), or to all its users with
+-- this role (`kind` is `role`). An interrupt without rows is assigned to nobody.
+create table interrupt_approvers (
+    thread_id blob not null,
+    interrupt_id text not null,
+    kind text not null,
+    name text not null,
+    primary key (thread_id, interrupt_id, kind, name),
+    foreign key (thread_id, interrupt_id) references interrupts (thread_id, interrupt_id) on delete cascade
+) without rowid;
 
 -- ------------------------------------------------------------------------------------ background tasks and remote agents
 
@@ -264,9 +292,11 @@ create index remote_runs_awaited on remote_runs (remote_run_id) where task_id is
 -- ------------------------------------------------------------------------------------------------------------- assistants
 
 -- A row means: clients can run this agent definition with these settings, which are those of the version in use.
--- `folded` is the name in small letters, for searching and sorting.
+-- `folded` is the name in small letters, for searching and sorting. The default assistants of definitions belong to the server.
 create table assistants (
     assistant_id blob not null primary key,
+    tenant text not null,
+    owner text not null,
     version bigint not null,
     graph_id text not null,
     config text not null,
@@ -281,6 +311,7 @@ create table assistants (
 create index assistants_by_created on assistants (created_at, assistant_id);
 create index assistants_by_updated on assistants (updated_at, assistant_id);
 create index assistants_by_name on assistants (folded, assistant_id);
+create index assistants_by_tenant on assistants (tenant, created_at, assistant_id, owner);
 create index assistants_by_graph on assistants (graph_id, created_at, assistant_id);
 
 -- A row means: this is what a version of an assistant says. Rows never change.
@@ -335,9 +366,12 @@ create table definition_changes (
 -- ------------------------------------------------------------------------------------------------------------------ crons
 
 -- A row means: whenever the schedule says so, an agent is asked to do this, on the thread, or on a new one each time. The
--- run of a due time is made in the transaction that moves `due_at` on, and with it the job of the cron.
+-- run of a due time is made in the transaction that moves `due_at` on, and with it the job of the cron. The threads that it
+-- makes belong to whom the cron belongs.
 create table crons (
     cron_id blob not null primary key,
+    tenant text not null,
+    owner text not null,
     assistant_id blob not null references assistants (assistant_id) on delete cascade,
     thread_id blob references threads (thread_id) on delete cascade,
     schedule text not null,
@@ -353,6 +387,7 @@ create table crons (
     updated_at bigint not null
 ) without rowid;
 create index crons_by_thread on crons (thread_id, created_at, cron_id);
+create index crons_by_tenant on crons (tenant, created_at, cron_id, owner);
 create index crons_by_assistant on crons (assistant_id, created_at, cron_id);
 create index crons_by_created on crons (created_at, cron_id);
 create index crons_by_updated on crons (updated_at, cron_id);
@@ -361,10 +396,13 @@ create index crons_by_end on crons (end_time, cron_id);
 
 -- -------------------------------------------------------------------------------------------------------------- the Store
 
--- A row means: this is remembered, under this key, in this namespace. A namespace is written as its labels with a dot after
--- each, so that it and all below it lie in one range of the primary key. `ttl` is how long the item stays after it was
--- written, or read by a request that renews it, in microseconds; an item is gone from `expires_at` on, swept or not.
+-- A row means: its owners remember this, under this key, in this namespace. Each owner has a Store of their own. A namespace is
+-- written as its labels with a dot after each, so that it and all below it lie in one range of the primary key. `ttl` is how
+-- long the item stays after it was written, or read by a request that renews it, in microseconds; an item is gone from
+-- `expires_at` on, swept or not.
 create table items (
+    tenant text not null,
+    owner text not null,
     namespace text not null,
     key text not null,
     value text not null,
@@ -372,28 +410,33 @@ create table items (
     expires_at bigint,
     created_at bigint not null,
     updated_at bigint not null,
-    primary key (namespace, key)
+    primary key (tenant, owner, namespace, key)
 );
 create index items_by_expiry on items (expires_at) where expires_at is not null;
 
 -- A row means: this is the embedding of the text at `path` of an item's value, by the model that the server is configured
--- with; a unit vector.
+-- with; a unit vector. `sealed` is the vector when it is sealed, which leaves `vector` empty; null: it is in `vector`.
 create table item_vectors (
+    tenant text not null,
+    owner text not null,
     namespace text not null,
     key text not null,
     path text not null,
     vector blob not null,
-    primary key (namespace, key, path),
-    foreign key (namespace, key) references items (namespace, key) on delete cascade
+    sealed blob,
+    primary key (tenant, owner, namespace, key, path),
+    foreign key (tenant, owner, namespace, key) references items (tenant, owner, namespace, key) on delete cascade
 );
 
 -- --------------------------------------------------------------------------------------------------------------- webhooks
 
 -- A row means: this is to be sent to this address, because a run ended; or it was sent, or it was given up. It is
--- written in the transaction that ends the run and outlives thread and run. While it is pending it has a job; `attempts` are
--- those that were made before the last one ended.
+-- written in the transaction that ends the run, belongs to whom the thread belonged, and outlives thread and run. While it is
+-- pending it has a job; `attempts` are those that were made before the last one ended.
 create table deliveries (
     delivery_id blob not null primary key,
+    tenant text not null,
+    owner text not null,
     run_id blob not null,
     thread_id blob not null,
     url text not null,
@@ -409,6 +452,7 @@ create index deliveries_by_created on deliveries (created_at, delivery_id);
 create index deliveries_by_status on deliveries (status, created_at, delivery_id);
 create index deliveries_by_run on deliveries (run_id, created_at, delivery_id);
 create index deliveries_by_thread on deliveries (thread_id, created_at, delivery_id);
+create index deliveries_by_tenant on deliveries (tenant, created_at, delivery_id, owner);
 create index deliveries_finished on deliveries (finished_at, delivery_id) where finished_at is not null;
 
 -- -------------------------------------------------------------------------------------------------------------------- jobs
@@ -433,12 +477,119 @@ create index jobs_at_work on jobs (worker) where worker is not null;
 create index jobs_by_thread on jobs (thread_id) where thread_id is not null;
 create index jobs_by_assistant on jobs (assistant_id) where assistant_id is not null;
 
+-- ----------------------------------------------------------------------------------------------------------------- quotas
+
+-- A row means: on this day (UTC, counted from 1970), runs of the accounts that begin with `subject` have used this much. A day
+-- has several rows, by `slot`, so that commits of different runs rarely wait for each other; their sum counts. Only subjects
+-- with a quota for a day have rows.
+create table daily_usage (
+    subject text not null,
+    day bigint not null,
+    slot integer not null,
+    tokens bigint not null,
+    cost_micros bigint not null,
+    primary key (subject, day, slot)
+) without rowid;
+create index daily_usage_by_day on daily_usage (day);
+
+-- A row means: the checkpoints and events of this thread up to the number `seq` had this many bytes at this time. Only threads
+-- of owners with a quota for stored bytes have a row; it goes with its thread.
+create table thread_bytes (
+    thread_id blob not null primary key references threads (thread_id) on delete cascade,
+    tenant text not null,
+    owner text not null,
+    bytes bigint not null,
+    seq bigint not null,
+    measured_at bigint not null
+) without rowid;
+create index thread_bytes_by_owner on thread_bytes (tenant, owner, bytes);
+
+-- --------------------------------------------------------------------------------------------------- API keys and tickets
+
+-- A row means: there is, or was, this API key, which proves this identity. Of its secret only the SHA-256 digest is stored:
+-- secrets are random and long, so a slow hash would protect nothing. After a rotation the secret before is valid until
+-- `previous_until`. `roles` and `scopes` are JSON lists; null: the scopes are not limited. A key with `revoked_at` is refused;
+-- its row is kept for a while, so that people see what happened to it.
+create table api_keys (
+    key_id text not null primary key,
+    name text not null,
+    tenant text not null,
+    user_id text not null,
+    roles text not null,
+    scopes text,
+    digest blob not null,
+    previous_digest blob,
+    previous_until bigint,
+    created_at bigint not null,
+    expires_at bigint,
+    last_used_at bigint,
+    rotated_at bigint,
+    revoked_at bigint
+) without rowid;
+create index api_keys_by_tenant on api_keys (tenant, created_at, key_id);
+create index api_keys_by_created on api_keys (created_at, key_id);
+
+-- A row means: whoever knows the text with this digest may open one stream as this identity, before `expires_at`. The row
+-- goes when the ticket is used. `identity` is JSON.
+create table auth_tickets (
+    digest blob not null primary key,
+    tenant text not null,
+    user_id text not null,
+    identity text not null,
+    expires_at bigint not null
+) without rowid;
+create index auth_tickets_by_user on auth_tickets (tenant, user_id);
+create index auth_tickets_by_expiry on auth_tickets (expires_at);
+
+-- -------------------------------------------------------------------------------------------------------------- the audit
+
+-- A row means: this caller did this to this resource, or was refused. Rows are never changed. They are deleted when they are
+-- older than the configuration says, and outlive the resource and the caller. Ids sort by time. Every change of a caller
+-- writes a row, so there is one index besides the key.
+create table audit (
+    entry_id blob not null,
+    tenant text not null,
+    user_id text not null,
+    credential text not null,
+    action text not null,
+    resource text not null,
+    outcome text not null,
+    address text,
+    detail text not null,
+    created_at bigint not null,
+    primary key (tenant, entry_id)
+) without rowid;
+create index audit_by_user on audit (tenant, user_id, entry_id);
+
+-- -------------------------------------------------------------------------------------------------------------- data keys
+
+-- A row means: values of this tenant are, or were, sealed under this data key. `wrapped` is the data key, sealed under the master
+-- key named `master`; null: the tenant was deleted, and its values can never be opened again. `change` is the number of the
+-- change that made the row what it is.
+create table data_keys (
+    key_id blob not null primary key,
+    tenant text not null,
+    master text not null,
+    wrapped blob,
+    change bigint not null
+) without rowid;
+create index data_keys_by_tenant on data_keys (tenant, change);
+create index data_keys_by_change on data_keys (change);
+
+-- The one row counts the changes of `data_keys`, so that other servers see that there was one.
+create table data_key_changes (
+    one bigint not null primary key,
+    number bigint not null
+);
+
 -- --------------------------------------------------------------------------------------------------- requests and servers
 
 -- A row means: a request that came with this Idempotency-Key was granted, and this is how it was answered, or which run it
--- began. It is written together with what the request made.
+-- began. It is written together with what the request made. The request came from this tenant, or from a caller without one
+-- (`*`).
 create table idempotency_keys (
     idempotency_key text not null primary key,
+    tenant text not null,
     fingerprint blob not null,
     status integer,
     body text,
@@ -448,6 +599,8 @@ create table idempotency_keys (
     created_at bigint not null
 );
 create index idempotency_keys_by_created on idempotency_keys (created_at, idempotency_key);
+-- Answers are forgotten with their thread.
+create index idempotency_keys_by_thread on idempotency_keys (thread_id) where thread_id is not null;
 
 -- A row means: this server process has promised to be alive until then.
 create table workers (

@@ -71,7 +71,7 @@ pub struct AgentFactory {
     pub profiles: Arc<HarnessProfiles>,
     /// The agents of this server that subagents may be, by `graph_id`.
     pub agents: NamePatterns,
-    /// What the agents of single tenants have instead of these parts.
+    /// The parts that the agents of single tenants have instead of these.
     pub tenants: Arc<BTreeMap<Tenant, TenantParts>>,
 }
 

@@ -76,7 +76,7 @@ pub struct Agent {
     pub is_fork: bool,
     /// The parts of the state that are shared with the caller.
     pub shares: SharedState,
-    /// Those who answer its questions, unless a question is assigned to others.
+    /// The approvers who answer its questions, unless a question is assigned to others.
     pub approvers: Approvers,
     /// The text that user interfaces show while the agent runs.
     pub display_text: Option<String>,

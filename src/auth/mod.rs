@@ -54,7 +54,7 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// at once.
 pub const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What a request says about who sends it.
+/// The credentials of a request.
 #[derive(Clone, Copy)]
 pub struct Credentials<'r> {
     /// The method.

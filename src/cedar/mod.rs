@@ -63,7 +63,7 @@ impl PolicyMistake {
 pub struct LoadedPolicies {
     /// The policies.
     pub policies: Arc<dyn AccessPolicies>,
-    /// What is odd about them.
+    /// Warnings about them.
     pub warnings: Vec<PolicyMistake>,
 }
 

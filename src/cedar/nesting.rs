@@ -10,7 +10,7 @@ pub(super) const MAX_NESTING: usize = 256;
 /// The operators that are words.
 const WORDS: [&str; 7] = ["if", "then", "else", "has", "like", "in", "is"];
 
-/// What is between two brackets, so far.
+/// The text between two brackets, so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Level {
     /// The nesting of the expressions before the last comma.

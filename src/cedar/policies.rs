@@ -58,7 +58,7 @@ struct CompiledPolicy {
     has_failed: AtomicBool,
 }
 
-/// What a policy says about an action of a caller.
+/// The conditions under which a policy applies to an action of a caller.
 struct Verdict<'a> {
     policy: &'a CompiledPolicy,
     /// The resources that it permits or forbids.

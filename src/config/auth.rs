@@ -44,7 +44,7 @@ pub struct AuthSection {
     /// The HTTP hook.
     #[cfg_attr(test, schemars(skip))]
     pub hook: Option<HookSection>,
-    /// What owners share with their tenant.
+    /// The metadata by which owners share resources with their tenant.
     #[cfg_attr(test, schemars(skip))]
     pub sharing: SharingSections,
     /// Access policies.

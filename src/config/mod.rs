@@ -118,15 +118,15 @@ pub struct Config {
     pub peers: PeersSection,
     /// The limits of responses from models, tools and other servers.
     pub answers: AnswersSection,
-    /// Who did what, on a server with authentication.
+    /// The audit: who did what, on a server with authentication.
     pub audit: AuditSection,
     /// The API for clients that define agents.
     pub agents_api: AgentsApi,
     /// The ways in which callers prove who they are; none if absent.
     pub auth: Option<AuthSection>,
-    /// What API keys, users and tenants may use.
+    /// The quotas of API keys, users and tenants.
     pub quotas: QuotasSection,
-    /// What single tenants may use, and their own credentials, by name.
+    /// The parts of the server that single tenants may use, and their own credentials, by name.
     pub tenants: NamedEntries<TenantSection>,
     /// The prices of models, by `provider:model`.
     pub prices: NamedEntries<PriceSection>,
@@ -284,6 +284,10 @@ pub fn variable(name: &str) -> Option<String> {
 }
 
 /// Returns all environment variables whose names and values are text.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where environment variables are listed"
+)]
 fn variables() -> impl Iterator<Item = (String, String)> {
     let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     std::env::vars_os().filter_map(text)

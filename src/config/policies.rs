@@ -95,7 +95,7 @@ struct FoundFile {
     path: PathBuf,
 }
 
-/// What is wrong with the policies.
+/// The mistakes in the policies.
 #[derive(Default)]
 pub(super) struct PolicyFindings {
     /// In the section.

@@ -56,6 +56,8 @@ pub struct Server {
     pub keep_alive_s: f64,
     /// The time that running steps have to reach a commit when the server stops, in seconds.
     pub shutdown_s: f64,
+    /// True if browsers get the console at `/`.
+    pub console: bool,
     /// True if the system may write a core file when the process crashes, and debuggers may attach to it. Core files
     /// contain keys and conversations.
     pub allow_core_files: bool,
@@ -81,6 +83,7 @@ impl Default for Server {
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
             shutdown_s: 30.0,
+            console: true,
             allow_core_files: false,
         }
     }

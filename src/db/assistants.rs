@@ -176,8 +176,8 @@ async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: AssistantId) -> DbRe
     row.map(Assistant::try_from).transpose()
 }
 
-/// Gives these assistants to the server. For the default assistants of definitions; those from before there were owners
-/// belonged to nobody in particular.
+/// Gives these assistants to the server. For the default assistants of definitions, which a client may have created
+/// first.
 pub async fn give_to_server(tx: &mut Tx<'_>, ids: &[AssistantId]) -> DbResult<()> {
     if ids.is_empty() {
         return Ok(());

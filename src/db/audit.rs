@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sqlx::{QueryBuilder, query};
+use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
@@ -56,7 +56,7 @@ impl TryFrom<AuditRow> for AuditEntry {
 /// Stores an entry, unless it is stored already.
 pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
     const SQL: &str = "insert into audit (entry_id, tenant, user_id, credential, action, resource, outcome, address, \
-        detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (entry_id) do nothing";
+        detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (tenant, entry_id) do nothing";
     let detail = super::json::encode(&entry.detail)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(entry.id)
@@ -147,14 +147,31 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
     Ok(page.finish())
 }
 
-/// Deletes up to `limit` entries that are older than `until`. Returns their number.
+/// Deletes up to `limit` entries that are older than `until`, tenant by tenant. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<u64> {
-    // Ids sort by time, so the oldest entries are the first of the table, and no further ones have to be looked at.
-    const SQL: &str = "delete from audit where entry_id in (select entry_id from \
-        (select entry_id, created_at from audit order by entry_id limit $2) oldest where created_at < $1)";
+    // The next tenant is found by one look into the primary key.
+    const NEXT: &str = "select min(tenant) from audit where tenant > $1";
+    let limit = u64::try_from(limit).unwrap_or(0);
+    let mut deleted = 0;
+    let mut tenant = String::new();
+    while deleted < limit {
+        let next: Option<String> = on_engine!(tx, |conn| query_scalar(NEXT).bind(&tenant).fetch_one(conn).await)?;
+        let Some(next) = next else { break };
+        deleted += sweep_tenant(tx, &next, until, limit - deleted).await?;
+        tenant = next;
+    }
+    Ok(deleted)
+}
+
+async fn sweep_tenant(tx: &mut Tx<'_>, tenant: &str, until: Timestamp, limit: u64) -> DbResult<u64> {
+    // Ids sort by time, so the oldest entries are the first of the tenant, and no further ones have to be looked at.
+    const SQL: &str = "delete from audit where tenant = $3 and entry_id in (select entry_id from \
+        (select entry_id, created_at from audit where tenant = $3 order by entry_id limit $2) oldest \
+        where created_at < $1)";
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(until.0)
-        .bind(limit)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(tenant)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

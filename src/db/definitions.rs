@@ -311,15 +311,12 @@ pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> Db
 /// Deletes up to 100 contents without a version that went out of use before `before` and that no run needs: no pending
 /// or running one, and none on a busy or interrupted thread. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
-    // Requests from before the column `definition` are searched as text, so that a run keeps its definition even if its
-    // request is not readable as JSON. A digest in a request is always that of a definition.
     const UNUSED: &str = "select d.digest from definitions d where d.used_at < $1 \
         and not exists (select 1 from definition_versions v where v.digest = d.digest) \
         and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
-        and coalesce(r.definition, r.request) like '%' || d.digest || '%') \
+        and r.definition = d.digest) \
         and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
-        where t.status in ('busy', 'interrupted') \
-        and coalesce(r.definition, r.request) like '%' || d.digest || '%') limit 100";
+        where t.status in ('busy', 'interrupted') and r.definition = d.digest) limit 100";
     const DELETE: &str = "delete from definitions where digest = $1";
     let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(UNUSED).bind(before.0).fetch_all(conn).await)?;
     let mut deleted = 0;

@@ -19,7 +19,7 @@ use crate::domain::job::JobKind;
 /// The most rows that one transaction deletes from a table; of threads, which have most rows elsewhere, only one.
 const BATCH: i64 = 200;
 
-/// Whose data it is.
+/// The user or tenant whose data it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataSubject {
     /// The tenant.
@@ -41,7 +41,7 @@ impl DataSubject {
 /// The data of a user or a tenant that is not found by tenant and user alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErasureRequest {
-    /// Whose data is erased.
+    /// The user or tenant whose data is erased.
     pub subject: DataSubject,
     /// The beginning of the names of idempotency keys, for each client that the subject is.
     pub clients: Vec<String>,
@@ -51,7 +51,7 @@ pub struct ErasureRequest {
     pub with_audit: bool,
 }
 
-/// How many rows were erased.
+/// The numbers of erased rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ErasedRows {
     /// The API keys.
@@ -165,7 +165,7 @@ const DELIVERIES: OwnedTable = OwnedTable {
 };
 const AUDIT: OwnedTable = OwnedTable {
     name: "audit",
-    key: "entry_id",
+    key: "tenant, entry_id",
     user: "user_id",
     job: None,
 };

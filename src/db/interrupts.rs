@@ -45,6 +45,8 @@ pub struct InterruptRecord {
     pub task_call_id: Option<String>,
     /// The sort key among the interrupts of the thread; later ones have a higher number.
     pub seq: i64,
+    /// The sort key among the interrupts with the same `seq`, which were raised together.
+    pub ordinal: i32,
     /// The status.
     pub status: InterruptState,
     /// The answer.
@@ -92,7 +94,7 @@ impl InterruptState {
 
 const SELECT: &str = "\
     select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
-    interrupt, resolution, resumed_by, created_at, resolved_at, seq from interrupts";
+    interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal from interrupts";
 
 #[derive(sqlx::FromRow)]
 struct InterruptRow {
@@ -110,6 +112,7 @@ struct InterruptRow {
     created_at: i64,
     resolved_at: Option<i64>,
     seq: i64,
+    ordinal: i32,
 }
 
 impl TryFrom<InterruptRow> for InterruptRecord {
@@ -128,6 +131,7 @@ impl TryFrom<InterruptRow> for InterruptRecord {
             lane: lane_of(row.lane),
             path: at("path").decode(&row.path)?,
             seq: row.seq,
+            ordinal: row.ordinal,
             status: InterruptState::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
             resolution: row
                 .resolution
@@ -165,13 +169,13 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// [`DbError::Conflict`] when the thread was deleted.
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
-        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
+        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) \
         on conflict (thread_id, interrupt_id) do update set run_id = excluded.run_id, lane = excluded.lane, \
         agent_name = excluded.agent_name, path = excluded.path, task_id = excluded.task_id, \
         task_call_id = excluded.task_call_id, status = excluded.status, interrupt = excluded.interrupt, \
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
-        resolved_at = excluded.resolved_at, seq = excluded.seq";
+        resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal";
     let id = &record.interrupt.id;
     // An unreadable row is replaced, too.
     let earlier = unless_corrupt(find(tx, record.thread, id).await)?.flatten();
@@ -195,6 +199,7 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .bind(record.created_at.0)
         .bind(record.resolved_at.map(|at| at.0))
         .bind(record.seq)
+        .bind(record.ordinal)
         .execute(conn)
         .await
         .map(drop))?;
@@ -313,7 +318,7 @@ pub async fn visible(tx: &mut Tx<'_>, wanted: &VisibleInterrupts) -> DbResult<Ve
             sql.push(" and status = ").push_bind(status.word());
         }
         push_interrupt_scope(&mut sql, &wanted.scope)?;
-        sql.push(" order by seq, interrupt_id");
+        sql.push(" order by seq, ordinal");
         sql.build_query_as().fetch_all(conn).await
     })?;
     readable(rows)
@@ -344,11 +349,8 @@ pub async fn of_thread(
     thread: ThreadId,
     status: Option<InterruptState>,
 ) -> DbResult<Vec<InterruptRecord>> {
-    const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, interrupt_id");
-    const SOME: &str = concatcp!(
-        SELECT,
-        " where thread_id = $1 and status = $2 order by seq, interrupt_id"
-    );
+    const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, ordinal");
+    const SOME: &str = concatcp!(SELECT, " where thread_id = $1 and status = $2 order by seq, ordinal");
     let rows: Vec<InterruptRow> = on_engine!(tx, |conn| match status {
         Some(status) => query_as(SOME).bind(thread.0).bind(status.word()).fetch_all(conn).await,
         None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
@@ -377,7 +379,7 @@ pub async fn pending(
     let rows: Vec<InterruptRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(concatcp!(SELECT, " where status = 'pending'"));
         push_interrupt_scope(&mut sql, scope)?;
-        sql.push(" order by created_at, seq, interrupt_id limit ")
+        sql.push(" order by created_at, seq, ordinal, interrupt_id limit ")
             .push_bind(limit)
             .push(" offset ")
             .push_bind(offset);
@@ -458,6 +460,7 @@ struct Before {
     created_at: Timestamp,
     resolved_at: Option<Timestamp>,
     seq: i64,
+    ordinal: i32,
 }
 
 /// Saves the values of interrupts before run `by` changes them, unless that run raised or already changed them.
@@ -474,6 +477,7 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
             created_at: record.created_at,
             resolved_at: record.resolved_at,
             seq: record.seq,
+            ordinal: record.ordinal,
         })?;
         let before = sealer.seal(&cell("before", &record.interrupt.id), before)?;
         let thread = record.thread.0;
@@ -495,7 +499,7 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
 pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<()> {
     const FIND: &str = "select interrupt_id, before from interrupts where thread_id = $1 and touched_by = $2";
     const RESTORE: &str = "update interrupts set run_id = $3, status = $4, resolution = $5, resumed_by = $6, \
-        created_at = $7, resolved_at = $8, seq = $9, before = null, touched_by = null \
+        created_at = $7, resolved_at = $8, seq = $9, ordinal = $10, before = null, touched_by = null \
         where thread_id = $1 and interrupt_id = $2";
     const DELETE: &str = "delete from interrupts where thread_id = $1 and run_id = $2";
     let touched: Vec<(String, String)> = on_engine!(tx, |conn| query_as(FIND)
@@ -520,6 +524,7 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
             .bind(before.created_at.0)
             .bind(before.resolved_at.map(|at| at.0))
             .bind(before.seq)
+            .bind(before.ordinal)
             .execute(conn)
             .await
             .map(drop))?;

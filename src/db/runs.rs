@@ -23,7 +23,7 @@ pub use claims::{
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{QueueDepth, queue};
-pub use turns::{at_work_by_queue, count_of_subject, next_in_queue, waiting_queues};
+pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
@@ -291,7 +291,7 @@ pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
     Ok(list(tx, &wanted).await?.into_items().pop())
 }
 
-/// What a run takes over from the run whose work it continues.
+/// The values that a run takes over from the run whose work it continues.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunBefore {
     /// Its place in the queue.

@@ -11,7 +11,7 @@ use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
 
-/// Whose data is measured.
+/// The owner whose data is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredBy {
     /// The tenant.

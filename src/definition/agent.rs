@@ -290,7 +290,7 @@ agents! {
         tools: Vec<String>,
         /// The tools whose calls a human has to approve.
         interrupt_on: BTreeMap<String, ApprovalRule>,
-        /// Those who answer its questions and decide about its calls, where `interrupt_on` names nobody else.
+        /// The users and roles who answer its questions and decide about its calls, where `interrupt_on` names nobody else.
         #[serde(skip_serializing_if = "Approvers::is_empty")]
         approvers: Approvers,
         /// The rules for the files that it may read and change. Without rules it may read and change all files.

@@ -28,7 +28,7 @@ pub struct ApprovalChoices {
     /// The text for the reviewer, instead of the standard text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Those who decide about the calls; the approvers of the agent when absent.
+    /// The users and roles who decide about the calls; the approvers of the agent when absent.
     #[serde(skip_serializing_if = "Approvers::is_empty")]
     pub approvers: Approvers,
 }

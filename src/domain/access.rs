@@ -176,7 +176,7 @@ impl Ownership {
     }
 }
 
-/// How far an action of an identity reaches.
+/// The reach of an action of an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
     /// Over nothing.
@@ -212,7 +212,7 @@ impl SharingRule {
     }
 }
 
-/// What a decision needs to know of a resource.
+/// The facts about a resource on which a decision depends.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ResourceFacts {
     /// To whom it belongs.
@@ -255,20 +255,20 @@ pub enum AccessScope {
     Nothing,
     /// All of this tenant.
     Tenant(Tenant),
-    /// Those of this owner, and those whose metadata match one of the filters.
+    /// The rows of this owner, and the rows whose metadata match one of the filters.
     Own {
         /// The owner.
         ownership: Ownership,
         /// The filters of [`SharingRule`].
         shared: Vec<MetadataFilter>,
     },
-    /// Those of a tenant that access policies leave.
+    /// The rows of a tenant that access policies leave.
     Ruled {
         /// The tenant.
         tenant: Tenant,
-        /// Those that the roles allow.
+        /// The rows that the roles allow.
         base: Box<Self>,
-        /// What the policies permit of the tenant, and forbid of all.
+        /// The rows that the policies permit of the tenant, and forbid of all.
         ruling: Ruling,
     },
 }
@@ -298,7 +298,7 @@ impl Assignee {
 /// The interrupts that a caller may find.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InterruptScope {
-    /// Those of the threads in this scope.
+    /// The interrupts of the threads in this scope.
     pub threads: AccessScope,
     /// And those that are assigned to this caller; none if the threads contain them.
     pub assigned: Option<Assignee>,

@@ -18,7 +18,7 @@ const NOBODY: &str = "-";
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Account(String);
 
-/// Whose use of the server a quota limits.
+/// The kind of account whose use of the server a quota limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QuotaLevel {
     /// One API key.

@@ -9,7 +9,7 @@ use super::access::Action;
 use super::identity::{Credential, Identity};
 use super::time::Timestamp;
 
-/// Whether a request was allowed.
+/// The outcome of a request: allowed or denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuditOutcome {
     /// The request was allowed. It may still have failed, for instance because its body was invalid.
@@ -44,13 +44,13 @@ pub struct AuditEntry {
     pub tenant: String,
     /// The user; empty if the caller is unknown.
     pub user: String,
-    /// How the caller was authenticated: `key:<id>`, `jwt:<issuer>`, `hook`, or `none`.
+    /// The credential of the caller: `key:<id>`, `jwt:<issuer>`, `hook`, or `none`.
     pub credential: String,
     /// The word of the action, such as `threads:delete`.
     pub action: String,
     /// The resource, such as `thread:<id>`; empty for searches and creations.
     pub resource: String,
-    /// Whether it was allowed.
+    /// The outcome: allowed or denied.
     pub outcome: AuditOutcome,
     /// The address of the client; none for work of this process.
     pub address: Option<IpAddr>,

@@ -200,7 +200,7 @@ impl FromStr for UserRole {
     }
 }
 
-/// How an identity was proved.
+/// The credential by which an identity was proved.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credential {
@@ -233,7 +233,7 @@ pub struct Identity {
     pub scopes: Option<Vec<String>>,
     /// Further fields that the authentication knows of the user. Agents and tools see them.
     pub claims: Map<String, Value>,
-    /// How the identity was proved.
+    /// The credential by which the identity was proved.
     pub credential: Credential,
     /// The time from which the identity must be proved again.
     pub expires_at: Option<Timestamp>,

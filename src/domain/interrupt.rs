@@ -73,7 +73,7 @@ pub struct Question {
     /// the id of the interrupt on its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Those to whom the question is assigned. If it is assigned to nobody, those may answer who may change the thread.
+    /// The approvers to whom the question is assigned. If there are none, everybody may answer who may change the thread.
     #[serde(default, skip_serializing_if = "Approvers::is_empty")]
     pub approvers: Approvers,
 }

@@ -93,7 +93,7 @@ impl QuotaRule {
 /// A rule that applies to an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AppliedRule<'a> {
-    /// Whose use it limits.
+    /// The kind of account that it limits.
     pub level: QuotaLevel,
     /// The text with which the accounts begin whose use is counted together.
     pub subject: &'a str,
@@ -177,6 +177,12 @@ impl Quotas {
         })
     }
 
+    /// Returns whether a rule, of any account, has this limit.
+    pub fn has_limit(&self, has: impl Fn(&QuotaRule) -> bool) -> bool {
+        let general = [&self.per_key, &self.per_user, &self.per_tenant];
+        general.into_iter().chain(self.tenants.values()).any(has)
+    }
+
     /// Returns the rules with limits for a day that apply to an account.
     pub fn daily_rules_for<'a>(&'a self, account: &'a Account) -> impl Iterator<Item = AppliedRule<'a>> {
         self.rules_for(account).filter(|applied| applied.rule.is_daily())
@@ -186,9 +192,9 @@ impl Quotas {
 /// A quota that is used up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuotaReached {
-    /// What is limited.
+    /// The quota that is reached.
     pub kind: QuotaKind,
-    /// Whose use is limited.
+    /// The kind of account that is limited.
     pub level: QuotaLevel,
     /// The limit.
     pub limit: String,
@@ -224,7 +230,7 @@ impl fmt::Display for QuotaReached {
 
 impl std::error::Error for QuotaReached {}
 
-/// What was used on one day.
+/// The use of one day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DayUse {
     /// Tokens, input and output together.

@@ -117,7 +117,7 @@ impl RowCondition {
     }
 }
 
-/// What access policies say about an action of a caller.
+/// The conditions that access policies set for an action of a caller.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ruling {
     /// The resources of the caller's tenant that they permit, beyond what the roles allow.

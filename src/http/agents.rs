@@ -126,17 +126,15 @@ pub(super) async fn validate(
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
     let CheckedAgentSearch { filter, page, select } = body.check()?;
-    let part = (
-        usize::try_from(page.limit).unwrap_or(0),
-        usize::try_from(page.offset).unwrap_or(usize::MAX),
-    );
+    let limit = usize::try_from(page.limit).unwrap_or(0);
+    let offset = usize::try_from(page.offset).unwrap_or(usize::MAX);
     let permit = api.answers.permit().await?;
     let exists = |graph_id: &str| {
         let checked = api.access.check_agent(&api.caller, Action::AgentsRead, graph_id);
         checked.is_ok()
     };
     let wanted = |record: &AgentRecord| filter.matches(record) && exists(&record.version.graph_id);
-    let (found, total) = api.definitions.agents(wanted, part);
+    let (found, total) = api.definitions.agents(wanted, limit, offset);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),
         is_cut: false,

@@ -73,7 +73,7 @@ pub(super) struct AuditEntryView {
     tenant: String,
     /// The user.
     user: String,
-    /// How the caller was authenticated: `key:<id>`, `jwt:<issuer>` or `hook`.
+    /// The credential of the caller: `key:<id>`, `jwt:<issuer>` or `hook`.
     credential: String,
     /// The action, such as `threads:delete`.
     action: String,

@@ -18,7 +18,16 @@ use crate::auth::{AuthError, Authenticator, Credentials};
 use crate::domain::identity::{Credential, Identity};
 
 /// The routes that are public, for GET and HEAD.
-const PUBLIC: [&str; 5] = ["/ok", "/openapi.json", "/docs", "/docs/{*file}", "/favicon.ico"];
+const PUBLIC: [&str; 8] = [
+    "/ok",
+    "/openapi.json",
+    "/docs",
+    "/docs/{*file}",
+    "/favicon.ico",
+    "/console",
+    "/console/",
+    "/console/{*file}",
+];
 
 /// The routes of streams and WebSockets that a browser opens with GET and without headers: a ticket may authenticate
 /// them.
@@ -95,7 +104,7 @@ fn is_public(request: &Request) -> bool {
     }
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     match route {
-        // Browsers are redirected to the document. Others would learn the version of the server.
+        // Browsers get the console, or are redirected to the document. Others would learn the version of the server.
         Some("/") => request
             .headers()
             .get(header::ACCEPT)

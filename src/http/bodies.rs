@@ -117,7 +117,8 @@ impl BodyReader {
     }
 
     async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, BudgetShare), ApiError> {
-        let refusal = check_content_type(&parts.headers).err();
+        let checked = check_content_type(&parts.headers).and_then(|()| check_content_encoding(&parts.headers));
+        let refusal = checked.err();
         let size = body.size_hint();
         if let (Some(1..), Some(refusal)) = (size.exact(), &refusal) {
             return Err(refusal.clone());
@@ -256,6 +257,15 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
         return Ok(());
     }
     Err(ApiError::not_json(Some(given)))
+}
+
+/// Refuses bodies that are compressed: a small one may become a large one, and no SDK compresses what it sends.
+fn check_content_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut given = headers.get_all(header::CONTENT_ENCODING).iter();
+    match given.find(|given| !given.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        Some(given) => Err(ApiError::compressed(given.to_str().unwrap_or_default())),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

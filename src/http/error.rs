@@ -413,6 +413,12 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// The body is compressed.
+    pub fn compressed(given: &str) -> Self {
+        let message = format!("Content-Encoding: must be absent, got {given:?}; send the body without compression");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
     /// The body did not arrive in time.
     pub fn slow_body(limit: &str) -> Self {
         let message = format!("The request body did not arrive in time: {limit}");

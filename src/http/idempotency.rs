@@ -73,9 +73,11 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let header = request.headers().get(KEY).cloned();
+        let named = request
+            .headers()
+            .get(KEY)
+            .map(|header| (header.clone(), ClientId::of(request.extensions()).key()));
         let method = request.method().clone();
-        let client = ClientId::of(request.extensions()).key();
         let path = request
             .uri()
             .path_and_query()
@@ -84,8 +86,8 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
         let bytes = Bytes::from_request(request, state).await.map_err(extract::body_error)?;
         let body = B::read(&bytes)?;
         let parts = [method.as_str().as_bytes(), path.as_bytes(), &bytes];
-        let key = header
-            .map(|header| IdempotencyKey::new(&client, header.to_str().unwrap_or_default(), &parts))
+        let key = named
+            .map(|(header, client)| IdempotencyKey::new(&client, header.to_str().unwrap_or_default(), &parts))
             .transpose()?;
         Ok(Self(key, body))
     }

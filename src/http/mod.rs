@@ -37,6 +37,7 @@ mod bodies;
 mod body_guard;
 mod client;
 mod connections;
+mod console;
 mod cors;
 mod crons;
 mod deadline;
@@ -146,6 +147,8 @@ pub struct ApiSettings {
     pub request: Duration,
     /// True if each request gets a line in the log.
     pub access_log: bool,
+    /// True if browsers get the console.
+    pub console: bool,
 }
 
 impl Default for ApiSettings {
@@ -158,6 +161,7 @@ impl Default for ApiSettings {
             sites: TenantSites::default(),
             request: Duration::from_secs(30),
             access_log: false,
+            console: true,
         }
     }
 }
@@ -276,8 +280,13 @@ pub fn router(api: ApiParts) -> Router {
     if api.auth.is_on() {
         openapi::require_credentials(&mut document);
     }
+    let console = match settings.console {
+        true => console::pages(),
+        false => Router::new(),
+    };
     routes
         .merge(openapi::pages(Arc::new(document)))
+        .merge(console)
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         // The limit is enforced where bodies are read.

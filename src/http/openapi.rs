@@ -209,7 +209,10 @@ fn add_errors(operation: &mut Operation, changes: bool) {
         add("507", "With `[quotas]`: as much is stored as allowed");
         add("408", "The body did not arrive in time");
         add("413", "The body is too large");
-        add("415", "The content type is not `application/json`");
+        add(
+            "415",
+            "The content type is not `application/json`, or the body is compressed",
+        );
         add(
             "503",
             "The server is overloaded or shutting down; `Retry-After` holds the seconds to wait",

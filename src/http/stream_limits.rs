@@ -71,7 +71,8 @@ impl StreamLimiter {
         client: ClientId,
         caller: &Identity,
     ) -> Result<StreamPermit, ApiError> {
-        let account = Account::of(caller);
+        let is_limited = self.quotas.has_limit(|rule| rule.open_streams.is_some());
+        let account = is_limited.then(|| Account::of(caller));
         let client = LimitKey::Client(client);
         let thread = thread.map(LimitKey::Thread);
         let mut counts = self.counts();
@@ -86,11 +87,8 @@ impl StreamLimiter {
             return Err(ApiError::too_many_streams("client", self.limits.per_client));
         }
         let mut keys: Vec<LimitKey> = thread.into_iter().chain([client]).collect();
-        for applied in self
-            .quotas
-            .rules_for(&account)
-            .filter(|applied| applied.rule.open_streams.is_some())
-        {
+        let rules = account.iter().flat_map(|account| self.quotas.rules_for(account));
+        for applied in rules.filter(|applied| applied.rule.open_streams.is_some()) {
             let key = LimitKey::Accounts(applied.subject.to_owned());
             let count = u64::try_from(open(&key)).unwrap_or(u64::MAX);
             let checked = applied.check_count(QuotaKind::OpenStreams, count);

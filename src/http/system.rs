@@ -8,24 +8,31 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde_json::{Value, json};
 
 use super::Api;
+use super::console;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
 use crate::db::{self, RowAccess};
 use crate::metrics::{Backlog, samples};
 
-/// Shows the addresses of the server's parts. A browser is redirected to the API document.
+/// Shows the addresses of the server's parts, and the console to browsers.
+///
+/// Without the console, a browser is redirected to the API document.
 #[utoipa::path(get, path = "/", tag = "Server",
-    responses((status = 200, description = "The addresses of the server's parts", body = Value),
-        (status = 307, description = "Redirects browsers to the API document")))]
-pub(super) async fn root(headers: HeaderMap) -> Response {
+    responses((status = 200, description = "The addresses of the server's parts, or, for browsers, the console",
+            content((Value = "application/json"), (String = "text/html"))),
+        (status = 307, description = "With `[server] console = false`: redirects browsers to the API document")))]
+pub(super) async fn root(api: Api, headers: HeaderMap) -> Result<Response, ApiError> {
     let accepted = headers
         .get(header::ACCEPT)
         .and_then(|accept| accept.to_str().ok())
         .unwrap_or_default();
     if accepted.contains("text/html") {
-        return Redirect::temporary("/docs").into_response();
+        return match api.settings.console {
+            true => console::index(&headers).await,
+            false => Ok(Redirect::temporary("/docs").into_response()),
+        };
     }
-    let links = json!({
+    let mut links = json!({
         "server": "adjutant",
         "version": env!("CARGO_PKG_VERSION"),
         "docs": "/docs",
@@ -36,7 +43,10 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
         "assistants": "/assistants/search",
         "threads": "/threads",
     });
-    ([(header::VARY, "accept")], Json(links)).into_response()
+    if api.settings.console {
+        links["console"] = json!("/console");
+    }
+    Ok(([(header::VARY, "accept")], Json(links)).into_response())
 }
 
 /// Checks that the server is up; with `check_db`, also that the database can be written to.

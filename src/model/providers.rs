@@ -84,7 +84,7 @@ pub struct Providers {
     shared: Option<Arc<Self>>,
 }
 
-/// What a tenant has instead of the settings of a provider of the server.
+/// The settings of a tenant for a provider, in place of those of the server.
 #[derive(Debug, Clone)]
 pub struct ProviderOverride {
     /// The kind, if it is another.

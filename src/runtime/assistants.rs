@@ -49,7 +49,7 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         Err(error) if error.is_corrupt() => return repair(tx, ours, &error).await,
         Err(error) => return Err(error),
     };
-    // This happens once: an assistant from before there were owners, or one that a client has created.
+    // This happens once, for an assistant that a client has created under this id.
     if !stored.ownership.is_of_server() {
         assistants::give_to_server(tx, &[ours.id]).await?;
     }
@@ -106,7 +106,7 @@ pub struct NewAssistant {
     pub id: AssistantId,
     /// The tenant and the owner.
     pub ownership: Ownership,
-    /// What it runs, and how.
+    /// The agent that the assistant runs, and its settings.
     pub settings: AssistantSettings,
     /// True to return the assistant that has the id already, if there is one.
     pub reuse_existing: bool,

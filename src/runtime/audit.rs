@@ -14,12 +14,12 @@ use crate::domain::id::{InterruptId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
 
-/// What the audit contains.
+/// The settings of the audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuditSettings {
     /// True to record reads as well. Changes and refusals are always recorded.
     pub reads: bool,
-    /// How long entries are kept; `None` for ever.
+    /// The time for which entries are kept; `None` for ever.
     pub keep: Option<Duration>,
 }
 

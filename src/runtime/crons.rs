@@ -29,7 +29,7 @@ use crate::domain::time::Timestamp;
 /// A request for a cron whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewCron {
-    /// Who creates it. The cron and the threads that it makes belong to them.
+    /// The caller who creates the cron. The cron and the threads that it makes belong to this user.
     pub caller: Arc<Identity>,
     /// The thread of its runs; with none, every run has a thread of its own.
     pub thread: Option<ThreadId>,

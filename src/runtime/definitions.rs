@@ -355,11 +355,13 @@ impl Definitions {
         self.core.registry.records().get(graph_id).cloned()
     }
 
-    /// Returns the agents that match `wanted`, by name: the page `(limit, offset)`, and the number of all matches.
+    /// Returns the agents that match `wanted`, by name: up to `limit` of them after the first `offset`, and the number of
+    /// all matches.
     pub fn agents(
         &self,
         wanted: impl Fn(&AgentRecord) -> bool,
-        (limit, offset): (usize, usize),
+        limit: usize,
+        offset: usize,
     ) -> (Vec<AgentRecord>, usize) {
         let records = self.core.registry.records();
         let found: Vec<&AgentRecord> = records.values().filter(|record| wanted(record)).collect();

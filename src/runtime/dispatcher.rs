@@ -343,7 +343,7 @@ impl Dispatcher {
             only_notes,
             budget,
         } = opening;
-        let journal = LaneJournal::main(Arc::clone(run_context), segment, (stop.clone(), Some(budget.clone())));
+        let journal = LaneJournal::main(Arc::clone(run_context), segment, stop.clone(), Some(budget.clone()));
         let agent = if run.levels() == Some(0) {
             known.without_delegations()
         } else {
@@ -410,7 +410,7 @@ impl Dispatcher {
                 return self.give_back(run_context).await;
             }
         }
-        let journal = LaneJournal::main(Arc::clone(run_context), None, (CancellationToken::new(), None));
+        let journal = LaneJournal::main(Arc::clone(run_context), None, CancellationToken::new(), None);
         notes.push(PendingWrite::Fact(Fact::over(RunStatus::Error, Some(failure))));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %run_context.run.id, ?stop, "could not store that a run failed");

@@ -14,7 +14,7 @@ use crate::model::ModelError;
 pub struct AssignedToOthers {
     /// The interrupt.
     pub interrupt: InterruptId,
-    /// Those who can answer it.
+    /// The approvers who can answer it.
     pub approvers: Approvers,
 }
 

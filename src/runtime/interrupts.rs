@@ -51,7 +51,7 @@ pub enum Resolution {
     AnsweredAlone(InterruptId, Value),
     /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
     AnsweredRemotely(RunId),
-    /// These subagents were cancelled while they waited. Their callers continue without them.
+    /// The cancellation of subagents that waited. Their callers continue without them.
     Cancelled(Vec<RunId>),
 }
 

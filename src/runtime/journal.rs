@@ -17,16 +17,17 @@ use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::db::{self, DbError, DbResult};
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{AgentWork, Delta, Event, EventBody, Fact, Origin};
-use crate::domain::id::RunId;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
+use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::{SpanId, TraceScope};
 use crate::tool::budget::{Budget, Meter};
@@ -83,7 +84,8 @@ impl LaneJournal {
     pub(super) fn main(
         run_context: Arc<RunContext>,
         segment: Option<i64>,
-        (stop, budget): (CancellationToken, Option<Budget>),
+        stop: CancellationToken,
+        budget: Option<Budget>,
     ) -> Self {
         let origin = Arc::new(Origin::of(&run_context.run));
         let run = run_context.run.id;
@@ -107,12 +109,7 @@ impl LaneJournal {
         }
     }
 
-    fn child_journal(
-        &self,
-        run: &Run,
-        segment: Option<i64>,
-        (at_work, meter): (AtWork, &Arc<Meter>),
-    ) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork, meter: &Arc<Meter>) -> Box<dyn Journal> {
         let root = self.run_context.run.id;
         Box::new(Self {
             trace: self.run_context.trace.at(SpanId::of_child(run.id, root)),
@@ -171,9 +168,7 @@ impl LaneJournal {
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
-                PendingWrite::Entry { entry, position } => {
-                    self.build_entry(&mut batch, machine, (entry, position), seq)
-                }
+                PendingWrite::Entry { entry, position } => self.build_entry(&mut batch, machine, entry, position, seq),
                 PendingWrite::Fact(fact) => self.build_fact(&mut batch, machine, fact, seq),
                 PendingWrite::Items(_) => continue,
             };
@@ -201,7 +196,8 @@ impl LaneJournal {
         &self,
         batch: &mut CommitBatch,
         machine: &Machine,
-        (entry, position): (Entry, Position),
+        entry: Entry,
+        position: Position,
         seq: i64,
     ) -> EventBody {
         let entry = Arc::new(entry);
@@ -225,9 +221,11 @@ impl LaneJournal {
                 let at = batch.at;
                 let open = &machine.position.asked;
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
-                batch
-                    .asked
-                    .extend(own.map(|interrupt| self.interrupt_record(interrupt, at, seq)));
+                let records = own.zip(0..).map(|(interrupt, ordinal)| InterruptRecord {
+                    ordinal,
+                    ..self.interrupt_record(interrupt, at, seq)
+                });
+                batch.asked.extend(records);
             }
             Fact::Ended {
                 status, error, used, ..
@@ -238,7 +236,7 @@ impl LaneJournal {
                     error: error.clone(),
                     waits: machine.position.phase != Phase::Ended,
                 });
-                batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
+                batch.report = self.report(machine, *status, error.as_ref(), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
             Fact::Started { .. }
@@ -299,6 +297,7 @@ impl LaneJournal {
     fn interrupt_record(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
         InterruptRecord {
             seq,
+            ordinal: 0,
             interrupt: interrupt.clone(),
             thread: self.run_context.run.thread,
             run: self.run_context.run.id,
@@ -315,12 +314,7 @@ impl LaneJournal {
     }
 
     /// Returns the report for webhooks about this end of the run of the main agent.
-    fn report(
-        &self,
-        machine: &Machine,
-        (status, error): (RunStatus, Option<&Failure>),
-        at: Timestamp,
-    ) -> Option<Delivery> {
+    fn report(&self, machine: &Machine, status: RunStatus, error: Option<&Failure>, at: Timestamp) -> Option<Delivery> {
         let run = &self.run_context.run;
         if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
             return None;
@@ -507,6 +501,67 @@ struct Rest {
     under_way: u64,
 }
 
+/// The request of a run for a new child run, with what is stored in the same transaction.
+struct ChildRequest {
+    new_run: NewChildRun,
+    /// The newest checkpoint of the parent, with the position to store.
+    head: Option<(CheckpointId, Position)>,
+    parent: RunId,
+    /// The usage of the parent, if it is to be stored.
+    used: Option<Usage>,
+    at: Timestamp,
+}
+
+impl ChildRequest {
+    /// Admits the child run and stores the rest. None if another process holds the lease of the run.
+    async fn admit(&self, tx: &mut Tx<'_>, run_context: &RunContext) -> DbResult<Option<AdmittedChild>> {
+        if !run_context.holds_lease(tx, self.at).await? {
+            return Ok(None);
+        }
+        let admission = child::admit(tx, run_context, &self.new_run, self.at).await?;
+        if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, &self.head) {
+            let root = &run_context.run;
+            db::checkpoints::set_position(tx, root.thread, *head, position, root.id).await?;
+        }
+        if let Some(used) = &self.used {
+            let growth = quotas::growth(tx, run_context, self.parent, used).await?;
+            db::runs::set_usage(tx, self.parent, used).await?;
+            quotas::charge(tx, run_context, growth, self.at).await?;
+        }
+        Ok(Some(admission))
+    }
+}
+
+/// A child run as it is stored.
+struct StoredChild {
+    run: Run,
+    machine: Machine,
+    segment: Option<i64>,
+    input: Option<Update>,
+    is_to_stop: bool,
+    used: Usage,
+}
+
+impl StoredChild {
+    /// Reads a child run of a thread.
+    async fn find(tx: &mut Tx<'_>, thread: ThreadId, child: RunId) -> DbResult<Option<Self>> {
+        let Some(run) = db::runs::get_by_id(tx, child).await? else {
+            return Ok(None);
+        };
+        let lane = Lane::Child(child);
+        let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
+        let input = db::checkpoints::input_of(tx, thread, lane).await?;
+        Ok(Some(Self {
+            run,
+            machine,
+            segment,
+            input,
+            is_to_stop: db::runs::is_to_stop(tx, child).await?,
+            used: db::runs::usage(tx, child).await?,
+        }))
+    }
+}
+
 /// Separates the changes of items from the other pending writes.
 fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
     let mut events = Vec::with_capacity(notes.len());
@@ -522,7 +577,57 @@ fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>)
 
 impl Journal for LaneJournal {
     fn commit<'a>(&'a self, machine: &'a Machine, notes: Vec<PendingWrite>) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(self.commit_writes(machine, notes))
+        Box::pin(async move {
+            let ends = notes
+                .iter()
+                .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
+            let fault = |error: DbError| {
+                self.run_context.core.metrics.work().commit_failed("database");
+                fault(self.run_context.run.id, &error)
+            };
+            let rest = match ends {
+                true => Some(
+                    patiently(self.run_context.run.id, || self.rest())
+                        .await
+                        .map_err(fault)?,
+                ),
+                false => None,
+            };
+            let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
+            let batch = self.build_step(machine, notes, rest);
+            if let Some(span) = &mut span {
+                span.set(
+                    "db.operation.batch.size",
+                    batch.count + batch.items.len() + batch.asked.len(),
+                );
+            }
+            let first = batch.first;
+            let begun = Instant::now();
+            let Some(stored) = self.store(batch).await.map_err(fault)? else {
+                self.run_context.core.metrics.work().commit_failed("lease");
+                return Err(ExitReason::LeaseLost);
+            };
+            self.trace.end(span);
+            self.settle_segment(first, &stored);
+            if let Some(end) = &stored.ended {
+                self.record_span(end, machine);
+            }
+            stored.asked.iter().for_each(log_lines::interrupt_raised);
+            self.count(&stored.events, begun);
+            let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
+            if let (true, Some(head)) = (main_ended, machine.head) {
+                self.run_context
+                    .core
+                    .db
+                    .states()
+                    .put(head, Arc::new(machine.state.clone()));
+            }
+            self.run_context.log.publish(stored.events);
+            if stored.report.is_some() {
+                self.run_context.core.webhooks.wake();
+            }
+            Ok(())
+        })
     }
 
     fn publish(&self, delta: Delta) {
@@ -541,9 +646,61 @@ impl Journal for LaneJournal {
     fn child<'a>(
         &'a self,
         parent: &'a Machine,
-        wish: NewChildRun,
+        new_run: NewChildRun,
     ) -> BoxFuture<'a, Result<ChildAdmission, ExitReason>> {
-        Box::pin(self.admit_child(parent, wish))
+        Box::pin(async move {
+            let run_context = Arc::clone(&self.run_context);
+            let now = self.run_context.core.clock.now();
+            let head = parent.head.map(|head| (head, parent.position.clone()));
+            let id = new_run.id;
+            let order = new_run.order.clone();
+            let at_work = self.register_child(id);
+            let lane = self.run;
+            let used = self.used(now);
+            let request = Arc::new(ChildRequest {
+                new_run,
+                head,
+                parent: lane,
+                used,
+                at: now,
+            });
+            // A repeated call finds the child that was admitted before, with the same time.
+            let admit = || {
+                let run_context = Arc::clone(&run_context);
+                let request = Arc::clone(&request);
+                let db = &self.run_context.core.db;
+                db.write(move |tx| Box::pin(async move { request.admit(tx, &run_context).await }))
+            };
+            let admitted = patiently(self.run_context.run.id, admit)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))?
+                .ok_or(ExitReason::LeaseLost)?;
+            match admitted {
+                AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
+                AdmittedChild::Admitted(run) if run.created_at == now => {
+                    let stop = at_work.stop().clone();
+                    let meter = Arc::new(Meter::new(Usage::default(), now));
+                    let journal = self.child_journal(&run, None, at_work, &meter);
+                    let known = self.known(&run).await?;
+                    let machine = Machine::default();
+                    let child = Child {
+                        id,
+                        machine,
+                        order,
+                        stop,
+                        meter,
+                        known,
+                        input: None,
+                        journal,
+                    };
+                    Ok(ChildAdmission::Admitted(Box::new(child)))
+                }
+                AdmittedChild::Admitted(_) => match self.find_child(id).await? {
+                    Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
+                    None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
+                },
+            }
+        })
     }
 
     fn run(&self) -> RunId {
@@ -551,221 +708,93 @@ impl Journal for LaneJournal {
     }
 
     fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>> {
-        Box::pin(self.load_child(child))
+        Box::pin(async move {
+            let thread = self.run_context.run.thread;
+            let at_work = self.register_child(child);
+            let find = || {
+                let db = &self.run_context.core.db;
+                db.read(move |tx| Box::pin(StoredChild::find(tx, thread, child)))
+            };
+            let found = patiently(self.run_context.run.id, find)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))?;
+            let known = match &found {
+                Some(stored) => self.known(&stored.run).await?,
+                None => None,
+            };
+            Ok(found.map(|stored| {
+                let StoredChild {
+                    run,
+                    mut machine,
+                    segment,
+                    input,
+                    is_to_stop,
+                    used,
+                } = stored;
+                // A failed run has notified its caller, or is about to, so it is not retried.
+                let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
+                if answered && machine.position.failure.is_none() {
+                    machine.prepare_for_run();
+                }
+                let stop = at_work.stop().clone();
+                if is_to_stop {
+                    stop.cancel();
+                }
+                let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
+                let journal = self.child_journal(&run, segment, at_work, &meter);
+                let order = run
+                    .request
+                    .input
+                    .and_then(|order| serde_json::from_value(order).ok())
+                    .unwrap_or_default();
+                (
+                    run.lineage,
+                    Child {
+                        id: child,
+                        machine,
+                        order,
+                        stop,
+                        meter,
+                        known,
+                        input,
+                        journal,
+                    },
+                )
+            }))
+        })
     }
 
     fn child_cancelled<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {
-        Box::pin(self.wait_for_cancellation(child))
+        Box::pin(async move {
+            // The child is registered before the read: a cancellation right after the read would be missed otherwise.
+            let waits = self.run_context.parked.enter(child, CancellationToken::new());
+            let read = || {
+                self.run_context
+                    .core
+                    .db
+                    .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
+            };
+            if !patiently(self.run_context.run.id, read)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))?
+            {
+                waits.stop().cancelled().await;
+            }
+            Ok(())
+        })
     }
 
     fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>> {
-        Box::pin(self.load_open_interrupts(child))
-    }
-}
-
-impl LaneJournal {
-    async fn commit_writes(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
-        let ends = notes
-            .iter()
-            .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
-        let fault = |error: DbError| {
-            self.run_context.core.metrics.work().commit_failed("database");
-            fault(self.run_context.run.id, &error)
-        };
-        let rest = match ends {
-            true => Some(
-                patiently(self.run_context.run.id, || self.rest())
-                    .await
-                    .map_err(fault)?,
-            ),
-            false => None,
-        };
-        let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
-        let batch = self.build_step(machine, notes, rest);
-        if let Some(span) = &mut span {
-            span.set(
-                "db.operation.batch.size",
-                batch.count + batch.items.len() + batch.asked.len(),
-            );
-        }
-        let first = batch.first;
-        let begun = Instant::now();
-        let Some(stored) = self.store(batch).await.map_err(fault)? else {
-            self.run_context.core.metrics.work().commit_failed("lease");
-            return Err(ExitReason::LeaseLost);
-        };
-        self.trace.end(span);
-        self.settle_segment(first, &stored);
-        if let Some(end) = &stored.ended {
-            self.record_span(end, machine);
-        }
-        stored.asked.iter().for_each(log_lines::interrupt_raised);
-        self.count(&stored.events, begun);
-        let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
-        if let (true, Some(head)) = (main_ended, machine.head) {
-            self.run_context
-                .core
-                .db
-                .states()
-                .put(head, Arc::new(machine.state.clone()));
-        }
-        self.run_context.log.publish(stored.events);
-        if stored.report.is_some() {
-            self.run_context.core.webhooks.wake();
-        }
-        Ok(())
-    }
-
-    async fn admit_child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
-        let run_context = Arc::clone(&self.run_context);
-        let now = self.run_context.core.clock.now();
-        let head = parent.head.map(|head| (head, parent.position.clone()));
-        let id = wish.id;
-        let order = wish.order.clone();
-        let at_work = self.register_child(id);
-        let lane = self.run;
-        let used = self.used(now);
-        let asked = Arc::new((wish, head, used));
-        // A repeated call finds the child that was admitted before, with the same time.
-        let admit = || {
-            let run_context = Arc::clone(&run_context);
-            let asked = Arc::clone(&asked);
-            self.run_context.core.db.write(move |tx| {
-                Box::pin(async move {
-                    let (wish, head, used) = &*asked;
-                    if !run_context.holds_lease(tx, now).await? {
-                        return Ok(None);
-                    }
-                    let admission = child::admit(tx, &run_context, wish, now).await?;
-                    if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
-                        db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
-                            .await?;
-                    }
-                    if let Some(used) = used {
-                        let growth = quotas::growth(tx, &run_context, lane, used).await?;
-                        db::runs::set_usage(tx, lane, used).await?;
-                        quotas::charge(tx, &run_context, growth, now).await?;
-                    }
-                    Ok(Some(admission))
+        Box::pin(async move {
+            let thread = self.run_context.run.thread;
+            let read = || {
+                self.run_context.core.db.read(move |tx| {
+                    Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
                 })
-            })
-        };
-        let admitted = patiently(self.run_context.run.id, admit)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?
-            .ok_or(ExitReason::LeaseLost)?;
-        match admitted {
-            AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
-            AdmittedChild::Admitted(run) if run.created_at == now => {
-                let stop = at_work.stop().clone();
-                let meter = Arc::new(Meter::new(Usage::default(), now));
-                let journal = self.child_journal(&run, None, (at_work, &meter));
-                let known = self.known(&run).await?;
-                let machine = Machine::default();
-                let child = Child {
-                    id,
-                    machine,
-                    order,
-                    stop,
-                    meter,
-                    known,
-                    input: None,
-                    journal,
-                };
-                Ok(ChildAdmission::Admitted(Box::new(child)))
-            }
-            AdmittedChild::Admitted(_) => match self.find_child(id).await? {
-                Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
-                None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
-            },
-        }
-    }
-
-    async fn load_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
-        let thread = self.run_context.run.thread;
-        let at_work = self.register_child(child);
-        let find = || {
-            self.run_context.core.db.read(move |tx| {
-                Box::pin(async move {
-                    let Some(run) = db::runs::get_by_id(tx, child).await? else {
-                        return Ok(None);
-                    };
-                    let lane = Lane::Child(child);
-                    let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
-                    let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                    let used = db::runs::usage(tx, child).await?;
-                    Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
-                })
-            })
-        };
-        let found = patiently(self.run_context.run.id, find)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?;
-        let known = match &found {
-            Some((run, ..)) => self.known(run).await?,
-            None => None,
-        };
-        Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
-            // A failed run has notified its caller, or is about to, so it is not retried.
-            let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
-            if answered && machine.position.failure.is_none() {
-                machine.prepare_for_run();
-            }
-            let stop = at_work.stop().clone();
-            if is_to_stop {
-                stop.cancel();
-            }
-            let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
-            let journal = self.child_journal(&run, segment, (at_work, &meter));
-            let order = run
-                .request
-                .input
-                .and_then(|order| serde_json::from_value(order).ok())
-                .unwrap_or_default();
-            (
-                run.lineage,
-                Child {
-                    id: child,
-                    machine,
-                    order,
-                    stop,
-                    meter,
-                    known,
-                    input,
-                    journal,
-                },
-            )
-        }))
-    }
-
-    async fn wait_for_cancellation(&self, child: RunId) -> Result<(), ExitReason> {
-        // The child is registered before the read: a cancellation right after the read would be missed otherwise.
-        let waits = self.run_context.parked.enter(child, CancellationToken::new());
-        let read = || {
-            self.run_context
-                .core
-                .db
-                .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
-        };
-        if !patiently(self.run_context.run.id, read)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))?
-        {
-            waits.stop().cancelled().await;
-        }
-        Ok(())
-    }
-
-    async fn load_open_interrupts(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
-        let thread = self.run_context.run.thread;
-        let read = || {
-            self.run_context.core.db.read(move |tx| {
-                Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
-            })
-        };
-        patiently(self.run_context.run.id, read)
-            .await
-            .map_err(|error| fault(self.run_context.run.id, &error))
+            };
+            patiently(self.run_context.run.id, read)
+                .await
+                .map_err(|error| fault(self.run_context.run.id, &error))
+        })
     }
 }

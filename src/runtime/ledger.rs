@@ -53,6 +53,8 @@ pub(super) struct BudgetCharge {
     pub(super) spending: Option<Spending>,
     /// True for a background task.
     pub(super) in_background: bool,
+    /// The time from which on the run was at work; the time of the charge if it was not.
+    pub(super) since: Timestamp,
 }
 
 impl BudgetLedger {
@@ -72,7 +74,7 @@ impl BudgetLedger {
         let all = trees.clone();
         let write = run_context.core.db.write(move |tx| {
             Box::pin(async move {
-                enter(tx, &all, (share, thread), now).await?;
+                enter(tx, &all, share, thread, now).await?;
                 for tree in &all {
                     set_share(tx, tree, share, &used).await?;
                 }
@@ -149,10 +151,11 @@ impl SharedBudget for BudgetLedger {
             noted,
             spending,
             in_background: false,
+            since,
         };
         let write = self
             .db
-            .write(move |tx| Box::pin(async move { self::charge(tx, (&trees, share), charge, (since, now)).await }));
+            .write(move |tx| Box::pin(async move { self::charge(tx, &trees, share, charge, now).await }));
         let refused = match write.await {
             Ok(left) => {
                 let mut page = self.tally();
@@ -201,16 +204,19 @@ pub(super) enum ChargeError {
     Fault(#[from] DbError),
 }
 
-/// Charges all of these trees, or none if a limit of one of them forbids it. Returns the remaining time.
+/// Charges all of these trees with what the run of the share `share` uses, or none if a limit of one of them forbids it.
+/// Returns the remaining time.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
-    (trees, share): (&[BudgetScope], RunId),
+    trees: &[BudgetScope],
+    share: RunId,
     BudgetCharge {
         noted,
         spending,
         in_background,
+        since,
     }: BudgetCharge,
-    (since, now): (Timestamp, Timestamp),
+    now: Timestamp,
 ) -> Result<Option<RemainingTime>, ChargeError> {
     let mut all: Vec<(RunId, TreeUsed)> = vec![];
     let mut left: Option<RemainingTime> = None;
@@ -263,7 +269,8 @@ pub(super) async fn charge(
 pub(super) async fn enter(
     tx: &mut Tx<'_>,
     trees: &[BudgetScope],
-    (share, thread): (RunId, ThreadId),
+    share: RunId,
+    thread: ThreadId,
     now: Timestamp,
 ) -> DbResult<()> {
     for tree in trees {

@@ -111,7 +111,7 @@ pub struct NewRun {
     pub target: Target,
     /// The assistant.
     pub assistant: AssistantRef,
-    /// Who starts the run. A thread that the run creates belongs to them; an existing thread keeps its owner.
+    /// The caller who starts the run. A thread that the run creates belongs to this user; an existing thread keeps its owner.
     pub caller: Arc<Identity>,
     /// The request. `command.resume` in it is empty; see `resume`.
     pub request: RunRequest,
@@ -172,7 +172,7 @@ pub struct StateWrite {
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
-    /// Who writes.
+    /// The caller who writes.
     pub caller: Arc<Identity>,
 }
 
@@ -212,9 +212,9 @@ pub struct RuntimeParts {
     pub sharing: SharingRules,
     /// The access policies.
     pub policies: Arc<dyn AccessPolicies>,
-    /// What the audit contains.
+    /// The settings of the audit.
     pub audit: AuditSettings,
-    /// What accounts may use.
+    /// The quotas of accounts.
     pub quotas: Arc<Quotas>,
     /// The settings of single tenants.
     pub tenants: Arc<Tenants>,
@@ -251,7 +251,7 @@ pub struct RuntimeHandles {
     pub assistants: Assistants,
     /// Definitions of agents.
     pub definitions: Definitions,
-    /// What callers may do.
+    /// The access policies.
     pub access: AccessControl,
     /// The audit.
     pub audit: Audit,

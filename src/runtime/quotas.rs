@@ -40,12 +40,16 @@ pub(super) async fn used_up(
     Ok(reached)
 }
 
-/// Returns whether an account may have one more run at work.
+/// Returns whether an account may have one more run at work. False also while another transaction claims a run under the
+/// same quota: the run then waits for the dispatcher, which waits for that transaction.
 pub(super) async fn may_begin(tx: &mut Tx<'_>, quotas: &Quotas, account: &Account) -> DbResult<bool> {
     for applied in quotas.rules_for(account) {
         let Some(limit) = applied.rule.runs_at_work else {
             continue;
         };
+        if !db::runs::try_lock_claims(tx, applied.subject).await? {
+            return Ok(false);
+        }
         let at_work = db::runs::count_of_subject(tx, applied.subject, RunStatus::Running, limit).await?;
         if at_work >= limit {
             return Ok(false);

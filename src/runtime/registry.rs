@@ -445,7 +445,7 @@ impl Registry {
     ) -> DbResult<Arc<RegisteredAgent>> {
         let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
         match new_run.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_admitted(tx, (thread, new_run.request.checkpoint), known).await,
+            Some(thread) => self.as_admitted(tx, thread, new_run.request.checkpoint, known).await,
             None => Ok(known),
         }
     }
@@ -485,7 +485,7 @@ impl Registry {
     /// Returns the last agent of a thread, with the definition with which the work in progress began.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
-            Some(known) => self.as_admitted(tx, (thread.id, None), known).await.map(Some),
+            Some(known) => self.as_admitted(tx, thread.id, None, known).await.map(Some),
             None => Ok(None),
         }
     }
@@ -495,7 +495,8 @@ impl Registry {
     async fn as_admitted(
         &self,
         tx: &mut Tx<'_>,
-        (thread, checkpoint): (ThreadId, Option<CheckpointId>),
+        thread: ThreadId,
+        checkpoint: Option<CheckpointId>,
         known: Arc<RegisteredAgent>,
     ) -> DbResult<Arc<RegisteredAgent>> {
         let head = match checkpoint {

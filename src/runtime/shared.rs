@@ -46,13 +46,13 @@ pub(super) struct Core {
     pub(super) sharing: SharingRules,
     /// The access policies.
     pub(super) policies: Arc<dyn AccessPolicies>,
-    /// What the audit contains.
+    /// The settings of the audit.
     pub(super) audit: AuditSettings,
-    /// What accounts may use.
+    /// The quotas of accounts.
     pub(super) quotas: Arc<Quotas>,
     /// The settings of single tenants.
     pub(super) tenants: Arc<Tenants>,
-    /// What owners store.
+    /// The numbers of bytes that owners store.
     pub(super) stored: StoredSums,
     /// The turns in the queue of runs.
     pub(super) turns: Turns,

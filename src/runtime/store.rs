@@ -121,8 +121,8 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]; nothing is written then.
-    pub async fn put(&self, space: &Ownership, wish: NewItem) -> Result<(), StoreError> {
-        let draft = self.draft(wish).await?;
+    pub async fn put(&self, space: &Ownership, item: NewItem) -> Result<(), StoreError> {
+        let draft = self.draft(item).await?;
         let space = space.clone();
         let now = self.0.clock.now();
         self.0
@@ -134,15 +134,15 @@ impl Store {
 
     /// Prepares an item for writing. The embedding model is called before anything is written, so that no item is
     /// stored without the vectors by which a search finds it.
-    async fn draft(&self, wish: NewItem) -> Result<PreparedItem, StoreError> {
-        let ttl = match wish.lifetime {
+    async fn draft(&self, item: NewItem) -> Result<PreparedItem, StoreError> {
+        let ttl = match item.lifetime {
             ItemLifetime::AsConfigured => self.0.settings.default_ttl,
             ItemLifetime::Forever => None,
             ItemLifetime::For(ttl) => Some(ttl),
         };
-        let draft = PreparedItem::new(wish.address, wish.value, ttl)?;
+        let draft = PreparedItem::new(item.address, item.value, ttl)?;
         let vectors = match &self.0.index {
-            Some(index) => index.vectors(&draft.value, &wish.indexing).await?,
+            Some(index) => index.vectors(&draft.value, &item.indexing).await?,
             None => vec![],
         };
         Ok(PreparedItem { vectors, ..draft })
@@ -327,7 +327,7 @@ impl Items for StoreSpace {
         found.map(ListPart::into_items).map_err(told)
     }
 
-    async fn draft(&self, wish: NewItem) -> Result<PreparedItem, Failure> {
-        self.store.draft(wish).await.map_err(told)
+    async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure> {
+        self.store.draft(item).await.map_err(told)
     }
 }

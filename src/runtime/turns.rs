@@ -136,6 +136,9 @@ pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> 
         let mut rules = core.quotas.rules_for(&queue.account);
         rules.any(|applied| applied.rule.runs_at_work.is_some())
     };
+    if waiting.iter().any(is_limited) {
+        db::runs::lock_claims(tx).await?;
+    }
     // A single place without a limit is next whatever is at work.
     let at_work = match waiting.as_slice() {
         [] => AtWork::default(),

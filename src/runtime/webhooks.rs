@@ -40,7 +40,7 @@ pub struct WebhookSettings {
     pub allow_private: bool,
     /// Names and addresses in private networks that are allowed.
     pub private_hosts: Vec<String>,
-    /// When not empty, the only names and addresses that are allowed; `*.example.org` means all below it.
+    /// The only names and addresses that are allowed, unless the list is empty; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
     /// True to allow only `https`.
     pub require_https: bool,

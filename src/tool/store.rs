@@ -147,7 +147,7 @@ impl StoreTool {
                     .and_then(Value::as_object)
                     .cloned()
                     .unwrap_or_default();
-                let wish = NewItem {
+                let item = NewItem {
                     address,
                     value,
                     lifetime: ItemLifetime::default(),
@@ -155,7 +155,7 @@ impl StoreTool {
                 };
                 (
                     format!("Stored under `{key}`."),
-                    vec![ItemChange::Put(scope.store.draft(wish).await?)],
+                    vec![ItemChange::Put(scope.store.draft(item).await?)],
                 )
             }
             Action::Delete => (

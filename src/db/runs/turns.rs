@@ -4,10 +4,10 @@
 //! each, and so is the next run of an account.
 
 use const_format::concatcp;
-use sqlx::{query_as, query_scalar};
+use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
-use crate::db::engine::on_engine;
+use crate::db::engine::{Conn, on_engine};
 use crate::db::{DbResult, Tx};
 use crate::domain::account::{RunQueue, end_of_subject};
 use crate::domain::id::RunId;
@@ -54,6 +54,36 @@ pub async fn next_in_queue(tx: &mut Tx<'_>, queue: &RunQueue, now: Timestamp) ->
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(RunId))
+}
+
+/// The name of the advisory lock of all claims that are made under quotas for runs at work.
+const CLAIMS: &str = "'adjutant: claims of runs'";
+
+/// Waits until no other transaction claims runs under a quota for runs at work. Such claims are made one after the
+/// other until the end of this transaction, so that each counts those before it. Call it before the rows of runs and
+/// threads are locked: those who hold these may wait for the lock. SQLite has one writer anyway.
+pub async fn lock_claims(tx: &mut Tx<'_>) -> DbResult<()> {
+    const SQL: &str = concatcp!("select pg_advisory_xact_lock(hashtextextended(", CLAIMS, ", 0))");
+    match &mut tx.conn {
+        Conn::Sqlite(_) => Ok(()),
+        Conn::Postgres(conn) => Ok(query(SQL).execute(&mut **conn).await.map(drop)?),
+    }
+}
+
+/// Tries like [`lock_claims`], for the accounts that begin with `subject` only, without waiting. Returns false if
+/// another transaction claims a run of such an account, or of any.
+pub async fn try_lock_claims(tx: &mut Tx<'_>, subject: &str) -> DbResult<bool> {
+    const SQL: &str = concatcp!(
+        "select pg_try_advisory_xact_lock_shared(hashtextextended(",
+        CLAIMS,
+        ", 0)) and pg_try_advisory_xact_lock(hashtextextended(",
+        CLAIMS,
+        " || ': ' || $1, 0))"
+    );
+    match &mut tx.conn {
+        Conn::Sqlite(_) => Ok(true),
+        Conn::Postgres(conn) => Ok(query_scalar(SQL).bind(subject).fetch_one(&mut **conn).await?),
+    }
 }
 
 /// Counts the pending or running runs of the main agent of the accounts that begin with `subject`, up to `most`.

@@ -245,7 +245,7 @@ async fn searches_use_indexes_on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn searches_use_indexes_on_postgres() {
     super::on_server(async {
-        const FILL: &str = "insert into assistants select gen_random_uuid(), 1, 'g' || n % 50, '{}', '{}', \
+        const FILL: &str = "insert into assistants select gen_random_uuid(), 'default', '', 1, 'g' || n % 50, '{}', '{}', \
         jsonb_build_object('n', n), 'name ' || n, 'name ' || n, null, n, n from generate_series(1, 5000) n; \
         insert into assistant_versions select assistant_id, 1, graph_id, config, context, metadata, name, null, 0 \
         from assistants; analyze";

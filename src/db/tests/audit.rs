@@ -191,14 +191,17 @@ async fn a_task_of_its_own_writes_for_the_request_that_it_carries_on(db: Db) {
 
 async fn old_entries_are_deleted(db: Db) {
     for number in 0..5 {
-        let entry = AuditEntry {
-            created_at: Timestamp(number),
-            ..entry()
-        };
-        write!(db, |tx| audit::insert(tx, &entry));
+        for tenant in ["acme", "default"] {
+            let entry = AuditEntry {
+                tenant: tenant.to_owned(),
+                created_at: Timestamp(number),
+                ..entry()
+            };
+            write!(db, |tx| audit::insert(tx, &entry));
+        }
     }
-    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 2)), 2);
-    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 2)), 1);
-    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 2)), 0);
+    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 4);
+    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 2);
+    assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 0);
     assert_eq!(stored(&db).await, 2);
 }

@@ -13,6 +13,7 @@ use crate::domain::time::Timestamp;
 
 on_both!(
     interrupts_are_stored_and_answered,
+    interrupts_raised_together_keep_their_order,
     pending_interrupts_are_dropped,
     assigned_interrupts_are_found_by_their_approvers,
     an_interrupt_that_is_raised_again_has_its_new_approvers,
@@ -44,6 +45,7 @@ pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Inter
         path: vec!["agent".to_owned(), "helper".to_owned()],
         task_call_id: Some("call".to_owned()),
         seq,
+        ordinal: 0,
         status: InterruptState::Pending,
         resolution: None,
         resumed_by: None,
@@ -119,6 +121,55 @@ async fn interrupts_are_stored_and_answered(db: Db) {
     let again = first.clone();
     write!(db, |tx| interrupts::insert(tx, &again));
     assert_eq!(read!(db, |tx| interrupts::find(tx, one, &id)), Some(first));
+}
+
+async fn interrupts_raised_together_keep_their_order(db: Db) {
+    let thread = stored_thread(&db).await;
+    let mut together: Vec<InterruptRecord> = (0..6)
+        .map(|number| {
+            let mut record = pending_interrupt(thread, Lane::Main, 2);
+            record.interrupt.id = InterruptId::of_task(record.interrupt.task, number);
+            record
+        })
+        .collect();
+    // Against the order of the ids.
+    together.sort_by_key(|record| std::cmp::Reverse(record.interrupt.id.clone()));
+    for (record, ordinal) in together.iter_mut().zip(0..) {
+        record.ordinal = ordinal;
+    }
+    for record in together.clone().into_iter().rev() {
+        write!(db, |tx| interrupts::insert(tx, &record));
+    }
+    assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, None)), together);
+    let open = Some(InterruptState::Pending);
+    assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, open)), together);
+    let everywhere = InterruptScope {
+        threads: AccessScope::Server,
+        assigned: None,
+        forbids: RowCondition::NEVER,
+    };
+    let scope = everywhere.clone();
+    assert_eq!(read!(db, |tx| interrupts::pending(tx, &scope, 10, 0)), together);
+    let wanted = VisibleInterrupts {
+        thread,
+        scope: everywhere,
+        id: None,
+        status: None,
+    };
+    assert_eq!(read!(db, |tx| interrupts::visible(tx, &wanted)), together);
+    // An undone answer leaves the order as it was.
+    let by = RunId::mint();
+    let answered = together[3].interrupt.id.clone();
+    write!(db, |tx| interrupts::resolve(
+        tx,
+        thread,
+        &answered,
+        &json!(1),
+        by,
+        Timestamp(9)
+    ));
+    write!(db, |tx| interrupts::restore(tx, thread, by));
+    assert_eq!(read!(db, |tx| interrupts::of_thread(tx, thread, open)), together);
 }
 
 async fn pending_interrupts_are_dropped(db: Db) {

@@ -1,19 +1,15 @@
 //! Owners and scopes: every search finds what its scope contains and nothing else, on every page and in every count.
 
-use std::path::Path;
-
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Map, Value, json};
-use sqlx::migrate::Migrator;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
+use sqlx::raw_sql;
 
 use super::copies::copy_for;
 use super::crons::cron_at;
 use super::interrupts::pending_interrupt;
-use super::postgres::fresh_database;
-use super::{Db, object, on_both, open, read, run_at, thread_at, write};
+use super::{Db, object, on_both, read, run_at, thread_at, write};
 use crate::db::access::{assistant_facts, cron_facts, delivery_facts, run_thread, thread_facts};
 use crate::db::assistants::{self, AssistantQuery};
 use crate::db::crons::{self, CronQuery};
@@ -34,7 +30,7 @@ use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId, Worker
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
 use crate::domain::ruling::{RowCondition, Ruling};
-use crate::domain::run::{RunRequest, RunStatus};
+use crate::domain::run::RunStatus;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
@@ -838,112 +834,4 @@ async fn facts_name_the_owner(db: Db) {
     assert_eq!(read!(db, |tx| cron_facts(tx, CronId::mint())), None);
     assert_eq!(read!(db, |tx| delivery_facts(tx, DeliveryId::mint())), None);
     assert_eq!(read!(db, |tx| run_thread(tx, RunId::mint())), None);
-}
-
-/// Returns the statements that fill a database which has no owners yet. All ids are `{id}`.
-fn old_rows(vector: &str) -> String {
-    let request = serde_json::to_string(&RunRequest::default()).expect("JSON");
-    format!(
-        "insert into threads (thread_id, status, metadata, config, created_at, updated_at, state_updated_at) \
-         values ({{id}}, 'idle', '{{\"a\":1}}', '{{}}', 1, 1, 1); \
-         insert into assistants (assistant_id, version, graph_id, config, context, metadata, name, folded, created_at, \
-         updated_at) values ({{id}}, 1, 'agent', '{{}}', '{{}}', '{{}}', 'old', 'old', 1, 1); \
-         insert into crons (cron_id, assistant_id, thread_id, schedule, enabled, keep_threads, request, payload, metadata, \
-         created_at, updated_at) values ({{id}}, {{id}}, {{id}}, '0 9 * * *', true, true, '{request}', '{{}}', '{{}}', 1, 1); \
-         insert into deliveries (delivery_id, run_id, thread_id, url, body, status, attempts, created_at) \
-         values ({{id}}, {{id}}, {{id}}, 'https://example.org/', '{{}}', 'dead', 1, 1); \
-         insert into items (namespace, key, value, expires_at, ttl, created_at, updated_at) \
-         values ('notes.', 'k', '{{\"of\":\"old\"}}', 9, 8, 1, 2); \
-         insert into item_vectors (namespace, key, path, vector) values ('notes.', 'k', '$', {vector});"
-    )
-}
-
-/// Returns the migrations up to the one with this file name, from the folder of an engine.
-async fn migrations_until(engine: &str, last: &str) -> Migrator {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(engine);
-    let some = tempfile::tempdir().expect("a directory");
-    for file in std::fs::read_dir(all).expect("the folder of migrations") {
-        let file = file.expect("a file");
-        if file.file_name().to_str().is_some_and(|name| name <= last) {
-            std::fs::copy(file.path(), some.path().join(file.file_name())).expect("a copy");
-        }
-    }
-    Migrator::new(some.path()).await.expect("migrations")
-}
-
-/// Checks that a database with the rows of [`old_rows`] is upgraded: they belong to the default tenant as a whole.
-async fn check_upgraded(url: &str, id: uuid::Uuid) {
-    let db = open(url).await;
-    let nobody = Ownership::default();
-    let tenant = || AccessScope::Tenant(Tenant::default());
-    let thread = ThreadId(id);
-    check_threads(&db, ThreadQuery::within(tenant()), &[thread]).await;
-    let facts = read!(db, |tx| thread_facts(tx, thread, true)).expect("a thread");
-    assert_eq!(
-        (facts.ownership, facts.metadata),
-        (nobody.clone(), object(json!({"a": 1})))
-    );
-    let of_ann = AccessScope::Own {
-        ownership: of("default", "ann"),
-        shared: vec![],
-    };
-    check_threads(&db, ThreadQuery::within(of_ann), &[]).await;
-    let found = read!(db, |tx| assistants::find(tx, AssistantId(id))).expect("an assistant");
-    assert_eq!(found.ownership, nobody);
-    let found = read!(db, |tx| crons::find(tx, CronId(id))).expect("a cron");
-    assert_eq!(found.ownership, nobody);
-    let found = read!(db, |tx| deliveries::find(tx, DeliveryId(id))).expect("a delivery");
-    assert_eq!(found.ownership, nobody);
-    let read_from = nobody.clone();
-    let found = read!(db, |tx| items::find(
-        tx,
-        &read_from,
-        &address("notes", "k"),
-        Timestamp(5)
-    ));
-    let found = found.expect("an item");
-    assert_eq!(found.value, object(json!({"of": "old"})));
-    assert_eq!(found.expires_at, Some(Timestamp(9)));
-    assert_eq!(nearest_keys(&db, &nobody).await, ["k"]);
-    // Vectors still go with their items.
-    assert_eq!(write!(db, |tx| items::sweep(tx, Timestamp(9), 10)), 1);
-    assert_eq!(nearest_keys(&db, &nobody).await, [""; 0]);
-    db.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sqlite_database_without_owners_is_upgraded() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let url = format!("sqlite://{}/adjutant.db", directory.path().display());
-    let id = uuid::Uuid::now_v7();
-    let mut conn = SqliteConnection::connect(&format!("{url}?mode=rwc"))
-        .await
-        .expect("a database");
-    let old = migrations_until("sqlite", "0001_schema.sql").await;
-    old.run(&mut conn).await.expect("the tables of an earlier server");
-    // The number 1 as a float of 32 bits, and 0.
-    let rows = old_rows("x'0000803f00000000'").replace("{id}", &format!("x'{}'", id.simple()));
-    raw_sql(AssertSqlSafe(rows)).execute(&mut conn).await.expect("rows");
-    conn.close().await.expect("a clean close");
-    super::on_server(check_upgraded(&url, id)).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_database_without_owners_is_upgraded() {
-    let Some(database) = fresh_database().await else {
-        return;
-    };
-    let id = uuid::Uuid::now_v7();
-    let mut conn = PgConnection::connect(&database.url).await.expect("a database");
-    raw_sql("drop schema public cascade; create schema public")
-        .execute(&mut conn)
-        .await
-        .expect("an empty database");
-    let old = migrations_until("postgres", "0001_schema.sql").await;
-    old.run(&mut conn).await.expect("the tables of an earlier server");
-    let rows = old_rows("'{1,0}'").replace("{id}", &format!("'{id}'"));
-    raw_sql(AssertSqlSafe(rows)).execute(&mut conn).await.expect("rows");
-    conn.close().await.expect("a clean close");
-    super::on_server(check_upgraded(&database.url, id)).await;
-    database.discard().await;
 }

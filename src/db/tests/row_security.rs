@@ -33,35 +33,36 @@ const EXEMPT: [(&str, &str); 11] = [
 
 /// Inserts one row into each table with content, for the tenant `{tenant}`.
 const FILL: &str = "\
-    insert into threads (thread_id, status, metadata, config, created_at, updated_at, state_updated_at, tenant) \
-        values ({id}, 'idle', '{}', '{}', 1, 1, 1, '{tenant}'); \
+    insert into threads (thread_id, tenant, owner, status, metadata, config, created_at, updated_at, state_updated_at) \
+        values ({id}, '{tenant}', '', 'idle', '{}', '{}', 1, 1, 1); \
     insert into thread_terms values ({id}, {id}); \
     insert into thread_bytes values ({id}, '{tenant}', '', 1, 1, 1); \
     insert into unfinished_copies values ({id}, 1); \
-    insert into runs (run_id, thread_id, assistant_id, root_id, depth, namespace, path, status, request, metadata, \
+    insert into runs (run_id, thread_id, assistant_id, root_id, depth, namespace, path, status, queue, request, metadata, \
         attempt, crashes, fence, created_at, updated_at, due_at) \
-        values ({id}, {id}, {id}, {id}, 0, '', '[]', 'success', '{}', '{}', 1, 0, 0, 1, 1, 1); \
-    insert into trees values ({id}, {id}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0); \
-    insert into tree_shares values ({id}, {id}, {id}, 0, 0, 0, 0, 0, 0); \
+        values ({id}, {id}, {id}, {id}, 0, '', '[]', 'success', '{tenant}/-/-/0', '{}', '{}', 1, 0, 0, 1, 1, 1); \
+    insert into trees values ({id}, {id}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0); \
+    insert into tree_shares values ({id}, {id}, {id}, 0, 0, 0, 0, 0, 0, 0); \
     insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, step, source, node, writes, position, created_at) \
         values ({id}, {id}, {id}, 1, 1, 0, '', '', '', '', 1); \
     insert into events values ({id}, 2, {id}, {id}, '', 1); \
     insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, status, interrupt, \
-        created_at, seq) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1); \
+        created_at, seq, ordinal) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1, 0); \
     insert into interrupt_approvers values ({id}, 'q', 'user', 'ann'); \
     insert into background_tasks values ({id}, {id}, {id}, {id}, '', '', '', {id}, '', true, true, null, 1); \
     insert into remote_runs (remote_run_id, task_id, url, agent_name, unwanted, attempts, version) \
         values ({id}, {id}, '', '', false, 0, 0); \
-    insert into assistants (assistant_id, version, graph_id, config, context, metadata, name, folded, created_at, \
-        updated_at, tenant) values ({id}, 1, '', '{}', '{}', '{}', '', '', 1, 1, '{tenant}'); \
+    insert into assistants (assistant_id, tenant, owner, version, graph_id, config, context, metadata, name, folded, \
+        created_at, updated_at) values ({id}, '{tenant}', '', 1, '', '{}', '{}', '{}', '', '', 1, 1); \
     insert into assistant_versions values ({id}, 1, '', '{}', '{}', '{}', '', null, 1); \
-    insert into crons (cron_id, assistant_id, schedule, enabled, keep_threads, request, payload, metadata, created_at, \
-        updated_at, tenant) values ({id}, {id}, '', true, true, '', '', '{}', 1, 1, '{tenant}'); \
-    insert into items (namespace, key, value, created_at, updated_at, tenant) \
-        values ('n.', 'k', '{}', 1, 1, '{tenant}'); \
-    insert into item_vectors (namespace, key, path, vector, tenant) values ('n.', 'k', '', '{1}', '{tenant}'); \
-    insert into deliveries (delivery_id, run_id, thread_id, url, body, status, attempts, created_at, tenant) \
-        values ({id}, {id}, {id}, '', '', 'dead', 1, 1, '{tenant}'); \
+    insert into crons (cron_id, tenant, owner, assistant_id, schedule, enabled, keep_threads, request, payload, metadata, \
+        created_at, updated_at) values ({id}, '{tenant}', '', {id}, '', true, true, '', '', '{}', 1, 1); \
+    insert into items (tenant, owner, namespace, key, value, created_at, updated_at) \
+        values ('{tenant}', '', 'n.', 'k', '{}', 1, 1); \
+    insert into item_vectors (tenant, owner, namespace, key, path, vector) \
+        values ('{tenant}', '', 'n.', 'k', '', '{1}'); \
+    insert into deliveries (delivery_id, tenant, owner, run_id, thread_id, url, body, status, attempts, created_at) \
+        values ({id}, '{tenant}', '', {id}, {id}, '', '', 'dead', 1, 1); \
     insert into idempotency_keys (idempotency_key, fingerprint, created_at, tenant) \
         values ('{tenant}', {id}, 1, '{tenant}'); \
     insert into api_keys (key_id, name, tenant, user_id, roles, digest, created_at) \

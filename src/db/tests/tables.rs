@@ -243,7 +243,7 @@ const SEARCHES: [(&str, &str); 45] = [
         "runs_by_thread",
     ),
     (
-        "select * from interrupts where status = 'pending' order by created_at, seq limit 10",
+        "select * from interrupts where status = 'pending' order by created_at, seq, ordinal limit 10",
         "interrupts_by_status",
     ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
@@ -289,7 +289,7 @@ const SEARCHES: [(&str, &str); 45] = [
     ),
     (
         "select * from interrupts where status = 'pending' and exists (select 1 from threads scoped \
-         where scoped.thread_id = interrupts.thread_id and scoped.tenant = 'acme') order by created_at, seq limit 9",
+         where scoped.thread_id = interrupts.thread_id and scoped.tenant = 'acme') order by created_at, seq, ordinal limit 9",
         "interrupts_by_status",
     ),
 ];
@@ -326,28 +326,28 @@ async fn queries_use_indexes_on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_use_indexes_on_postgres() {
     super::on_server(async {
-    const FILL: &str = "insert into threads (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
-        select gen_random_uuid(), case n % 4 when 0 then 'busy' else 'idle' end, \
+    const FILL: &str = "insert into threads (thread_id, tenant, owner, status, metadata, config, error, created_at, updated_at, \
+        state_updated_at) select gen_random_uuid(), 'default', '', case n % 4 when 0 then 'busy' else 'idle' end, \
         jsonb_build_object('n', n), '{}', null, n, n, n from generate_series(1, 5000) n; \
         insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, path, status, \
-        request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, crashes) \
+        queue, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, crashes) \
         select gen_random_uuid(), thread_id, thread_id, gen_random_uuid(), gen_random_uuid(), 0, null, \
-        '', '[]', case created_at % 10 when 0 then 'pending' when 1 then 'running' else 'success' end, '{}', '{}', null, \
+        '', '[]', case created_at % 10 when 0 then 'pending' when 1 then 'running' else 'success' end, 'default/-/-/0', '{}', '{}', null, \
         1, null, 0, null, created_at, 0, 0, 0 from threads; \
         insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, node, run_id, \
         writes, shown, position, created_at) select gen_random_uuid(), thread_id, thread_id, n, 1, null, 0, '', '', null, '', null, '', \
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, task_call_id, status, \
-        interrupt, resolution, resumed_by, created_at, resolved_at, seq) select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
-        case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
-        insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
-        insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
+        interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal) select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
+        case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0, 0 from threads; \
+        insert into assistants values ('00000000-0000-7000-8000-000000000001', 'default', '', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
+        insert into crons select gen_random_uuid(), 'default', '', '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
-        insert into deliveries select gen_random_uuid(), thread_id, thread_id, '', '', \
+        insert into deliveries select gen_random_uuid(), 'default', '', thread_id, thread_id, '', '', \
         case created_at % 100 when 0 then 'pending' else 'delivered' end, 1, null, null, created_at, \
         case created_at % 100 when 0 then null else created_at end from threads; \
         insert into jobs select gen_random_uuid(), 'cron', cron_id, thread_id, assistant_id, created_at, 0, null, 0 from crons; \
-        insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
+        insert into items select 'default', '', 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
         from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;

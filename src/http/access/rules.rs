@@ -23,7 +23,7 @@ pub(in crate::http) enum Subject {
 pub(in crate::http) enum Rule {
     /// Everybody may use it, without a credential.
     Public,
-    /// Those may use it who may do this to the resource.
+    /// Callers may use it who may do this to the resource.
     Allow(Action, Subject),
 }
 

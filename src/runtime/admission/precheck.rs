@@ -136,7 +136,7 @@ pub(in crate::runtime) struct CheckedWrite {
     pub(in crate::runtime) update: Update,
     pub(in crate::runtime) as_node: Option<String>,
     pub(in crate::runtime) checkpoint: Option<CheckpointId>,
-    /// Who writes; none without authentication.
+    /// The caller who writes; none without authentication.
     pub(in crate::runtime) caller: Option<RunCaller>,
     /// The definition by which the write was checked; none if the thread has no agent.
     pub(in crate::runtime) digest: Option<Digest>,

@@ -56,9 +56,10 @@ pub(super) async fn admit(
         noted: UsageChange::default(),
         spending: Some(Spending::Child),
         in_background: true,
+        since: now,
     };
     if let Some(pool) = parent.budget.pool() {
-        let charged = ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await;
+        let charged = ledger::charge(tx, pool.trees(), pool.share(), charge, now).await;
         charged.map_err(|error| match error {
             ChargeError::Exceeded(exceeded) => {
                 parent.budget.not_begun(not_over);
@@ -66,7 +67,7 @@ pub(super) async fn admit(
             }
             ChargeError::Fault(error) => error.into(),
         })?;
-        ledger::enter(tx, pool.trees(), (RunId(record.task.0), record.task), now).await?;
+        ledger::enter(tx, pool.trees(), RunId(record.task.0), record.task, now).await?;
     }
     Ok((ancestry, not_over))
 }
@@ -83,11 +84,10 @@ pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, n
             noted,
             spending: None,
             in_background: true,
+            since: now,
         };
         // Nothing is spent, so no limit can forbid the charge.
-        if let Err(ChargeError::Fault(error)) =
-            ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await
-        {
+        if let Err(ChargeError::Fault(error)) = ledger::charge(tx, pool.trees(), pool.share(), charge, now).await {
             return Err(error);
         }
     }

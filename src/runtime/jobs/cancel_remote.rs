@@ -50,61 +50,55 @@ impl JobHandler for CancelRemoteHandler {
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
-        Box::pin(self.cancel_run(runtime, job))
-    }
-}
-
-impl CancelRemoteHandler {
-    async fn cancel_run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
-        let run = RunId(job.key);
-        let read = runtime.core.db.read(move |tx| {
-            Box::pin(async move {
-                // The run may have been continued since.
-                match db::remote_runs::is_unwanted(tx, run).await? {
-                    true => db::remote_runs::find(tx, run).await,
-                    false => Ok(None),
-                }
-            })
-        });
-        let Some(work) = read.await? else {
-            return Ok(JobOutcome::Done);
-        };
-        let soft = runtime.core.shutdown.soft().clone();
-        let ended = match soft
-            .run_until_cancelled(timeout(LEASE / 2, runtime.tasks.stop_remote_run(&work)))
-            .await
-        {
-            // This server stops. Another server claims the job when the claim expires.
-            None => return Ok(JobOutcome::Settled),
-            Some(Ok(ended)) => ended,
-            Some(Err(_)) => Err("its server took too long".to_owned()),
-        };
-        let now = runtime.core.clock.now();
-        let looks = *runtime.core.registry.factory.peers.poll_policy();
-        let since = work.lost_since.unwrap_or(now);
-        let is_over = match &ended {
-            Ok(()) => true,
-            Err(reason) => {
-                tracing::warn!(%run, agent = %work.agent, %reason, "could not cancel a run on another server");
-                now.since(since) >= looks.patience
-            }
-        };
-        let due_at = now.plus(looks.pause(job.attempts, run.0));
-        let claimed = job.clone();
-        let write = runtime.core.db.write(move |tx| {
-            Box::pin(async move {
-                if is_over {
-                    if db::jobs::finish(tx, &claimed).await? {
-                        db::remote_runs::delete(tx, run).await?;
+        Box::pin(async move {
+            let run = RunId(job.key);
+            let read = runtime.core.db.read(move |tx| {
+                Box::pin(async move {
+                    // The run may have been continued since.
+                    match db::remote_runs::is_unwanted(tx, run).await? {
+                        true => db::remote_runs::find(tx, run).await,
+                        false => Ok(None),
                     }
-                } else if db::jobs::put_off(tx, &claimed, due_at).await? {
-                    db::remote_runs::set_lost(tx, run, since).await?;
+                })
+            });
+            let Some(work) = read.await? else {
+                return Ok(JobOutcome::Done);
+            };
+            let soft = runtime.core.shutdown.soft().clone();
+            let ended = match soft
+                .run_until_cancelled(timeout(LEASE / 2, runtime.tasks.stop_remote_run(&work)))
+                .await
+            {
+                // This server stops. Another server claims the job when the claim expires.
+                None => return Ok(JobOutcome::Settled),
+                Some(Ok(ended)) => ended,
+                Some(Err(_)) => Err("its server took too long".to_owned()),
+            };
+            let now = runtime.core.clock.now();
+            let looks = *runtime.core.registry.factory.peers.poll_policy();
+            let since = work.lost_since.unwrap_or(now);
+            let is_over = match &ended {
+                Ok(()) => true,
+                Err(reason) => {
+                    tracing::warn!(%run, agent = %work.agent, %reason, "could not cancel a run on another server");
+                    now.since(since) >= looks.patience
                 }
-                DbResult::Ok(())
-            })
-        });
-        write.await?;
-        Ok(JobOutcome::Settled)
+            };
+            let due_at = now.plus(looks.pause(job.attempts, run.0));
+            let claimed = job.clone();
+            let write = runtime.core.db.write(move |tx| {
+                Box::pin(async move {
+                    if is_over && db::jobs::finish(tx, &claimed).await? {
+                        db::remote_runs::delete(tx, run).await?;
+                    } else if !is_over && db::jobs::put_off(tx, &claimed, due_at).await? {
+                        db::remote_runs::set_lost(tx, run, since).await?;
+                    }
+                    DbResult::Ok(())
+                })
+            });
+            write.await?;
+            Ok(JobOutcome::Settled)
+        })
     }
 }
 

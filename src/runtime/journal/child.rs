@@ -32,24 +32,24 @@ fn find(run_context: &RunContext, graph_id: &str) -> Option<Arc<RegisteredAgent>
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
-    wish: &NewChildRun,
+    new_run: &NewChildRun,
     now: Timestamp,
 ) -> DbResult<AdmittedChild> {
     let root = &run_context.run;
-    if let Some(run) = db::runs::get_by_id(tx, wish.id).await? {
+    if let Some(run) = db::runs::get_by_id(tx, new_run.id).await? {
         return Ok(AdmittedChild::Admitted(Box::new(run)));
     }
-    if wish.lineage.depth > wish.max_depth {
+    if new_run.lineage.depth > new_run.max_depth {
         return Ok(AdmittedChild::Refused(format!(
             "Delegation is limited to {} levels and this one would be level {}. Do the work yourself.",
-            wish.max_depth, wish.lineage.depth
+            new_run.max_depth, new_run.lineage.depth
         )));
     }
-    let agent = match &wish.graph_id {
+    let agent = match &new_run.graph_id {
         None => None,
         Some(graph_id) => match find(run_context, graph_id) {
             Some(known) => {
-                if let Some(refusal) = wish.incompatibility(&known.agent) {
+                if let Some(refusal) = new_run.incompatibility(&known.agent) {
                     return Ok(AdmittedChild::Refused(refusal));
                 }
                 if let Err(error) = known.check_models() {
@@ -73,15 +73,15 @@ pub(super) async fn admit(
         },
     };
     let request = RunRequest {
-        input: serde_json::to_value(&wish.order).ok(),
+        input: serde_json::to_value(&new_run.order).ok(),
         agent,
         ..RunRequest::default()
     };
     let run = Run {
-        id: wish.id,
+        id: new_run.id,
         thread: root.thread,
         assistant: root.assistant,
-        lineage: wish.lineage.clone(),
+        lineage: new_run.lineage.clone(),
         status: RunStatus::Running,
         request,
         metadata: Map::new(),
@@ -93,6 +93,6 @@ pub(super) async fn admit(
         queue: root.queue.clone(),
     };
     db::runs::insert(tx, &run, None).await?;
-    background::insert_remote_run(tx, &run, wish.url.as_deref()).await?;
+    background::insert_remote_run(tx, &run, new_run.url.as_deref()).await?;
     Ok(AdmittedChild::Admitted(Box::new(run)))
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::actors::Question;
 use crate::support::client::{Client, Reply};
-use crate::support::{Human, Keys, TestServer, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, Keys, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     approvers_see_what_is_assigned_to_them_and_nothing_else,
@@ -17,6 +17,7 @@ on_both_engines! {
     an_approver_is_refused_every_other_part_of_the_thread,
     one_answer_to_several_interrupts_needs_the_right_to_each,
     calls_with_different_approvers_are_asked_about_one_by_one,
+    questions_of_one_step_are_listed_in_the_order_of_the_calls,
     the_approvers_of_an_agent_answer_all_its_questions,
     interrupts_of_subagents_are_assigned_too,
     a_write_into_the_state_does_not_get_past_an_approver,
@@ -65,6 +66,22 @@ system_prompt = \"x\"
 tools = [\"lookup\", \"send_email\"]
 interrupt_on = { send_email = true, lookup = { allowed_decisions = [\"approve\"], approvers = { users = [\"ann\"] } } }
 approvers = { roles = [\"approver\"] }
+
+[agents.panel]
+model = \"scripted:lab\"
+system_prompt = \"x\"
+tools = [\"lookup\", \"send_email\", \"slow\", \"progress\"]
+
+[agents.panel.interrupt_on]
+lookup = { allowed_decisions = [\"approve\"], approvers = { users = [\"ann\", \"bob\"] } }
+send_email = { allowed_decisions = [\"approve\"], approvers = { users = [\"ann\", \"eve\"] } }
+slow = { allowed_decisions = [\"approve\"], approvers = { users = [\"ann\"] } }
+progress = { allowed_decisions = [\"approve\"], approvers = { users = [\"ann\"], roles = [\"approver\"] } }
+
+[[agents.panel.subagents]]
+name = \"worker\"
+description = \"Does all of it.\"
+system_prompt = \"x\"
 ";
 
 async fn protected(server: &TestServer) -> Keys {
@@ -274,7 +291,7 @@ async fn calls_with_different_approvers_are_asked_about_one_by_one(server: TestS
     let ann = Human::on_new_thread(keys.client("ann"), "guarded").await;
     let calls = [mail("m1", "bob"), lookup("l1", "x"), mail("m2", "mia")];
     ann.says(script().calls_all(calls).says("sent")).await;
-    let mut questions = ann.questions().await;
+    let questions = ann.questions().await;
     let names = |asked: &Question| -> Vec<String> {
         let names = asked
             .requests()
@@ -282,9 +299,6 @@ async fn calls_with_different_approvers_are_asked_about_one_by_one(server: TestS
             .map(|call| call["tool_call_id"].as_str().unwrap().to_owned());
         names.collect()
     };
-    // Interrupts of one step are listed by their ids, which have no order.
-    questions.sort_by_key(|asked| asked.requests().len());
-    questions.reverse();
     let seen: Vec<_> = questions.iter().map(names).collect();
     assert_eq!(seen, [vec!["m1", "m2"], vec!["l1"]]);
     let bob = Human::at(keys.client("bob"), "guarded", &ann.thread);
@@ -299,6 +313,76 @@ async fn calls_with_different_approvers_are_asked_about_one_by_one(server: TestS
     assert_eq!(mails(&server), 1);
     assert_eq!(server.tools.calls_of("lookup").len(), 1);
     assert_eq!(ann.transcript().await.last().unwrap(), "ai: sent");
+}
+
+/// Checks that every list of the open interrupts has those of the calls `c0` to `c3` in this order.
+async fn are_listed_in_order(ann: &Human, waited: &Value, name: &str) {
+    let calls = |all: &Value| -> Vec<String> {
+        let all = all.as_array().unwrap_or_else(|| panic!("{name}: {all}"));
+        let call = |one: &Value| one["value"]["action_requests"][0]["tool_call_id"].clone();
+        all.iter()
+            .map(|one| call(one).as_str().expect("an id").to_owned())
+            .collect()
+    };
+    let expected = ["c0", "c1", "c2", "c3"];
+    assert_eq!(
+        calls(&waited["__interrupt__"]),
+        expected,
+        "{name}: the answer to the waiting client"
+    );
+    let of_thread = ann.client().get(&ann.path("/interrupts")).await.ok();
+    assert_eq!(
+        calls(&of_thread["interrupts"]),
+        expected,
+        "{name}: the interrupts of the thread"
+    );
+    let of_all = ann.client().get("/interrupts").await.ok();
+    assert_eq!(calls(&of_all["interrupts"]), expected, "{name}: all interrupts");
+    let state = ann.state().await;
+    assert_eq!(calls(&state["interrupts"]), expected, "{name}: the state");
+    assert_eq!(
+        calls(&state["tasks"][0]["interrupts"]),
+        expected,
+        "{name}: the task of the state"
+    );
+    let history = ann.history().await;
+    assert_eq!(calls(&history[0]["interrupts"]), expected, "{name}: the history");
+    let thread = ann.record().await;
+    let by_task = thread["interrupts"].as_object().expect("interrupts by task");
+    assert_eq!(by_task.len(), 1, "{name}: {thread}");
+    assert_eq!(
+        calls(by_task.values().next().expect("one")),
+        expected,
+        "{name}: the thread"
+    );
+}
+
+async fn questions_of_one_step_are_listed_in_the_order_of_the_calls(server: TestServer) {
+    let keys = protected(&server).await;
+    let tools = ["lookup", "send_email", "slow", "progress"];
+    for rotation in 0..4 {
+        let ann = Human::on_new_thread(keys.client("ann"), "panel").await;
+        let mut order = tools;
+        order.rotate_left(rotation);
+        let calls: Vec<Value> = order
+            .iter()
+            .zip(0..)
+            .map(|(tool, number)| match *tool {
+                "lookup" => lookup(&format!("c{number}"), "x"),
+                "send_email" => mail(&format!("c{number}"), "x"),
+                other => call(&format!("c{number}"), other, json!({})),
+            })
+            .collect();
+        let direct = script().calls_all(calls);
+        let waited = ann.says(direct.clone().says("done")).await;
+        are_listed_in_order(&ann, &waited, &format!("{order:?}")).await;
+        ann.client().delete(&ann.path("")).await.ok();
+        let ann = Human::on_new_thread(keys.client("ann"), "panel").await;
+        let delegated = script().calls(task("t1", "worker", direct.says("done"))).says("done");
+        let waited = ann.says(delegated).await;
+        are_listed_in_order(&ann, &waited, &format!("{order:?}, by a subagent")).await;
+        ann.client().delete(&ann.path("")).await.ok();
+    }
 }
 
 async fn the_approvers_of_an_agent_answer_all_its_questions(server: TestServer) {

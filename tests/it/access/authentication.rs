@@ -32,7 +32,7 @@ pub(super) async fn with_bearer(client: &Client, token: &str) -> Reply {
 
 async fn only_public_pages_are_shown_without_credentials(server: TestServer) {
     let nobody = server.is_protected().await.nobody();
-    for path in ["/ok", "/openapi.json", "/docs", "/docs/swagger-ui.css"] {
+    for path in ["/ok", "/openapi.json", "/docs", "/docs/swagger-ui.css", "/console"] {
         assert_eq!(nobody.get(path).await.status, 200, "{path}");
     }
     for path in [
@@ -56,7 +56,7 @@ async fn only_public_pages_are_shown_without_credentials(server: TestServer) {
     let request = nobody.request(Method::POST, "/threads").body("{");
     assert_eq!(reply(request).await.status, 401);
     let browser = with_header(&nobody, "/", "accept", "text/html").await;
-    assert_eq!(browser.status, 200, "a browser is redirected to the document");
+    assert_eq!(browser.status, 200, "a browser gets the console");
 }
 
 async fn a_key_of_the_configuration_is_accepted_in_both_headers(server: TestServer) {

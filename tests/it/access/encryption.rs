@@ -85,7 +85,7 @@ async fn rows(url: &str) -> String {
     all
 }
 
-async fn is_stored(server: &TestServer, text: &str) -> bool {
+pub(super) async fn is_stored(server: &TestServer, text: &str) -> bool {
     everything_stored(server).await.contains(text)
 }
 

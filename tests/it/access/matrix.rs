@@ -3,8 +3,13 @@
 
 use std::collections::BTreeSet;
 
+use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::support::client::{Client, Reply, reply};
 use crate::support::{Human, Keys, TestServer, mail, on_both_engines, script};
@@ -14,6 +19,7 @@ on_both_engines! {
     every_endpoint_hides_the_resources_of_others,
     every_endpoint_serves_the_owner_by_role,
     searches_and_counts_contain_only_what_the_caller_may_see,
+    a_websocket_shows_a_thread_only_to_callers_who_may_read_it,
 }
 
 /// A word in every resource of the owner. No response to another caller may contain it.
@@ -442,6 +448,90 @@ async fn searches_and_counts_contain_only_what_the_caller_may_see(server: TestSe
     assert_eq!(count(&operator, "/runs/crons/count").await, 2);
     let ids: BTreeSet<_> = found(&operator, "/threads/search").await.into_iter().collect();
     assert_eq!(ids.len(), 2);
+}
+
+/// A WebSocket to a thread.
+struct Socket(WebSocketStream<MaybeTlsStream<TcpStream>>);
+
+impl Socket {
+    /// Opens the WebSocket of a thread with this key, or with none.
+    ///
+    /// # Errors
+    /// The status with which the server refuses it.
+    async fn open(client: &Client, key: Option<&str>, thread: &str) -> Result<Self, u16> {
+        let base = client.base().replacen("http", "ws", 1);
+        let url = format!("{base}/threads/{thread}/stream/events");
+        let mut request = url.into_client_request().expect("a request");
+        if let Some(key) = key {
+            let key = key.parse().expect("a header");
+            request.headers_mut().insert("x-api-key", key);
+        }
+        match connect_async(request).await {
+            Ok((socket, _)) => Ok(Self(socket)),
+            Err(Error::Http(response)) => Err(response.status().as_u16()),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Sends a command.
+    async fn sends(&mut self, id: u32, method: &str, params: Value) {
+        let command = json!({"id": id, "method": method, "params": params}).to_string();
+        self.0.send(Message::text(command)).await.expect("it is open");
+    }
+
+    /// Returns the next text.
+    async fn next(&mut self) -> String {
+        loop {
+            match self.0.next().await.expect("it is open").expect("it works") {
+                Message::Text(text) => return text.to_string(),
+                Message::Ping(_) | Message::Pong(_) => {}
+                other @ (Message::Binary(_) | Message::Close(_) | Message::Frame(_)) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Returns all texts up to the response to the command `id`.
+    async fn until_response(&mut self, id: u32) -> Vec<String> {
+        let mut texts = vec![];
+        loop {
+            let text = self.next().await;
+            let value: Value = serde_json::from_str(&text).expect("JSON");
+            texts.push(text);
+            if value["type"] != "event" && value["id"] == id {
+                return texts;
+            }
+        }
+    }
+}
+
+async fn a_websocket_shows_a_thread_only_to_callers_who_may_read_it(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let open = async |key: Option<&str>| Socket::open(&keys.nobody(), key, &ann.thread).await;
+    assert_eq!(open(None).await.err(), Some(401));
+    assert_eq!(open(Some("adj_unknown_key")).await.err(), Some(401));
+    assert_eq!(open(Some(&keys.text("expired"))).await.err(), Some(401));
+    let subscription = json!({"channels": ["values", "messages", "updates", "lifecycle"]});
+    for (caller, may_read) in [("bob", false), ("root-of-other", false), ("ann", true), ("root", true)] {
+        let mut socket = open(Some(&keys.text(caller))).await.expect("a socket");
+        socket.sends(1, "subscription.subscribe", subscription.clone()).await;
+        let mut texts = socket.until_response(1).await;
+        for command in [2, 3] {
+            ann.says(script().says(MARK)).await;
+            socket.sends(command, "agent.getTree", json!({})).await;
+            texts.extend(socket.until_response(command).await);
+        }
+        if may_read {
+            while !texts.iter().any(|text| text.contains(MARK)) {
+                texts.push(socket.next().await);
+            }
+        }
+        assert_eq!(
+            texts.iter().any(|text| text.contains(MARK)),
+            may_read,
+            "{caller}: {texts:#?}"
+        );
+    }
 }
 
 async fn count(client: &Client, path: &str) -> i64 {

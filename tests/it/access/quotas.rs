@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
-use crate::support::{Engine, TestServer, lookup, on_both_engines, script};
+use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, on_postgres, script};
 
 on_both_engines! {
     a_user_with_too_many_requests_waits_and_others_do_not,
     a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user,
     ok_and_the_document_are_never_limited,
     runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refused,
+    runs_at_the_same_time_begin_no_more_than_a_quota_allows,
     a_tenant_with_quotas_of_its_own_has_those,
     the_open_streams_of_a_tenant_are_limited,
     the_tokens_of_a_day_end_a_run_in_the_middle_and_it_continues_on_the_next_day,
@@ -27,6 +28,10 @@ on_both_engines! {
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
     an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
+}
+
+on_postgres! {
+    two_servers_together_begin_no_more_runs_than_a_quota_allows,
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -151,6 +156,60 @@ async fn runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refu
     assert_eq!(queries(&server), ["first", "other", "second"]);
 }
 
+async fn runs_at_the_same_time_begin_no_more_than_a_quota_allows(server: TestServer) {
+    begins_no_more_than_allowed(&server, 1).await;
+}
+
+async fn two_servers_together_begin_no_more_runs_than_a_quota_allows(server: TestServer) {
+    begins_no_more_than_allowed(&server, 2).await;
+}
+
+/// Starts runs of two users of a tenant at the same time, on this number of servers. The tenant may have three at work, each
+/// user two.
+async fn begins_no_more_than_allowed(server: &TestServer, servers: usize) {
+    const RUNS: usize = 16;
+    server
+        .is_configured_with("[quotas.tenants.acme]\nruns_at_work = 3\n[quotas.per_user]\nruns_at_work = 2")
+        .await;
+    let keys = server.is_protected().await;
+    let twin = match servers {
+        1 => None,
+        _ => Some(server.starts_twin().await),
+    };
+    let at_work = "select count(*) from runs where depth = 0 and status = 'running' and queue like 'acme/%'";
+    for round in 0..3 {
+        server.tools.hold("lookup");
+        let starts = (0..RUNS).map(|number| {
+            let name = if number % 4 < 2 { "ann" } else { "bob" };
+            let client = match &twin {
+                Some(twin) if number % 2 == 1 => twin.client.with_key(&keys.text(name)),
+                Some(_) | None => keys.client(name),
+            };
+            async move { client.post("/runs", held(&format!("r{number}"))).await.ok() }
+        });
+        futures::future::join_all(starts).await;
+        // Those that may begin have called a tool that does not answer.
+        let before = round * (RUNS + 1);
+        server.tools.called("lookup", before + 3).await;
+        assert_eq!(server.number_in_database(at_work).await, 3, "round {round}");
+        // Another tenant has no quota.
+        let zoe = keys.client("root-of-other");
+        zoe.post("/runs", held("zoe")).await.ok();
+        server.tools.called("lookup", before + 4).await;
+        assert_eq!(server.number_in_database(at_work).await, 3, "round {round}");
+        server.tools.let_go("lookup");
+        server.tools.called("lookup", before + RUNS + 1).await;
+        eventually(async || {
+            let under_way = "select count(*) from runs where status in ('pending', 'running')";
+            server.number_in_database(under_way).await == 0
+        })
+        .await;
+    }
+    if let Some(twin) = twin {
+        twin.stops().await;
+    }
+}
+
 async fn a_tenant_with_quotas_of_its_own_has_those(server: TestServer) {
     server
         .is_configured_with(
@@ -194,7 +253,7 @@ async fn the_open_streams_of_a_tenant_are_limited(server: TestServer) {
         .get_stream(&zoe.path("/stream"), None)
         .await;
     drop((first, other));
-    crate::support::eventually(async || {
+    eventually(async || {
         let path = bob.path("/stream");
         let stream = keys.client("bob").request(reqwest::Method::GET, &path).send().await;
         stream.expect("a response").status() == 200
@@ -428,7 +487,7 @@ async fn sums_of_days_long_ago_are_deleted(server: TestServer) {
     server.human("agent").await.says("hi").await;
     assert_eq!(server.number_in_database("select count(*) from daily_usage").await, 1);
     clock.advance(40 * DAY);
-    crate::support::eventually(async || server.number_in_database("select count(*) from daily_usage").await == 0).await;
+    eventually(async || server.number_in_database("select count(*) from daily_usage").await == 0).await;
 }
 
 async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted(server: TestServer) {
@@ -443,7 +502,7 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
     let item = json!({"namespace": ["notes"], "key": "k", "value": {"text": "short"}});
     // The sum is measured after a minute, when something is stored again.
     clock.advance(Duration::from_secs(61));
-    crate::support::eventually(async || ann.put("/store/items", item.clone()).await.status == 507).await;
+    eventually(async || ann.put("/store/items", item.clone()).await.status == 507).await;
     let refused = ann.put("/store/items", item.clone()).await;
     assert_reached(&refused, 507, "per_tenant.stored_bytes");
     assert_reached(&ann.post("/threads", json!({})).await, 507, "per_tenant.stored_bytes");
@@ -468,7 +527,7 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
     );
     assert!([200, 204].contains(&ann.delete(&human.path("")).await.status));
     clock.advance(Duration::from_secs(61));
-    crate::support::eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
+    eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
 }
 
 /// Returns the tokens in the sums of days, and those in the usage of all runs.

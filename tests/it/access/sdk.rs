@@ -8,6 +8,7 @@ without_postgres! {
     the_javascript_sdk_works_with_a_key,
     the_public_chat_pages_work_with_a_key,
     a_page_in_a_browser_works_with_a_key,
+    the_pages_of_the_examples_work_with_a_key,
 }
 
 /// The variable from which both SDKs read their key.
@@ -54,4 +55,17 @@ async fn a_page_in_a_browser_works_with_a_key(server: TestServer) {
     };
     command.arg(chromium).env(KEY, keys.text("ann"));
     assert_eq!(runs_to_its_end(command).await, "the page works\n");
+}
+
+async fn the_pages_of_the_examples_work_with_a_key(server: TestServer) {
+    let keys = server.is_protected().await;
+    let Some(mut command) = in_javascript("web.mjs", &["esbuild", "playwright-core"], &server) else {
+        return;
+    };
+    let Some(chromium) = chromium() else {
+        return;
+    };
+    command.args([chromium.as_str(), "plain", "guide"]);
+    command.env(KEY, keys.text("ann"));
+    assert_eq!(runs_to_its_end(command).await, "the pages work\n");
 }

@@ -3,13 +3,14 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::encryption::{MARKER, converses, of_type};
-use crate::support::client::Client;
-use crate::support::{Human, TestServer, lookup, on_both_engines, script};
+use super::encryption::{MARKER, converses, is_stored, of_type};
+use crate::support::client::{Client, reply};
+use crate::support::{Human, TestServer, eventually, lookup, on_both_engines, script};
 
 on_both_engines! {
     an_admin_exports_everything_of_a_user,
     an_admin_deletes_a_user_whose_run_is_at_work,
+    a_deleted_user_leaves_nothing_in_the_database,
     a_user_of_another_tenant_keeps_everything,
     users_neither_export_nor_delete,
     without_authentication_there_are_no_users,
@@ -86,6 +87,33 @@ async fn an_admin_deletes_a_user_whose_run_is_at_work(server: TestServer) {
     assert_eq!(with_audit["audit_entries"], json!(entries), "{with_audit}");
     assert_eq!(exported(&root, "ann").await.len(), 1);
     assert_eq!(root.delete("/users/ann").await.ok(), nothing());
+}
+
+async fn a_deleted_user_leaves_nothing_in_the_database(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let human = converses(ann.clone(), MARKER).await;
+    ann.post(&human.path("/copy"), json!({})).await.ok();
+    let assistant =
+        json!({"graph_id": "agent", "name": MARKER, "context": {"note": MARKER}, "metadata": {"m": MARKER}});
+    // The answer is kept for a repeated request.
+    let create = ann
+        .request(Method::POST, "/assistants")
+        .header("Idempotency-Key", "once");
+    reply(create.json(&assistant)).await.ok();
+    let input = json!({"messages": [{"role": "user", "content": MARKER}]});
+    let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": input, "metadata": {"m": MARKER}});
+    ann.post("/runs/crons", cron).await.ok();
+    let report = json!({"assistant_id": "agent", "input": input, "webhook": "http://127.0.0.1:9/nobody-listens"});
+    ann.post("/runs/wait", report).await.ok();
+    let bob = converses(keys.client("bob"), "said-by-bob").await;
+    assert!(is_stored(&server, MARKER).await, "a plain database shows it");
+    keys.client("root").delete("/users/ann").await.ok();
+    eventually(async || !is_stored(&server, MARKER).await).await;
+    server.is_stopped().await;
+    assert!(!is_stored(&server, MARKER).await);
+    server.is_stopped_and_started_again().await;
+    assert!(bob.state().await.to_string().contains("said-by-bob"));
 }
 
 async fn a_user_of_another_tenant_keeps_everything(server: TestServer) {

@@ -4,6 +4,7 @@ mod agents;
 mod assistants;
 mod batches;
 mod commands;
+mod console;
 pub(crate) mod crons;
 mod disconnects;
 mod idempotency;

@@ -1,7 +1,9 @@
 //! Other people's programs: the official SDKs, browsers, API checkers, examples of other systems.
 
 mod browsers;
+mod console;
 mod contract;
 mod other_systems;
 pub(crate) mod sdk;
 mod tool_servers;
+mod web;

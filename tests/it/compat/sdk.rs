@@ -29,7 +29,7 @@ pub(crate) fn python() -> Option<String> {
 }
 
 /// Returns the folder of these JavaScript packages.
-pub(super) fn node_modules(packages: &[&str]) -> Option<PathBuf> {
+pub(crate) fn node_modules(packages: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES")
         .filter(|name| !name.is_empty())
         .map(PathBuf::from);

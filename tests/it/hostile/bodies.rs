@@ -282,3 +282,22 @@ async fn a_connection_beyond_the_limit_is_closed() {
     server.is_stopped_and_started_again().await;
     server.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_that_is_too_large_is_refused() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    let address = server.client().base().replacen("http://", "", 1);
+    let long = format!("x-long: {}\r\n", "x".repeat(64 * 1024));
+    let many: String = (0..200).map(|number| format!("x-{number}: x\r\n")).collect();
+    for headers in [long, many] {
+        let mut stream = TcpStream::connect(&address).await.expect("a connection");
+        let head = format!("GET /ok HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
+        stream.write_all(head.as_bytes()).await.expect("the server listens");
+        let answer = timeout(SOON, rest(&mut stream))
+            .await
+            .expect("the connection is closed");
+        assert!(answer.starts_with("HTTP/1.1 431"), "{} bytes: {answer}", head.len());
+    }
+    assert_eq!(server.client().get("/ok").await.status, 200);
+    server.finish().await;
+}

@@ -105,6 +105,7 @@ async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
 
 on_both_engines! {
     a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoint,
+    a_compressed_body_is_refused_by_every_endpoint,
     json_has_many_content_types_and_an_empty_body_needs_none,
     a_name_in_the_authority_of_http2_is_checked_like_any_other,
     a_page_of_another_origin_can_change_nothing,
@@ -136,6 +137,29 @@ async fn a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoin
     }
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
     assert_eq!(client.post("/assistants/count", json!({})).await.ok(), before);
+}
+
+async fn a_compressed_body_is_refused_by_every_endpoint(server: TestServer) {
+    let client = server.client();
+    let all = unsafe_endpoints(&client).await;
+    for endpoint in all.iter().filter(|endpoint| endpoint.takes_body) {
+        for encoding in ["gzip", "br", "deflate", "zstd", "identity, gzip"] {
+            let headers = [("content-type", "application/json"), ("content-encoding", encoding)];
+            let reply = send(&client, endpoint, &headers, r#"{"status": "all"}"#).await;
+            let detail = reply.refused(415);
+            assert!(
+                detail.starts_with("Content-Encoding: must be absent"),
+                "{}: {detail}",
+                endpoint.path
+            );
+        }
+    }
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+    let plain = client.request(Method::POST, "/threads");
+    let plain = plain
+        .header("content-type", "application/json")
+        .header("content-encoding", "identity");
+    assert_eq!(reply(plain.body("{}")).await.status, 200);
 }
 
 async fn json_has_many_content_types_and_an_empty_body_needs_none(server: TestServer) {

@@ -426,7 +426,7 @@ async fn the_log_has_a_line_for_cancelled_and_rolled_back_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_root_path_redirects_browsers_to_the_api_document() {
+async fn the_root_path_shows_browsers_the_console_and_others_the_addresses_of_the_parts() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let base = server.client().base();
     let http = adjutant::net::client_builder()
@@ -440,12 +440,12 @@ async fn the_root_path_redirects_browsers_to_the_api_document() {
         .send()
         .await
         .expect("an answer");
-    assert_eq!(page.status().as_u16(), 307);
-    assert_eq!(page.headers()["location"], "/docs");
+    assert_eq!(page.status().as_u16(), 200);
+    assert_eq!(page.headers()["content-type"], "text/html; charset=utf-8");
     let places = server.client().get("/").await.ok();
     assert_eq!(&places["docs"], &json!("/docs"));
     assert_eq!(&places["openapi"], &json!("/openapi.json"));
-    for place in ["docs", "openapi", "health", "info", "metrics"] {
+    for place in ["console", "docs", "openapi", "health", "info", "metrics"] {
         server.client().get(places[place].as_str().expect("a path")).await.ok();
     }
     assert_eq!(server.client().get("/favicon.ico").await.status, 204);

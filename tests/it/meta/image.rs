@@ -103,18 +103,19 @@ fn the_image_copies_all_that_the_sources_need_at_compile_time() {
     }
     let copied = copied();
     let ignored = read(".dockerignore");
-    let sent: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
-    for path in needed
-        .iter()
-        .map(PathBuf::as_path)
-        .chain(copied.iter().map(PathBuf::as_path))
-    {
-        let is_copied = copied.iter().any(|known| path.starts_with(known));
-        assert!(is_copied, "the Dockerfile does not copy {}", path.display());
-        let is_sent = sent.iter().any(|known| path.starts_with(known));
-        assert!(is_sent, ".dockerignore leaves out {}", path.display());
-        let exists = root().join(path).exists() || path.to_string_lossy().ends_with('/');
-        assert!(exists, "there is no {}", path.display());
+    let sent: Vec<PathBuf> = ignored
+        .lines()
+        .filter_map(|line| line.strip_prefix('!').map(PathBuf::from))
+        .collect();
+    let contains = |all: &[PathBuf], path: &Path| all.iter().any(|known| path.starts_with(known));
+    for path in needed.iter().chain(&copied) {
+        assert!(
+            contains(&copied, path),
+            "the Dockerfile does not copy {}",
+            path.display()
+        );
+        assert!(contains(&sent, path), ".dockerignore leaves out {}", path.display());
+        assert!(root().join(path).exists(), "there is no {}", path.display());
     }
 }
 

@@ -8,3 +8,4 @@ mod image;
 mod language;
 mod layers;
 mod packages;
+mod recipes;

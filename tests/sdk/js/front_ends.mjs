@@ -204,7 +204,39 @@ async function aChatThatAsks() {
   page.close();
 }
 
-const scenes = [aConversationWithApproval, theTasksOfAPlan, stepByStep, leavingAndComingBack, aChatThatBranches, aChatThatAsks];
+// With the header for lean metadata, the hook shows the same: it assigns pieces to subagents by what is left of it.
+async function leanMetadata() {
+  const seen = [];
+  for (const defaultHeaders of [{}, { "x-stream-metadata": "lean" }]) {
+    const tab = new Tab();
+    const bodies = [];
+    const observed = async (input, init) => {
+      const response = await tab.fetch(input, init);
+      if (!/runs\/stream$/.test(new URL(input).pathname)) return response;
+      const [read, shown] = response.body.tee();
+      bodies.push(new Response(read).text());
+      return new Response(shown, { status: response.status, headers: response.headers });
+    };
+    const page = new Page({
+      apiUrl, apiKey, assistantId: "agent", defaultHeaders, filterSubagentMessages: true, callerOptions: { fetch: observed },
+    }, ({ messages, subagents }) => ({
+      messages: messages.map(({ type, content }) => [type, content]),
+      subagents: [...subagents.values()].map(({ status, result, messages }) => [status, result, messages.map(({ content }) => content)]),
+    }));
+    const research = script(callsTool("c1", "lookup", { query: "x" }), { text: "it is x, says the book" });
+    const ask = script(task("t1", "researcher", research), { text: "the researcher says x" });
+    await page.submit({ messages: [{ ...said(ask), id: "h1" }] }, { streamMode: ["values", "updates", "messages-tuple"], streamSubgraphs: true });
+    assert.equal(page.shown.messages.at(-1)[1], "the researcher says x");
+    assert.ok(page.shown.subagents.length > 0);
+    seen.push([page.shown, (await bodies[0]).split("assistant_id").length]);
+    page.close();
+  }
+  const [[full, many], [lean, few]] = seen;
+  assert.deepEqual(lean, full);
+  assert.ok(few < many / 2, `${few} of ${many} pieces have all of the metadata`);
+}
+
+const scenes = [leanMetadata, aConversationWithApproval, theTasksOfAPlan, stepByStep, leavingAndComingBack, aChatThatBranches, aChatThatAsks];
 const chosen = process.argv.slice(3);
 for (const scene of scenes.filter(({ name }) => chosen.length === 0 || chosen.includes(name))) {
   try {

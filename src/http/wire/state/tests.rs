@@ -189,6 +189,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
         path: vec![],
         task_call_id: None,
         seq: 1,
+        ordinal: 0,
         status,
         resolution: None,
         resumed_by: None,
