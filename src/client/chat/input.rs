@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustyline::completion::{Completer, Pair};
 use rustyline::error::ReadlineError;
@@ -38,15 +38,23 @@ pub(super) enum Entered {
 pub(super) struct LineReader {
     editor: Editor<LineHelper, FileHistory>,
     history: Option<PathBuf>,
+    state: Arc<PromptState>,
+}
+
+/// The state of a prompt, which the thread of the editor tells.
+#[derive(Default)]
+struct PromptState {
     /// The number of times that the prompt was drawn.
-    draws: Arc<AtomicU64>,
+    draws: AtomicU64,
+    /// True if the line is complete.
+    is_accepted: AtomicBool,
 }
 
 /// Prints above the line that is being edited. The editor takes one text at a time, and draws the prompt again below it;
 /// until then the next text waits. A text that is given while the editor ends would stay in it and block the next one.
 pub(super) struct PromptPrinter {
     printer: Box<dyn ExternalPrinter + Send>,
-    draws: Arc<AtomicU64>,
+    state: Arc<PromptState>,
     /// The text that was given to the editor, and the number of draws before.
     given: Option<(String, u64)>,
     waiting: String,
@@ -61,9 +69,11 @@ impl PromptPrinter {
 
     /// Gives the editor what waits, if it has shown what it was given before.
     pub(super) fn advance(&mut self) {
-        let draws = self.draws.load(Ordering::SeqCst);
+        let draws = self.state.draws.load(Ordering::SeqCst);
         self.given = self.given.take().filter(|given| given.1 == draws);
-        if draws == 0 || self.given.is_some() || self.waiting.is_empty() {
+        // An editor that has no prompt yet, or ends, takes nothing.
+        let is_editing = draws > 0 && !self.state.is_accepted.load(Ordering::SeqCst);
+        if !is_editing || self.given.is_some() || self.waiting.is_empty() {
             return;
         }
         let text = std::mem::take(&mut self.waiting);
@@ -79,7 +89,7 @@ impl PromptPrinter {
 
     /// Returns the text that the editor was given and has not shown, and the text that waits.
     pub(super) fn end(mut self) -> [String; 2] {
-        let draws = self.draws.load(Ordering::SeqCst);
+        let draws = self.state.draws.load(Ordering::SeqCst);
         let given = self.given.take().filter(|given| given.1 == draws);
         [given.map(|given| given.0).unwrap_or_default(), self.waiting]
     }
@@ -109,25 +119,23 @@ impl LineReader {
             .auto_add_history(false)
             .build();
         let mut editor: Editor<LineHelper, FileHistory> = Editor::with_config(settings).map_err(broken)?;
-        editor.set_helper(Some(LineHelper));
+        let state = Arc::<PromptState>::default();
+        editor.set_helper(Some(LineHelper(Arc::clone(&state))));
         let history = history_file();
         if let Some(path) = &history {
             // There is none before the first chat.
             let _ = editor.load_history(path);
         }
-        Ok(Self {
-            editor,
-            history,
-            draws: Arc::default(),
-        })
+        Ok(Self { editor, history, state })
     }
 
     /// Returns what prints above the line that is being edited.
     pub(super) fn printer(&mut self) -> ClientResult<PromptPrinter> {
-        self.draws.store(0, Ordering::SeqCst);
+        self.state.draws.store(0, Ordering::SeqCst);
+        self.state.is_accepted.store(false, Ordering::SeqCst);
         Ok(PromptPrinter {
             printer: Box::new(self.editor.create_external_printer().map_err(broken)?),
-            draws: Arc::clone(&self.draws),
+            state: Arc::clone(&self.state),
             given: None,
             waiting: String::new(),
         })
@@ -137,7 +145,7 @@ impl LineReader {
     pub(super) fn read(&mut self, prompt: &str, initial: &str, is_kept: bool) -> ClientResult<Entered> {
         let prompt = CountedPrompt {
             text: prompt,
-            draws: &self.draws,
+            draws: &self.state.draws,
         };
         match self.editor.readline_with_initial(&prompt, (initial, "")) {
             Ok(line) => {
@@ -180,7 +188,7 @@ fn broken(error: ReadlineError) -> ClientError {
 }
 
 /// Completes commands, and lets a line that ends with `\` go on.
-struct LineHelper;
+struct LineHelper(Arc<PromptState>);
 
 impl Helper for LineHelper {}
 impl Highlighter for LineHelper {}
@@ -206,10 +214,11 @@ impl Completer for LineHelper {
 
 impl Validator for LineHelper {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        Ok(match context.input().ends_with('\\') {
-            true => ValidationResult::Incomplete,
-            false => ValidationResult::Valid(None),
-        })
+        if context.input().ends_with('\\') {
+            return Ok(ValidationResult::Incomplete);
+        }
+        self.0.is_accepted.store(true, Ordering::SeqCst);
+        Ok(ValidationResult::Valid(None))
     }
 }
 

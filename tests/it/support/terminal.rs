@@ -96,7 +96,14 @@ impl Terminal {
             .map(|word| format!("'{}'", word.replace('\'', r"'\''")))
             .collect();
         let mut command = Command::new("script");
-        command.args(["-q", "-f", "-e", "-c", &quoted.join(" "), "/dev/null"]);
+        command.args([
+            "-q",
+            "-f",
+            "-e",
+            "-c",
+            &format!("exec {}", quoted.join(" ")),
+            "/dev/null",
+        ]);
         prepare(&mut command, folder, base);
         command.envs(variables.iter().copied()).env("SHELL", "/bin/sh");
         command

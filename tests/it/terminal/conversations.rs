@@ -211,6 +211,7 @@ async fn an_answer_of_somebody_else_is_noticed(server: TestServer) {
     terminal.shows("somebody else has answered").await;
     terminal.types("\r");
     terminal.shows("main-agent │ sent").await;
+    terminal.shows("\u{1b}[K> ").await;
     // Nobody is asked again.
     terminal.types(&format!("{}\r", script().says("next")));
     terminal.shows("main-agent │ next").await;
