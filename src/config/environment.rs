@@ -26,7 +26,7 @@ const SEPARATOR: &str = "__";
 const ENV_FILE: &str = ".env";
 
 /// The sections of the configuration, whose settings can be given by the environment.
-pub(super) const SECTIONS: [&str; 23] = [
+pub(super) const SECTIONS: [&str; 25] = [
     "server",
     "storage",
     "encryption",
@@ -44,10 +44,12 @@ pub(super) const SECTIONS: [&str; 23] = [
     "tenants",
     "prices",
     "log",
+    "telemetry",
     "providers",
     "secrets",
     "tools",
     "mcp_servers",
+    "tool_servers",
     "profiles",
     "agents",
 ];
