@@ -9,6 +9,24 @@ const WAYS: [&str; 5] = ["zeros", "endless", "line", "silent", "error"];
 on_both_engines! {
     oversized_and_empty_remote_answers_are_error_results,
     an_endless_remote_stream_is_an_error_result_that_names_the_setting,
+    a_redirect_of_a_remote_agent_is_not_followed,
+}
+
+async fn a_redirect_of_a_remote_agent_is_not_followed(server: TestServer) {
+    let wild = MisbehavingServer::start().await;
+    let agent = format!(
+        "[peers]\npatience_s = 1.0\n[agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Delegate.\"\n\
+         [[agents.wild.subagents]]\nname = \"away\"\ndescription = \"Has moved.\"\ngraph_id = \"agent\"\n\
+         url = \"{}/elsewhere\"\nasync = false\n",
+        wild.base
+    );
+    server.is_configured_with(&agent).await;
+    let alice = server.human("wild").await;
+    let plan = script().calls(task("t1", "away", "Work.")).says("done");
+    let said = transcript(&alice.says(plan).await);
+    assert!(said[2].starts_with("task failed"), "{}", said[2]);
+    assert!(wild.asked("/elsewhere") > 0);
+    assert_eq!(wild.asked("/target"), 0);
 }
 
 async fn oversized_and_empty_remote_answers_are_error_results(server: TestServer) {

@@ -56,6 +56,30 @@ on_both_engines! {
     endless_list_changed_notifications_are_rate_limited,
     endless_requests_of_an_mcp_server_are_rate_limited,
     processes_of_an_mcp_server_end_with_it,
+    a_redirect_of_a_tool_is_not_followed,
+    redirects_of_servers_of_tools_are_not_followed,
+}
+
+async fn a_redirect_of_a_tool_is_not_followed(server: TestServer) {
+    let wild = wild(&server, &["elsewhere"]).await;
+    let said = results(&server, &["elsewhere"]).await;
+    assert!(said[0].contains("307"), "{}", said[0]);
+    assert_eq!(wild.asked("/elsewhere"), 1);
+    assert_eq!(wild.asked("/target"), 0);
+}
+
+async fn redirects_of_servers_of_tools_are_not_followed(server: TestServer) {
+    let wild = MisbehavingServer::start().await;
+    let base = &wild.base;
+    let servers = format!(
+        "[mcp_servers.away]\nurl = \"{base}/elsewhere/mcp\"\n[tool_servers.gone]\nurl = \"{base}/elsewhere/list\"\n\
+         [agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"away/*\", \"gone/*\"]\n"
+    );
+    server.is_configured_with(&servers).await;
+    eventually(async || wild.asked("/elsewhere/mcp") > 0 && wild.asked("/elsewhere/list") > 0).await;
+    // The servers were asked before the run begins, and again by it.
+    server.human("wild").await.says(script().says("done")).await;
+    assert_eq!(wild.asked("/target"), 0);
 }
 
 /// An MCP server that answers until its tool is called: then it sends requests without end and reads no replies.
