@@ -13,7 +13,7 @@ use crate::shutdown::Shutdown;
 /// The address of the server of a chat: any free port that only this machine can reach.
 const LOCAL_ADDRESS: &str = "127.0.0.1:0";
 
-/// What to do if the database of a chat is in use.
+/// The advice if the database of a chat is in use.
 const IN_USE: &str = "a server works with this database: talk to it with --server URL, or name another configuration";
 
 /// Executes a command that talks to a server, and returns the exit code. `prepared` is the configuration of the server

@@ -33,15 +33,15 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConnectionCheck {
-    /// What was checked: `database`, `provider`, `mcp_server`, `tool` and so on.
+    /// The kind of the checked thing: `database`, `provider`, `mcp_server`, `tool` and so on.
     pub kind: &'static str,
     /// Its name in the configuration.
     pub name: String,
     /// The result.
     pub status: CheckStatus,
-    /// What was found.
+    /// The finding, as a sentence.
     pub message: String,
-    /// What can be done about it.
+    /// The advice, if there is any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
     /// The time that it took, in milliseconds.
@@ -52,11 +52,11 @@ pub struct ConnectionCheck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckStatus {
-    /// It can be used.
+    /// The thing can be used.
     Ok,
-    /// It can be used, but something is odd, or could not be checked.
+    /// The thing can be used, but something is odd, or could not be checked.
     Warn,
-    /// It cannot be used.
+    /// The thing cannot be used.
     Fail,
 }
 
@@ -71,7 +71,7 @@ impl CheckStatus {
     }
 }
 
-/// What a check has found.
+/// The finding of a check.
 struct Finding {
     status: CheckStatus,
     message: String,

@@ -12,7 +12,7 @@ use crate::definition::AgentDefinition;
 /// The maximum number of agents that are listed.
 const MAX_AGENTS: usize = 20;
 
-/// What is said at the start.
+/// The report of a server that has started.
 pub(super) struct StartReport {
     /// The base URL for a program on this machine.
     base: String,

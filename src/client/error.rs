@@ -17,7 +17,7 @@ pub enum ClientError {
         server: String,
         /// The reason.
         reason: String,
-        /// What to do; may be empty.
+        /// The advice; may be empty.
         hint: &'static str,
     },
     /// The server refused the request.
@@ -52,7 +52,7 @@ pub enum ClientError {
 /// The result of a command.
 pub type ClientResult<T> = Result<T, ClientError>;
 
-/// What to do if nothing listens.
+/// The advice if nothing listens.
 pub(super) const START_A_SERVER: &str =
     ".\nStart a server with `adjutant`, or name another one with --server or ADJUTANT_URL";
 

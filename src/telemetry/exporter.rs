@@ -53,7 +53,7 @@ struct Undelivered {
     wait: Option<Duration>,
 }
 
-/// What the log has not reported yet.
+/// The counts that the log has not reported yet.
 #[derive(Default)]
 struct Failures {
     spans: usize,

@@ -25,7 +25,7 @@ pub(super) enum Reply {
     AnsweredElsewhere,
 }
 
-/// What a person wants with one tool call.
+/// The choice of a person about one tool call.
 enum Choice {
     Decided(Value),
     Later,

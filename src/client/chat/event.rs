@@ -13,7 +13,7 @@ pub(super) struct ThreadFrame {
     pub(super) at: i64,
     /// The agent that caused it.
     pub(super) speaker: Speaker,
-    /// What happened.
+    /// The kind, with its data.
     pub(super) kind: FrameKind,
 }
 
@@ -33,7 +33,7 @@ impl Speaker {
     }
 }
 
-/// What happened.
+/// The kind of an event, with its data.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum FrameKind {
     /// A model begins an answer.
@@ -68,25 +68,25 @@ pub(super) enum FrameKind {
     Other,
 }
 
-/// How a run has ended.
+/// The end of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RunSummary {
     /// The outcome.
     pub(super) outcome: Outcome,
     /// The reason of a failure.
     pub(super) reason: String,
-    /// What the run and all runs below it have used.
+    /// The usage of the run and all runs below it.
     pub(super) usage: Value,
 }
 
 /// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is done.
+    /// The run is done.
     Completed,
-    /// It failed.
+    /// The run failed.
     Failed,
-    /// It waits for a human, or was cancelled.
+    /// The run waits for a human, or was cancelled.
     Interrupted,
 }
 

@@ -23,7 +23,7 @@ const MAX_HISTORY: usize = 1000;
 /// The largest message, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a person has entered.
+/// The input of a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Entered {
     /// A line, or several.

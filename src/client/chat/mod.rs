@@ -114,7 +114,7 @@ async fn once(session: &mut Session, message: &str, can_ask: bool) -> ClientResu
     Ok(result.exit_code())
 }
 
-/// What a chat of one message leads to.
+/// The result of a chat of one message.
 struct ChatResult {
     outcome: Outcome,
     reason: String,

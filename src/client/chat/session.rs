@@ -692,7 +692,7 @@ impl Session {
     }
 }
 
-/// What is shown, and the run that has ended with it.
+/// The text for the terminal, and the run that has ended with it.
 #[derive(Default)]
 struct Shown {
     text: String,

@@ -4,9 +4,9 @@
 pub(super) struct SlashCommand {
     /// The name, with the `/`.
     pub(super) name: &'static str,
-    /// What may follow it.
+    /// The argument that may follow it.
     pub(super) argument: &'static str,
-    /// What it does.
+    /// The description in the list of commands.
     pub(super) about: &'static str,
 }
 

@@ -30,7 +30,7 @@ const SILENCE: Duration = Duration::from_secs(90);
 /// The time for which the server may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What comes from a stream.
+/// An item of a stream.
 #[derive(Debug)]
 pub(super) enum StreamItem {
     /// An event, and its JSON.

@@ -29,7 +29,7 @@ const DIM: &str = "2";
 const BOLD: &str = "1";
 const RED: &str = "31";
 
-/// How a view is written.
+/// The style of a view.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ViewStyle {
     /// True if there are colours.
@@ -58,10 +58,10 @@ pub(super) struct View {
     began: Option<i64>,
 }
 
-/// What one agent says.
+/// The line that an agent is writing.
 #[derive(Default)]
 struct Voice {
-    /// What every line begins with.
+    /// The beginning of every line.
     prefix: String,
     /// The complete lines that are not written yet.
     ready: Vec<String>,
@@ -88,7 +88,7 @@ impl View {
         }
     }
 
-    /// Whether pieces appear at once. If not, the line that is being written is ended; the result is what to write.
+    /// Sets whether pieces appear at once. If not, the line that is being written is ended; the result is the text to write.
     pub(super) fn set_live(&mut self, is_live: bool) -> String {
         self.style.is_live = is_live;
         if is_live {

@@ -129,7 +129,7 @@ pub enum OutputFormat {
     Jsonl,
 }
 
-/// How a result is printed.
+/// The form in which a result is printed.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct OutputOptions {
     /// The form of the output.

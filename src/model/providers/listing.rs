@@ -11,7 +11,7 @@ use crate::net;
 /// The maximum size of a list of models, in bytes.
 const MAX_LIST_BYTES: usize = 8 * 1024 * 1024;
 
-/// What a provider says about itself.
+/// The answer of a provider about its models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProviderListing {
     /// The provider needs no network.

@@ -76,9 +76,9 @@ async fn redirects_of_servers_of_tools_are_not_followed(server: TestServer) {
          [agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"away/*\", \"gone/*\"]\n"
     );
     server.is_configured_with(&servers).await;
-    eventually(async || wild.asked("/elsewhere/mcp") > 0 && wild.asked("/elsewhere/list") > 0).await;
-    // The servers were asked before the run begins, and again by it.
     server.human("wild").await.says(script().says("done")).await;
+    eventually(async || wild.asked("/elsewhere/list") > 0).await;
+    eventually(async || wild.asked("/elsewhere/mcp") > 0).await;
     assert_eq!(wild.asked("/target"), 0);
 }
 
