@@ -102,7 +102,7 @@ impl ClientCommand {
 /// The server that a command talks to.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ServerOptions {
-    /// The address of the server, as in https://agents.example.org; the configured address of this machine's server if
+    /// The address of the server, as in `https://agents.example.org`; the configured address of this machine's server if
     /// absent.
     #[arg(long, value_name = "URL", env = "ADJUTANT_URL", hide_env_values = true)]
     pub server: Option<String>,
