@@ -39,6 +39,7 @@ pub mod delegation;
 pub mod files;
 pub mod limits;
 pub mod memory;
+pub mod model_call;
 pub mod prompt_override;
 pub mod prompt_suffix;
 mod reminder;
@@ -46,6 +47,7 @@ pub mod repeated_failures;
 pub mod skills;
 pub mod store;
 pub mod structured;
+pub mod summarization;
 pub mod todos;
 pub mod until_tool;
 

@@ -249,6 +249,7 @@ async fn a_refused_connection_is_unavailable() {
         kind: ProviderKind::OpenAi,
         base_url: Some("http://127.0.0.1:9".to_owned()),
         api_key: ApiKeySource::None,
+        windows: ContextWindows::default(),
     };
     let none = RetryPolicy {
         max_retries: 0,
