@@ -54,6 +54,8 @@ pub(super) async fn compact(
     let request = RunRequest {
         compaction: Some(body.check()?),
         multitask: Multitask::Reject,
+        stream_mode: ["custom", "updates"].map(str::to_owned).to_vec(),
+        stream_resumable: true,
         ..RunRequest::default()
     };
     let new_run = NewRun {
