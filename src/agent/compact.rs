@@ -23,7 +23,7 @@ impl Loop<'_> {
         request: CompactionRequest,
     ) -> Result<LoopOutcome, ExitReason> {
         let written = {
-            let work = self.compacted(machine, request);
+            let work = Box::pin(self.compacted(machine, request));
             let work = self.leave.run_until_cancelled(work);
             self.with_progress(machine, &mut pending, work).await?
         };

@@ -366,7 +366,7 @@ impl Dispatcher {
         let driven = if only_notes {
             driving.close(&machine, notes).await
         } else if let Some(request) = run.request.compaction {
-            driving.compact(&mut machine, notes, request).await
+            Box::pin(driving.compact(&mut machine, notes, request)).await
         } else {
             driving.drive(&mut machine, notes).await
         };

@@ -105,16 +105,24 @@ impl Compaction {
 
 /// A conversation, and the part of it that the model reads.
 struct Conversation<'a> {
+    scope: &'a Scope,
+    state: &'a State,
     messages: &'a [Arc<Message>],
     event: SummarizationEvent,
     view: Vec<Arc<Message>>,
 }
 
 impl<'a> Conversation<'a> {
-    fn new(messages: &'a [Arc<Message>], state: &State) -> Self {
+    fn new(messages: &'a [Arc<Message>], scope: &'a Scope, state: &'a State) -> Self {
         let event = SummarizationEvent::of(state).unwrap_or_default();
         let view = event.view(messages);
-        Self { messages, event, view }
+        Self {
+            scope,
+            state,
+            messages,
+            event,
+            view,
+        }
     }
 
     /// Returns the summary, if the model reads one, and the messages from the first one after it up to `end`.
@@ -162,21 +170,20 @@ impl Summarization {
         state: &State,
         keep_messages: Option<u64>,
     ) -> Result<Option<Compaction>, Halt> {
-        let conversation = Conversation::new(&state.messages, state);
-        let cause = CompactionCause::Request(keep_messages);
-        self.compact_for(scope, state, &conversation, cause).await
+        let conversation = Conversation::new(&state.messages, scope, state);
+        self.compact_for(&conversation, CompactionCause::Request(keep_messages))
+            .await
     }
 
     /// Compacts a conversation and sends clients the news.
     async fn compact_for(
         &self,
-        scope: &Scope,
-        state: &State,
         conversation: &Conversation<'_>,
         cause: CompactionCause,
     ) -> Result<Option<Compaction>, Halt> {
+        let scope = conversation.scope;
         if cause == CompactionCause::Length
-            && let Some(compaction) = self.shorten_arguments(conversation, scope)
+            && let Some(compaction) = self.shorten_arguments(conversation)
         {
             send_news(scope, cause, "finished", compaction.event.status()).await;
             return Ok(Some(compaction));
@@ -195,11 +202,11 @@ impl Summarization {
         let begun = json!({"messages": conversation.messages.len(), "to_summarize": end.saturating_sub(start)});
         send_news(scope, cause, "started", begun).await;
         let mut compaction = Compaction {
-            event: self.next_event(conversation, scope),
+            event: next_event(conversation),
             files: BTreeMap::new(),
         };
         if has_older {
-            let summary = self.summarize(scope, &conversation.older(end)).await;
+            let summary = Box::pin(self.summarize(scope, &conversation.older(end))).await;
             let summary = match summary {
                 Ok(summary) => summary,
                 Err(halt) => {
@@ -208,7 +215,7 @@ impl Summarization {
                     return Err(halt);
                 }
             };
-            self.replace(&mut compaction, conversation, start..end, &summary, scope, state);
+            self.replace(&mut compaction, conversation, start..end, &summary);
         }
         self.shorten_messages(&mut compaction, &long, scope);
         send_news(scope, cause, "finished", compaction.event.status()).await;
@@ -240,7 +247,7 @@ impl Summarization {
     }
 
     /// Shortens texts in the arguments of older calls, if that is enough for now: it needs no summary.
-    fn shorten_arguments(&self, conversation: &Conversation<'_>, scope: &Scope) -> Option<Compaction> {
+    fn shorten_arguments(&self, conversation: &Conversation<'_>) -> Option<Compaction> {
         let most = self.0.max_argument_chars;
         let start = conversation.event.cutoff(conversation.messages);
         let kept = self.kept_part(conversation, CompactionCause::Length);
@@ -249,7 +256,7 @@ impl Summarization {
         if most == 0 || end <= start {
             return None;
         }
-        let mut event = self.next_event(conversation, scope);
+        let mut event = next_event(conversation);
         event.arguments_until.clone_from(&last.id);
         event.max_argument_chars = most;
         let before = length::tokens_of_messages(&conversation.view);
@@ -259,15 +266,6 @@ impl Summarization {
             event,
             files: BTreeMap::new(),
         })
-    }
-
-    fn next_event(&self, conversation: &Conversation<'_>, scope: &Scope) -> SummarizationEvent {
-        SummarizationEvent {
-            count: conversation.event.count + 1,
-            created_after: conversation.messages.last().and_then(|message| message.id.clone()),
-            created_at: scope.now().to_string(),
-            ..conversation.event.clone()
-        }
     }
 
     /// Asks for the summary of `older`. If that is too long for the model that writes it, a part is left out.
@@ -319,9 +317,8 @@ impl Summarization {
         conversation: &Conversation<'_>,
         range: std::ops::Range<usize>,
         summary: &str,
-        scope: &Scope,
-        state: &State,
     ) {
+        let Conversation { scope, state, .. } = conversation;
         let older = &conversation.messages[range.clone()];
         let event = &mut compaction.event;
         let lane = lane_name(scope);
@@ -400,7 +397,7 @@ impl Middleware for Summarization {
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let scope = next.scope;
         let state = next.state;
-        let mut conversation = Conversation::new(&request.messages, state);
+        let mut conversation = Conversation::new(&request.messages, scope, state);
         let mut written: Option<Compaction> = None;
         let length = length::of_request(
             &request,
@@ -408,10 +405,7 @@ impl Middleware for Summarization {
             conversation.event.created_after.as_deref(),
         );
         if self.0.lengths.is_reached(length, length::requested_output(&request)) {
-            match self
-                .compact_for(scope, state, &conversation, CompactionCause::Length)
-                .await
-            {
+            match self.compact_for(&conversation, CompactionCause::Length).await {
                 Ok(compaction) => written = compaction,
                 // The request may still be short enough.
                 Err(Halt::Fail(failure)) => {
@@ -432,7 +426,7 @@ impl Middleware for Summarization {
         let answer = match next.ask(shown(conversation.view.clone())).await {
             Err(halt) if is_overflow(&halt) => {
                 let cause = CompactionCause::Overflow;
-                let compaction = self.compact_for(scope, state, &conversation, cause).await;
+                let compaction = self.compact_for(&conversation, cause).await;
                 let compaction = compaction.map_err(not_compacted)?.ok_or_else(nothing_to_compact)?;
                 let view = compaction.event.view(&request.messages);
                 let mut files = written.take().map(|first| first.files).unwrap_or_default();
@@ -448,6 +442,16 @@ impl Middleware for Summarization {
         };
         extra.merge(answer.extra);
         Ok(ModelAnswer { extra, ..answer })
+    }
+}
+
+/// Returns the event of another compaction, in which nothing has changed yet.
+fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
+    SummarizationEvent {
+        count: conversation.event.count + 1,
+        created_after: conversation.messages.last().and_then(|message| message.id.clone()),
+        created_at: conversation.scope.now().to_string(),
+        ..conversation.event.clone()
     }
 }
 
