@@ -42,7 +42,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
-use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
+use crate::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers};
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
@@ -550,6 +550,15 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
         kind,
         base_url: section.base_url.clone(),
         api_key: api_key(section),
+        windows: context_windows(section),
+    }
+}
+
+/// Returns the configured context windows of a provider's models.
+fn context_windows(section: &ProviderSection) -> ContextWindows {
+    ContextWindows {
+        of_all: section.max_input_tokens,
+        by_model: section.max_input_tokens_by_model.clone(),
     }
 }
 

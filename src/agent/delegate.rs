@@ -20,6 +20,7 @@ use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::{DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
 use crate::domain::state::{DELEGATED_PROMPT, State, Update};
+use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::{Delegation, ProgressSink, Scope};
@@ -505,7 +506,9 @@ impl Subagent {
                 "You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}",
                 self.agent.name
             );
-            input.messages.extend_from_slice(parent.before_last_answer());
+            // The fork goes on from what its caller's model reads.
+            let read = summarization::view(parent, parent.before_last_answer());
+            input.messages.extend(read);
             // A program reads every shared field, and a fork continues as its caller.
             if self.agent.program().is_none() {
                 input = Update {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::mcp::McpServerDefinition;
 use super::{
     ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule,
-    SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
+    SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -127,7 +127,10 @@ macro_rules! agents {
             }
 
             /// Returns the specification of a subagent below `above`, with the `own` fields of `above`.
-            fn over(&self, above: AgentSpec) -> AgentSpec {
+            fn over(&self, mut above: AgentSpec) -> AgentSpec {
+                if self.model.is_some() {
+                    above.summarization = above.summarization.for_another_model();
+                }
                 AgentSpec {
                     name: self.name.clone(),
                     // A subagent gets the context of the run as it is, so no schema applies.
@@ -298,6 +301,9 @@ agents! {
         permissions: Vec<Permission>,
         /// Its tools for the Store.
         store: StoreRule,
+        /// When the older part of its conversation is replaced by a summary in requests.
+        #[serde(skip_serializing_if = "is_default")]
+        summarization: SummarizationRule,
     }
 
     limited {

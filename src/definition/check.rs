@@ -14,7 +14,7 @@ use super::builtins::{Builtin, Listing, SUBAGENTS, is_policy_tool, is_standard_f
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
-use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, UnknownSubagent};
+use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, SummarizationRule, UnknownSubagent};
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
@@ -125,6 +125,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
         );
     }
     check.findings.extend(agent.store.check(&top.then("store")));
+    check.summarization(&top.then("summarization"), &agent.summarization);
     check.knowledge(&top, &Knowledge::of_agent(agent));
     check.policies(agent);
     check.state_fields(&top.then("state"), &agent.state);
@@ -282,6 +283,13 @@ impl Check<'_> {
                 let known = suggestion(tool, known, "declared are");
                 self.error(&field, format!("there is no tool `{tool}`; {known}"));
             }
+        }
+    }
+
+    fn summarization(&mut self, field: &FieldPath, rule: &SummarizationRule) {
+        self.findings.extend(rule.check(field));
+        if let Some(model) = rule.model() {
+            self.model(&field.then("model"), model);
         }
     }
 
@@ -449,6 +457,9 @@ impl Check<'_> {
         }
         if let Some(store) = &subagent.store {
             self.findings.extend(store.check(&field.then("store")));
+        }
+        if let Some(rule) = &subagent.summarization {
+            self.summarization(&field.then("summarization"), rule);
         }
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
         self.limits(&field.then("limits"), subagent.limits.as_ref(), false);

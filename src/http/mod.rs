@@ -36,6 +36,7 @@ mod authentication;
 mod bodies;
 mod body_guard;
 mod client;
+mod compaction;
 mod connections;
 mod console;
 mod cors;
@@ -219,6 +220,7 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(state::at))
         .routes(routes!(state::at_posted))
         .routes(routes!(state::history, state::history_posted))
+        .routes(routes!(compaction::compact))
         // Runs on a thread.
         .routes(routes!(runs::create, runs::list))
         .routes(routes!(runs::wait))

@@ -13,6 +13,7 @@ use crate::domain::machine::Failure;
 pub mod agent;
 pub mod assistant;
 pub mod child_run;
+pub mod compaction;
 pub mod cron;
 pub mod delivery;
 pub mod history;

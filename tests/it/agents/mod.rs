@@ -28,6 +28,7 @@ mod skills;
 mod state_fields;
 mod structured_responses;
 mod subagents;
+mod summarization;
 mod task_dialects;
 mod todos;
 mod tools;
