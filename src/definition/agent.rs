@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::mcp::McpServerDefinition;
 use super::{
     ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule,
-    SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
+    SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -296,6 +296,9 @@ agents! {
         /// The rules for the files that it may read and change. Without rules it may read and change all files.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         permissions: Vec<Permission>,
+        /// The place where its files are.
+        #[serde(skip_serializing_if = "is_default")]
+        workspace: WorkspaceDefinition,
         /// Its tools for the Store.
         store: StoreRule,
     }

@@ -2,7 +2,7 @@
 //!
 //! | To see | Open |
 //! |---|---|
-//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `source`, `remote` |
+//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `workspace`, `source`, `remote` |
 //! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
 //! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
@@ -49,6 +49,7 @@ mod strict;
 mod tool;
 mod tool_server;
 mod validate;
+mod workspace;
 
 use agent::is_default;
 pub use agent::{
@@ -77,6 +78,7 @@ pub use store::{StoreReach, StoreRule};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
 pub use tool_server::ToolServerDefinition;
 pub use validate::{Validated, validate};
+pub use workspace::{THREAD_FOLDERS, WorkspaceDefinition, WorkspaceKind};
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;
