@@ -175,21 +175,14 @@ async fn what_is_written_below_a_route_to_the_store_is_there_on_the_next_thread(
 async fn a_run_without_the_context_of_its_namespace_is_told_so(server: TestServer) {
     set_up(&server).await;
     let alice = server.human("keeper").await;
-    let run = alice.asks(script().says("done")).await;
-    assert_eq!(run.status().await, "error");
-    let run = run.record().await;
-    assert!(
-        run.to_string().contains("the context of the run has no `user_id`"),
-        "{run:#}"
-    );
+    let values = alice.says(script().says("done")).await;
+    let error = values["__error__"].to_string();
+    assert!(error.contains("MemoryFileError"), "{values:#}");
+    assert!(error.contains("the context of the run has no `user_id`"), "{values:#}");
     let body = alice.run_body(script().says("done"), json!({"context": {"user_id": "../x"}}));
-    let wrong = alice.starts(body).await;
-    assert_eq!(wrong.status().await, "error");
-    let run = wrong.record().await;
-    assert!(
-        run.to_string().contains("the value of `user_id` must consist of"),
-        "{run:#}"
-    );
+    let values = alice.starts(body).await.finishes().await;
+    let error = values["__error__"].to_string();
+    assert!(error.contains("the value of `user_id` must consist of"), "{values:#}");
 }
 
 async fn files_of_one_user_in_the_store_are_not_seen_by_another(server: TestServer) {

@@ -5,7 +5,7 @@
 //! The work is done on the threads for blocking work.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -92,7 +92,7 @@ impl DiskFiles {
 }
 
 /// Opens the directory below the root that these labels name.
-fn open(root: &PathBuf, labels: &[String]) -> Result<Dir, String> {
+fn open(root: &Path, labels: &[String]) -> Result<Dir, String> {
     let failed = |error: std::io::Error| {
         tracing::error!(%error, root = %root.display(), "the root of a workspace cannot be opened");
         "Error: the workspace is not there; its directory cannot be opened".to_owned()

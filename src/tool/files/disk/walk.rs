@@ -105,7 +105,7 @@ pub(super) fn walk(
     uses_ignore_files: bool,
     visit: &mut dyn FnMut(&str, &str) -> ControlFlow<SearchStop>,
 ) -> Result<Option<SearchStop>, String> {
-    let real = resolve(dir, &query.at, query.is_complete.then_some(false).unwrap_or(true))?;
+    let real = resolve(dir, &query.at, !query.is_complete)?;
     let found = match dir.symlink_metadata(relative(&real)) {
         Ok(found) => found,
         Err(error) if is_absent(&error) => return Ok(None),
