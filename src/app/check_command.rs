@@ -127,6 +127,7 @@ fn summary(loaded: &LoadedConfig) -> Value {
             "model": agent.model,
             "tools": agent.tools,
             "subagents": subagents.collect::<Vec<_>>(),
+            "workspace": agent.workspace.summary(),
         })
     });
     json!({

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{LoadedConfig, Problems, SettingOverride};
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{AgentDefinition, Location, SubagentDefinition, SummarizationRule};
+use crate::definition::{AgentDefinition, Location, SubagentDefinition, SummarizationRule, WorkspaceDefinition};
 
 /// Returns the report, and whether the configuration is valid.
 pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
@@ -76,6 +76,12 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
             list(&agent.tools)
         ),
     );
+    for (field, workspace) in agent.workspaces() {
+        // What is the default, and what a subagent has from its parent, goes without saying.
+        if *workspace != WorkspaceDefinition::default() {
+            push(text, &format!("  {field}: {}", workspace.summary()));
+        }
+    }
     describe_servers(text, "  ", &agent.mcp_servers);
     let gated: Vec<&String> = agent
         .interrupt_on

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::mcp::McpServerDefinition;
 use super::{
     ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule,
-    SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
+    SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -299,6 +299,9 @@ agents! {
         /// The rules for the files that it may read and change. Without rules it may read and change all files.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         permissions: Vec<Permission>,
+        /// The place where its files are.
+        #[serde(skip_serializing_if = "is_default")]
+        workspace: WorkspaceDefinition,
         /// Its tools for the Store.
         store: StoreRule,
         /// When the older part of its conversation is replaced by a summary in requests.

@@ -126,6 +126,9 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
     }
     check.findings.extend(agent.store.check(&top.then("store")));
     check.summarization(&top.then("summarization"), &agent.summarization);
+    for (field, workspace) in agent.workspaces() {
+        check.findings.extend(workspace.check(&field));
+    }
     check.knowledge(&top, &Knowledge::of_agent(agent));
     check.policies(agent);
     check.state_fields(&top.then("state"), &agent.state);

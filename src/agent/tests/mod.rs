@@ -156,6 +156,7 @@ impl Stage {
             answer: None,
             question: None,
             answers: Arc::default(),
+            files: crate::tool::files::FileClaims::default(),
             trace: TraceScope::default(),
             program: Arc::default(),
         }

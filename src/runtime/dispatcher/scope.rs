@@ -9,6 +9,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
+use crate::tool::files::FileClaims;
 use crate::tool::{CallSlots, ProgressSink, Scope};
 
 impl Dispatcher {
@@ -48,6 +49,7 @@ impl Dispatcher {
             question: None,
             answers: Arc::default(),
             program: Arc::default(),
+            files: FileClaims::default(),
             trace: run_context.trace.clone(),
         }
     }

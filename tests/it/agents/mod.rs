@@ -33,3 +33,4 @@ mod task_dialects;
 mod todos;
 mod tools;
 mod tree_limits;
+mod workspaces;
