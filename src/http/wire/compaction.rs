@@ -29,7 +29,7 @@ impl CompactionCreate {
     }
 }
 
-/// What a compaction has done.
+/// A compaction that has ended.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Compaction")]
 pub struct CompactionView {

@@ -337,7 +337,8 @@ impl Summarization {
         let newest = |messages: &[Arc<Message>]| messages.iter().rposition(|message| message.is_human());
         let request = match newest(&conversation.messages[range.end..]) {
             Some(_) => None,
-            None => newest(older).map(|at| older[at].content.text()),
+            // It may be in the part before, which has a summary already.
+            None => newest(&conversation.messages[..range.end]).map(|at| conversation.messages[at].content.text()),
         };
         let text = wording::summary_text(summary, range.end, path.as_deref(), request.as_deref());
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
