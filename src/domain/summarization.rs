@@ -18,6 +18,10 @@ pub const EVENT: &str = "_summarization_event";
 /// The field with [`SummarizationEvent::status`], which clients see.
 pub const STATUS: &str = "summarization";
 
+/// The key in the `additional_kwargs` of a summary that repeats the user's last request: the number of answers to it that
+/// the summary stands for.
+pub const SUMMARIZED_ANSWERS: &str = "summarized_answers";
+
 /// The name of the middleware, which is also the node of a compaction that a client asked for.
 pub const NODE: &str = "SummarizationMiddleware";
 

@@ -33,7 +33,7 @@ use crate::runtime::{AssistantRef, NewRun, Target};
 /// The compaction is a run on the thread, which the response waits for. A summary that fails returns 200 with
 /// `__error__`, as a run that fails does.
 #[utoipa::path(post, path = "/threads/{thread_id}/compact", tag = "State", params(ThreadPath, KeyHeader),
-    request_body = Option<CompactionCreate>,
+    request_body = CompactionCreate,
     responses((status = 200, description = "What was done", body = CompactionView),
         (status = 404, description = "Thread not found", body = ErrorBody),
         (status = 409, description = "The thread has active runs", body = ErrorBody),

@@ -4,7 +4,7 @@
 //!
 //! 1. **A script.** The last human message holds `{"script": [STEP, …], "chunk": N, "delay_ms": D, "first_ms": F}`
 //!    anywhere in its text. The step played is the number of `ai` messages after that human message, at most the
-//!    last one. A step is an object:
+//!    last one. A summary that repeats the script says how many of them it stands for. A step is an object:
 //!    * `text`: the text of the answer; `tool_calls`: `[{"name", "args", "id"?}]`, one or several (`args` as a string
 //!      is sent unchanged, so that it may be invalid JSON);
 //!    * `error`: an HTTP status to fail with, `retry_after` in seconds with it;

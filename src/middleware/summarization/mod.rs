@@ -17,7 +17,7 @@ use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
 use crate::domain::state::{File, State, Update};
-use crate::domain::summarization::{EVENT, NODE, STATUS, SummarizationEvent, can_be_shortened};
+use crate::domain::summarization::{EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened};
 use crate::model::{CONTEXT_OVERFLOW, Model, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
@@ -338,13 +338,21 @@ impl Summarization {
         let request = match newest(&conversation.messages[range.end..]) {
             Some(_) => None,
             // It may be in the part before, which has a summary already.
-            None => newest(&conversation.messages[..range.end]).map(|at| conversation.messages[at].content.text()),
+            None => newest(&conversation.messages[..range.end]),
         };
-        let text = wording::summary_text(summary, range.end, path.as_deref(), request.as_deref());
+        let quoted = request.map(|at| conversation.messages[at].content.text());
+        let text = wording::summary_text(summary, range.end, path.as_deref(), quoted.as_deref());
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message
             .additional_kwargs
             .insert("lc_source".to_owned(), json!("summarization"));
+        if let Some(at) = request {
+            let answers = conversation.messages[at..range.end].iter();
+            let answers = answers.filter(|message| message.is_ai()).count();
+            message
+                .additional_kwargs
+                .insert(SUMMARIZED_ANSWERS.to_owned(), json!(answers));
+        }
         if let Some(path) = &path {
             message.additional_kwargs.insert("file_path".to_owned(), json!(path));
         }

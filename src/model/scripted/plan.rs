@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::demo::demo;
 use crate::domain::message::{Message, Role};
+use crate::domain::summarization::SUMMARIZED_ANSWERS;
 use crate::model::ModelRequest;
 
 /// The maximum pause of a script, since a paused run occupies a worker slot.
@@ -114,6 +115,10 @@ pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
     let turn = request.messages.get(last + 1..).unwrap_or_default();
     if let Some(script) = script_of(&text) {
         let turns = turn.iter().filter(|message| message.is_ai()).count();
+        // A summary that repeats the script stands for the answers before it, too.
+        let summarized = request.messages[last].additional_kwargs.get(SUMMARIZED_ANSWERS);
+        let summarized = summarized.and_then(Value::as_u64).unwrap_or(0);
+        let turns = turns.saturating_add(usize::try_from(summarized).unwrap_or(usize::MAX));
         return scripted(&script, turns, &text, request);
     }
     let answer = if is_demo {

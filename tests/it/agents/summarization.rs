@@ -233,6 +233,8 @@ async fn a_subagent_has_a_context_of_its_own(server: TestServer) {
         .says(script().calls(task("t1", "researcher", research)).says("done"))
         .await;
     assert_eq!(values.get("summarization"), None, "{values:#}");
+    assert_eq!(transcript(&values)[2], "task: found", "{values:#}");
+    assert_eq!(server.tools.calls_of("lookup").len(), 4, "no call is lost or repeated");
     let files: Vec<&String> = values["files"].as_object().expect("files").keys().collect();
     let history = files.iter().filter(|path| path.starts_with("/conversation_history/"));
     let history: Vec<_> = history.collect();
@@ -375,7 +377,6 @@ async fn a_compaction_leaves_an_open_approval_as_it_is(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email").len(), 0);
     let values = alice.approves(&question).await.finishes().await;
     let said = transcript(&values);
-    // The message with the script is summarised, so the model starts its script again: it sends a second email.
     assert_eq!(
         said.iter().filter(|line| line.starts_with("send_email: ")).count(),
         1,
