@@ -177,6 +177,7 @@ mod tests {
     fn report() -> StartReport {
         StartReport {
             base: "http://127.0.0.1:8123".to_owned(),
+            console: true,
             demonstration: false,
             source: "adjutant.toml".to_owned(),
             database: "sqlite://adjutant.db".to_owned(),
@@ -187,6 +188,15 @@ mod tests {
             auth: false,
             public: false,
         }
+    }
+
+    #[test]
+    fn a_server_without_the_console_names_none() {
+        let without = StartReport {
+            console: false,
+            ..report()
+        };
+        assert!(!without.text().to_lowercase().contains("console"), "{}", without.text());
     }
 
     #[test]

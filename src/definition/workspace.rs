@@ -175,7 +175,6 @@ impl WorkspaceDefinition {
             }
         }
         match kind {
-            WorkspaceKind::State => {}
             WorkspaceKind::Disk if self.root.as_ref().is_none_or(|root| root.as_os_str().is_empty()) => {
                 error(
                     field.then("root"),
@@ -196,7 +195,7 @@ impl WorkspaceDefinition {
             WorkspaceKind::Composite if self.routes.is_empty() || self.routes.len() > MAX_ROUTES => {
                 error(field.then("routes"), format!("must have from 1 to {MAX_ROUTES} paths"));
             }
-            WorkspaceKind::Disk | WorkspaceKind::Store | WorkspaceKind::Composite => {}
+            WorkspaceKind::State | WorkspaceKind::Disk | WorkspaceKind::Store | WorkspaceKind::Composite => {}
         }
         for path in self.routes.keys() {
             let is_twice = path.ends_with('/') && self.routes.contains_key(path.trim_end_matches('/'));
@@ -249,7 +248,7 @@ fn route_problem(path: &str) -> Option<String> {
     let is_reserved = |folder: &&str| clean == **folder || below(&clean, folder).is_some();
     if !path.starts_with('/') || clean == "/" {
         Some(format!("`{path}` must begin with / and name a directory"))
-    } else if is_bundled(&clean) || THREAD_FOLDERS.iter().any(|folder| is_reserved(&folder)) {
+    } else if is_bundled(&clean) || THREAD_FOLDERS.iter().any(is_reserved) {
         Some(format!("`{path}` belongs to the server; choose another path"))
     } else if path.trim_end_matches('/') != clean {
         Some(format!("`{path}` must be written as `{clean}`"))

@@ -16,6 +16,7 @@ use tokio::task::spawn_blocking;
 
 use super::store::fill;
 use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
+use crate::domain::item::Namespace;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::state::{File, Update};
 use crate::tool::Scope;
@@ -82,7 +83,7 @@ impl DiskFiles {
         };
         let root = self.root.clone();
         let done = spawn_blocking(move || {
-            let labels = below.as_ref().map(|below| below.labels()).unwrap_or_default();
+            let labels = below.as_ref().map(Namespace::labels).unwrap_or_default();
             let dir = open(&root, labels)?;
             work(&dir)
         });

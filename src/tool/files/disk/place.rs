@@ -9,17 +9,22 @@ use super::relative;
 
 /// Returns the text for the model about a path that cannot be reached.
 pub(super) fn told(path: &str, error: &std::io::Error) -> String {
-    match error.kind() {
-        ErrorKind::PermissionDenied => format!(
+    let kind = error.kind();
+    if kind == ErrorKind::PermissionDenied {
+        return format!(
             "Error: '{path}' cannot be reached: it leads out of the workspace, or the server has no access to it"
-        ),
-        ErrorKind::NotADirectory => format!("Error: '{path}' cannot be reached: a part of it is a file"),
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            format!("Error: '{path}' was not written: there is no space left. Nothing was changed.")
-        }
-        ErrorKind::InvalidFilename => format!("Error: '{path}' is too long for a path"),
-        kind => format!("Error: '{path}' cannot be reached: {kind}"),
+        );
     }
+    if kind == ErrorKind::NotADirectory {
+        return format!("Error: '{path}' cannot be reached: a part of it is a file");
+    }
+    if [ErrorKind::StorageFull, ErrorKind::QuotaExceeded].contains(&kind) {
+        return format!("Error: '{path}' was not written: there is no space left. Nothing was changed.");
+    }
+    if kind == ErrorKind::InvalidFilename {
+        return format!("Error: '{path}' is too long for a path");
+    }
+    format!("Error: '{path}' cannot be reached: {kind}")
 }
 
 /// Returns whether an error says that nothing is at a path.
