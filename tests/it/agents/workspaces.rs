@@ -92,7 +92,7 @@ async fn set_up(server: &TestServer) {
 
 /// Lets an agent make these calls on a new thread, and returns the transcript.
 async fn says(server: &TestServer, agent: &str, calls: Vec<Value>) -> Vec<String> {
-    let script = calls.into_iter().fold(script(), crate::support::script::Script::calls);
+    let script = calls.into_iter().fold(script(), script::Script::calls);
     transcript(&server.human(agent).await.says(script.says("done")).await)
 }
 
