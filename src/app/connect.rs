@@ -318,7 +318,7 @@ fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
     planned
 }
 
-/// Finds out whether somebody answers at an address, without calling what is there: a HEAD, and OPTIONS if the path is
+/// Finds out whether a server answers at an address, without calling what is there: a HEAD, and OPTIONS if the path is
 /// unknown to HEAD. Headers with secrets are not sent.
 async fn knock(client: &Client, url: &str, advice: &str) -> Finding {
     let mut last = None;

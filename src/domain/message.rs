@@ -6,7 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// One message of a thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -163,6 +163,19 @@ impl Content {
         match self {
             Self::Text(text) => text.clone(),
             Self::Blocks(blocks) => blocks.iter().filter_map(block_text).collect(),
+        }
+    }
+
+    /// Returns the content with another text. Blocks that are not text stay, after it.
+    pub fn with_text(&self, text: String) -> Self {
+        match self {
+            Self::Text(_) => Self::Text(text),
+            Self::Blocks(blocks) => {
+                let is_other = |block: &&Value| block_text(block).is_none_or(str::is_empty);
+                let others = blocks.iter().filter(is_other).cloned();
+                let text = json!({"type": "text", "text": text});
+                Self::Blocks(std::iter::once(text).chain(others).collect())
+            }
         }
     }
 }

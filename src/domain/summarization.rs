@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::message::{Content, Message, Role};
+use super::message::{Message, Role};
 use super::state::State;
 
 /// The private field with the last [`SummarizationEvent`].
@@ -162,18 +162,8 @@ fn shortened(message: &Message, path: &str) -> Message {
     let notice = format!(
         "This text of {count} characters is too long to be shown whole. {place}\n\nIts beginning:\n{head}\n\nIts end:\n{tail}"
     );
-    let content = match &message.content {
-        Content::Text(_) => Content::Text(notice),
-        Content::Blocks(blocks) => {
-            let others = blocks
-                .iter()
-                .filter(|block| Content::Blocks(vec![(*block).clone()]).text().is_empty());
-            let notice = json!({"type": "text", "text": notice});
-            Content::Blocks(std::iter::once(notice).chain(others.cloned()).collect())
-        }
-    };
     Message {
-        content,
+        content: message.content.with_text(notice),
         ..message.clone()
     }
 }

@@ -13,7 +13,7 @@ use crate::definition::builtins;
 use crate::definition::{AgentSpec, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
-use crate::domain::message::{Content, Message, ToolCall};
+use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{File, State};
 use crate::domain::time::Timestamp;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
@@ -137,18 +137,8 @@ fn with_notice(message: &Message, path: &str, text: &str) -> Message {
         text.chars().count(),
         preview(text)
     );
-    let content = match &message.content {
-        Content::Text(_) => Content::Text(notice),
-        Content::Blocks(blocks) => {
-            let others = blocks
-                .iter()
-                .filter(|block| Content::Blocks(vec![(*block).clone()]).text().is_empty());
-            let notice = json!({"type": "text", "text": notice});
-            Content::Blocks(std::iter::once(notice).chain(others.cloned()).collect())
-        }
-    };
     Message {
-        content,
+        content: message.content.with_text(notice),
         ..message.clone()
     }
 }

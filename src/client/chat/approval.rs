@@ -21,7 +21,7 @@ pub(super) enum Reply {
     Answer(Value),
     /// The question shall be asked later.
     Later,
-    /// Somebody else has answered.
+    /// Another client has answered.
     AnsweredElsewhere,
 }
 

@@ -356,7 +356,7 @@ impl Session {
         // An ordinary message may drop a question, or be refused while there is one: that is up to the agent.
         let end = self.follow(&run).await?;
         self.answer_questions().await?;
-        // Somebody else may have answered, so that it was no run of this chat.
+        // Another person may have answered, so that it was no run of this chat.
         Ok(self.last_end.take().map_or(end, |ended| ended.1))
     }
 
@@ -401,7 +401,7 @@ impl Session {
 
     /// Shows events until a run of the main agent ends. Ctrl-C cancels it, and a second one leaves.
     async fn follow(&mut self, run: &str) -> ClientResult<RunSummary> {
-        // Somebody else may have given the same answer before.
+        // Another client may have given the same answer before.
         if let Some(ended) = self.last_end.as_ref().filter(|ended| ended.0 == run) {
             return Ok(ended.1.clone());
         }
@@ -612,7 +612,7 @@ impl Session {
         self.begun_before_question = self.begun;
     }
 
-    /// Returns whether a run has begun since the question was asked: somebody else has answered.
+    /// Returns whether a run has begun since the question was asked: another client has answered.
     pub(super) fn is_answered_elsewhere(&self) -> bool {
         self.begun > self.begun_before_question
     }
@@ -625,7 +625,8 @@ impl Session {
         let mut printer = reader.printer()?;
         let end = self.view.set_live(false);
         self.write(&end)?;
-        let (prompt, initial) = (prompt.to_owned(), initial.to_owned());
+        let prompt = prompt.to_owned();
+        let initial = initial.to_owned();
         let mut reading = tokio::task::spawn_blocking(move || {
             let entered = reader.read(&prompt, &initial, is_kept);
             (reader, entered)

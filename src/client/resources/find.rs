@@ -217,7 +217,8 @@ pub(in crate::client) async fn interrupts(
         if page == 0 {
             return Ok(all);
         }
-        let (size, offset) = (page.to_string(), all.len().to_string());
+        let size = page.to_string();
+        let offset = all.len().to_string();
         let query = [("status", PENDING), ("limit", &size), ("offset", &offset)];
         let mut found = api.get(&["interrupts"], &query).await?;
         let found = items(found["interrupts"].take());

@@ -5,7 +5,7 @@ use serde_json::{Map, json};
 
 use super::*;
 use crate::definition::AgentDefinition;
-use crate::domain::message::{Role, ToolStatus};
+use crate::domain::message::{Content, Role, ToolStatus};
 use crate::tool::Scope;
 use crate::tool::files::StateFiles;
 

@@ -403,10 +403,12 @@ impl Middleware for Summarization {
         }
     }
 
-    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+    async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let scope = next.scope;
         let state = next.state;
-        let mut conversation = Conversation::new(&request.messages, scope, state);
+        // Each request gets the messages of its view, so the others are not copied with it.
+        let messages = std::mem::take(&mut request.messages);
+        let mut conversation = Conversation::new(&messages, scope, state);
         let mut written: Option<Compaction> = None;
         let length = length::of_request(
             &request,
@@ -425,7 +427,7 @@ impl Middleware for Summarization {
             }
         }
         if let Some(compaction) = &written {
-            conversation.view = compaction.event.view(&request.messages);
+            conversation.view = compaction.event.view(&messages);
             conversation.event = compaction.event.clone();
         }
         let shown = |view: Vec<Arc<Message>>| ModelRequest {
@@ -437,10 +439,13 @@ impl Middleware for Summarization {
                 let cause = CompactionCause::Overflow;
                 let compaction = self.compact_for(&conversation, cause).await;
                 let compaction = compaction.map_err(not_compacted)?.ok_or_else(nothing_to_compact)?;
-                let view = compaction.event.view(&request.messages);
+                let view = compaction.event.view(&messages);
                 let mut files = written.take().map(|first| first.files).unwrap_or_default();
-                files.extend(compaction.files.clone());
-                written = Some(Compaction { files, ..compaction });
+                files.extend(compaction.files);
+                written = Some(Compaction {
+                    files,
+                    event: compaction.event,
+                });
                 next.ask(shown(view)).await.map_err(still_too_long)?
             }
             answer => answer?,

@@ -1,7 +1,7 @@
 //! A workspace on the disk of the server, below one directory.
 //!
 //! All access goes through a handle of that directory (`cap_std`), so that neither `..` nor a symbolic link leads out
-//! of it, also not while somebody else changes the directories. Only regular files are opened, and without blocking.
+//! of it, also not while another program changes the directories. Only regular files are opened, and without blocking.
 //! The work is done on the threads for blocking work.
 
 use std::collections::BTreeSet;
