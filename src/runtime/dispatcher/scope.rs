@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Dispatcher;
 use crate::agent::assemble::RegisteredAgent;
+use crate::runtime::interrupts::StoredDecisions;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
@@ -36,6 +37,7 @@ impl Dispatcher {
             clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.space_of(ownership)),
             tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
+            remembered: Arc::new(StoredDecisions(self.core.db.clone())),
             task: None,
             step_limit: run.request.step_limit(),
             sizes: self.core.sizes,
