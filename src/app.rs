@@ -1,4 +1,7 @@
 //! The assembly of the server: builds its parts from the configuration, and starts and stops them in order.
+//!
+//! What the program calls from here returns a boxed future. The body of an `async fn` is compiled in the crate that polls
+//! it, so the whole server would be compiled once more with the program.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -39,7 +42,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
-use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
+use crate::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers};
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
@@ -205,64 +208,66 @@ impl App {
     /// # Errors
     /// Returns an error if the listener fails, if an essential task ended, or if tasks were dropped by a second signal
     /// or at the deadline.
-    pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
-        let address = listener.local_addr()?;
-        self.check_address(address)?;
-        let stream_limits = StreamLimits {
-            per_thread: self.config.server.max_streams_per_thread,
-            per_client: self.config.server.max_streams_per_client,
-        };
-        let api = ApiParts {
-            access: self.runtime.access.clone(),
-            audit: self.runtime.audit.clone(),
-            db: self.db.clone(),
-            events: self.events.clone(),
-            runs: self.runtime.runs.clone(),
-            crons: self.runtime.crons.clone(),
-            deliveries: self.runtime.deliveries.clone(),
-            threads: self.runtime.threads.clone(),
-            interrupts: self.runtime.interrupts.clone(),
-            assistants: self.runtime.assistants.clone(),
-            definitions: self.runtime.definitions.clone(),
-            store: self.store.clone(),
-            auth: self.auth.clone(),
-            clock: Arc::clone(&self.clock),
-            metrics: self.metrics.clone(),
-            tracer: self.tracer.clone(),
-            streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
-            stored: self.runtime.stored.clone(),
-            quotas: Arc::clone(&self.quotas),
-            answers: ResponseBudget::new(self.config.server.max_answer_bytes),
-            settings: ApiSettings {
-                access_log: self.config.log.access,
-                ..api_settings(&self.config.server, address, &self.tenants)
-            },
-        };
-        let document = format!("http://{}/docs", health::reachable(address));
-        tracing::info!(%address, database = %self.config.storage.url, document, "listening");
-        let soft = self.shutdown.soft().clone();
-        let max_connections = self
-            .config
-            .server
-            .max_connections
-            .unwrap_or_else(http::max_connections_for_descriptors);
-        let serving = http::serve(listener, http::router(api), max_connections, soft);
-        let hard = self.shutdown.hard().clone();
-        let serving = async {
-            hard.run_until_cancelled(serving.boxed()).await;
-            self.shutdown.begin();
-            // Runs store their last step before the database is closed.
-            hard.run_until_cancelled(self.runtime.runs.rest()).await;
-            RowAccess::Server.scope(self.runtime.runs.close()).await;
-            self.db.close().await;
-            if let Some(telemetry) = &self.telemetry {
-                // After the runs, whose spans have ended by now.
-                hard.run_until_cancelled(telemetry.close()).await;
-            }
-        };
-        // Both at once: the deadline starts with the first signal.
-        let ((), finished) = tokio::join!(serving, self.shutdown.finished());
-        Ok(finished?)
+    pub fn serve(self, listener: TcpListener) -> BoxFuture<'static, anyhow::Result<()>> {
+        Box::pin(async move {
+            let address = listener.local_addr()?;
+            self.check_address(address)?;
+            let stream_limits = StreamLimits {
+                per_thread: self.config.server.max_streams_per_thread,
+                per_client: self.config.server.max_streams_per_client,
+            };
+            let api = ApiParts {
+                access: self.runtime.access.clone(),
+                audit: self.runtime.audit.clone(),
+                db: self.db.clone(),
+                events: self.events.clone(),
+                runs: self.runtime.runs.clone(),
+                crons: self.runtime.crons.clone(),
+                deliveries: self.runtime.deliveries.clone(),
+                threads: self.runtime.threads.clone(),
+                interrupts: self.runtime.interrupts.clone(),
+                assistants: self.runtime.assistants.clone(),
+                definitions: self.runtime.definitions.clone(),
+                store: self.store.clone(),
+                auth: self.auth.clone(),
+                clock: Arc::clone(&self.clock),
+                metrics: self.metrics.clone(),
+                tracer: self.tracer.clone(),
+                streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
+                stored: self.runtime.stored.clone(),
+                quotas: Arc::clone(&self.quotas),
+                answers: ResponseBudget::new(self.config.server.max_answer_bytes),
+                settings: ApiSettings {
+                    access_log: self.config.log.access,
+                    ..api_settings(&self.config.server, address, &self.tenants)
+                },
+            };
+            let document = format!("http://{}/docs", health::reachable(address));
+            tracing::info!(%address, database = %self.config.storage.url, document, "listening");
+            let soft = self.shutdown.soft().clone();
+            let max_connections = self
+                .config
+                .server
+                .max_connections
+                .unwrap_or_else(http::max_connections_for_descriptors);
+            let serving = http::serve(listener, http::router(api), max_connections, soft);
+            let hard = self.shutdown.hard().clone();
+            let serving = async {
+                hard.run_until_cancelled(serving.boxed()).await;
+                self.shutdown.begin();
+                // Runs store their last step before the database is closed.
+                hard.run_until_cancelled(self.runtime.runs.rest()).await;
+                RowAccess::Server.scope(self.runtime.runs.close()).await;
+                self.db.close().await;
+                if let Some(telemetry) = &self.telemetry {
+                    // After the runs, whose spans have ended by now.
+                    hard.run_until_cancelled(telemetry.close()).await;
+                }
+            };
+            // Both at once: the deadline starts with the first signal.
+            let ((), finished) = tokio::join!(serving, self.shutdown.finished());
+            Ok(finished?)
+        })
     }
 
     /// Refuses to listen on a public address without authentication, unless `insecure_no_auth` is set.
@@ -545,6 +550,15 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
         kind,
         base_url: section.base_url.clone(),
         api_key: api_key(section),
+        windows: context_windows(section),
+    }
+}
+
+/// Returns the configured context windows of a provider's models.
+fn context_windows(section: &ProviderSection) -> ContextWindows {
+    ContextWindows {
+        of_all: section.max_input_tokens,
+        by_model: section.max_input_tokens_by_model.clone(),
     }
 }
 

@@ -84,6 +84,8 @@
 //! | approvers | the users and roles to whom an interrupt is assigned |
 //! | access policy | a policy in the language Cedar that permits or forbids actions, beyond the roles |
 //! | ruling | what the access policies say about an action of a caller: conditions on resources |
+//! | summary | the text that stands for the older part of a conversation in requests to a model |
+//! | compaction | the making of a summary, and the event of the log that says what it stands for |
 //! | decision | a reviewer's answer about one tool call: approve, edit, reject or respond |
 //! | call | a tool call of the model; its *call status* says whether it is ready, started, waiting, delegated or complete |
 //! | machine | the state, phase and open interrupts of one agent; a pure state machine that decides the next step |
@@ -182,8 +184,8 @@ pub use async_trait::async_trait;
 
 pub use app::{App as Adjutant, Builder, Prepared};
 pub use definition::{
-    AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
-    SubagentDefinition, SystemPrompt,
+    AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, ContextLength, ContextTrigger, OnError,
+    PromptBlock, SubagentDefinition, SummarizationRule, SummarizationSettings, SystemPrompt,
 };
 pub use domain::approvers::Approvers;
 pub use domain::call::ToolOutput;

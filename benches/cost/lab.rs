@@ -21,7 +21,7 @@ use adjutant::domain::trace::Tracer;
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::pieces::PieceLimits;
-use adjutant::model::providers::{ApiKeySource, ProviderConfig, Providers};
+use adjutant::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers};
 use adjutant::net::ssrf::AddressRules;
 use adjutant::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use adjutant::runtime::{
@@ -104,6 +104,7 @@ impl Lab {
             kind: ProviderKind::Scripted,
             base_url: None,
             api_key: ApiKeySource::None,
+            windows: ContextWindows::default(),
         };
         let providers = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
         let factory = AgentFactory {

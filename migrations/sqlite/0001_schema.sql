@@ -222,7 +222,7 @@ create table interrupts (
     ordinal integer not null,
     primary key (thread_id, interrupt_id)
 ) without rowid;
-create index interrupts_by_expiry on interrupts (expires_at) where status = 'pending' and expires_at is not null;
+create index interrupts_by_expiry on interrupts (status, expires_at) where expires_at is not null;
 create index interrupts_by_status on interrupts (status, created_at, seq, ordinal);
 create index interrupts_by_id on interrupts (interrupt_id);
 

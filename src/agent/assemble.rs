@@ -9,8 +9,8 @@ use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegist
 use super::{Agent, AgentKind, Forks, ModelLoop, SharedState};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Provenance, STEP_LIMIT,
-    SubagentDefinition, SubagentMode,
+    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Provenance,
+    STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -33,6 +33,7 @@ use crate::middleware::repeated_failures::RepeatedFailures;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::structured::native::NativeAnswer;
+use crate::middleware::summarization::Summarization;
 use crate::middleware::todos::Todos;
 use crate::middleware::until_tool;
 use crate::middleware::{Contribution, Middleware};
@@ -204,10 +205,15 @@ impl AgentFactory {
     /// Returns the error of the first model of a definition that the tenant may not use.
     fn forbidden_model(&self, definition: &AgentDefinition) -> Option<ModelError> {
         let below = definition.delegates();
-        let below = below.iter().filter_map(|subagent| subagent.model.as_ref());
-        [&definition.model]
+        let models = below.iter().filter_map(|subagent| subagent.model.as_deref());
+        let rules = below.iter().filter_map(|subagent| subagent.summarization.as_ref());
+        let summarizers = rules
+            .chain([&definition.summarization])
+            .filter_map(SummarizationRule::model);
+        [definition.model.as_str()]
             .into_iter()
-            .chain(below)
+            .chain(models)
+            .chain(summarizers)
             .find_map(|model| self.providers.check_allowed(model).err())
     }
 
@@ -339,8 +345,22 @@ impl AgentFactory {
         }
     }
 
+    /// Returns the policy that summarises the conversation of an agent with this model, unless it is switched off.
+    fn summarization(&self, spec: &AgentSpec, model: &Result<Arc<dyn Model>, ModelError>) -> Option<Summarization> {
+        let settings = spec.summarization.settings()?;
+        let summarizer = settings.model.as_ref().map(|name| self.providers.model(name));
+        let has_files = spec.files == definition::Workspace::State;
+        Some(Summarization::new(
+            &settings,
+            model,
+            &spec.model_settings,
+            summarizer,
+            has_files,
+        ))
+    }
+
     /// Returns the policies of an agent but for those that depend on its tools. The first is outermost.
-    fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
+    fn stack(&self, draft: &Draft, summarization: Option<&Summarization>) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
             stack.push(Arc::new(FileTools::new(draft.workspace(), &draft.spec)));
@@ -348,6 +368,7 @@ impl AgentFactory {
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
+        stack.extend(summarization.map(|own| Arc::new(own.clone()) as Arc<dyn Middleware>));
         stack.push(Arc::new(DanglingCalls));
         if !draft.background.is_empty() {
             stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
@@ -426,7 +447,8 @@ impl AgentFactory {
             .filter_map(|name| self.tools.get(*name))
             .cloned()
             .collect();
-        let mut stack = self.stack(&draft);
+        let summarization = self.summarization(&draft.spec, &model);
+        let mut stack = self.stack(&draft, summarization.as_ref());
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let mut system_prompt = draft.spec.system_prompt.clone();
         contributions
@@ -496,6 +518,7 @@ impl AgentFactory {
                     .filter(|_| !is_fork)
                     .map(|delegations| delegations.registry),
                 forks,
+                summarization,
             })),
         }
     }

@@ -66,6 +66,7 @@ impl Loop<'_> {
         ready: &[usize],
     ) -> Result<(), StepError> {
         self.state_size.begin_step();
+        self.scope.files.begin_step();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
         let mut jobs = vec![];
@@ -148,6 +149,7 @@ impl Loop<'_> {
         let answers = machine.answers_to(&InterruptSource::Call(call.id.clone()));
         let scope = Scope {
             task: Some(machine.call_task(at)),
+            files: self.scope.files.of_call(machine.call_task(at), &self.scope.agent),
             ..self.scope.answered(answers)
         };
         Some(PreparedCall { at, call, scope })

@@ -19,9 +19,11 @@ use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::{DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
-use crate::domain::state::{DELEGATED_PROMPT, State, Update};
+use crate::domain::state::{DELEGATED_PROMPT, File, State, Update};
+use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
+use crate::tool::files::FileClaims;
 use crate::tool::{Delegation, ProgressSink, Scope};
 
 /// The result of a child run.
@@ -205,6 +207,13 @@ impl Loop<'_> {
                     breakpoints: Breakpoints::default(),
                     leave: self.leave.clone(),
                 };
+                let is_changed = |(path, file): &(&String, &Arc<File>)| {
+                    input.files.get(*path).and_then(Option::as_ref) != Some(*file)
+                };
+                if machine.head.is_some() {
+                    let changed = machine.state.files.iter().filter(is_changed);
+                    below.scope.files.restore(changed.map(|(path, _)| path));
+                }
                 self.drive_below(&below, &mut machine, &input).await?
             }
         };
@@ -381,7 +390,11 @@ impl Loop<'_> {
         meter: Arc<Meter>,
     ) -> Scope {
         let child = lineage.namespace.last().map(|task| RunId::of_child(*task));
+        let task = lineage.namespace.last().filter(|_| subagent.agent.shares.files);
         Scope {
+            files: task.map_or_else(FileClaims::default, |task| {
+                self.scope.files.of_call(*task, lineage.agent())
+            }),
             agent: lineage.agent().to_owned(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
@@ -505,7 +518,9 @@ impl Subagent {
                 "You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}",
                 self.agent.name
             );
-            input.messages.extend_from_slice(parent.before_last_answer());
+            // The fork goes on from what its caller's model reads.
+            let read = summarization::view(parent, parent.before_last_answer());
+            input.messages.extend(read);
             // A program reads every shared field, and a fork continues as its caller.
             if self.agent.program().is_none() {
                 input = Update {

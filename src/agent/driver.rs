@@ -114,7 +114,7 @@ impl Loop<'_> {
         }
     }
 
-    async fn end(
+    pub(super) async fn end(
         &self,
         machine: &Machine,
         mut pending: PendingWrites,
@@ -257,7 +257,12 @@ impl Loop<'_> {
             scope: &self.scope,
             state: &machine.state,
         };
-        let answer = self.with_progress(machine, pending, next.ask(request)).await?;
+        // On shutdown the next process repeats the step, with all calls that middleware makes in it.
+        let asked = async {
+            let answer = self.leave.run_until_cancelled(next.ask(request)).await;
+            answer.unwrap_or(Err(Halt::Stopped))
+        };
+        let answer = self.with_progress(machine, pending, asked).await?;
         pending.append(&mut broken.lock().unwrap_or_else(PoisonError::into_inner));
         let ModelAnswer { mut message, extra } = answer?;
         message.name = Some(self.lineage.agent().to_owned());
@@ -325,7 +330,7 @@ impl Loop<'_> {
             Ok(Some(Err(error))) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
                 abort(answer, true);
-                Err(Halt::Fail(Failure::new(error.class(), client_failure_text(&error))))
+                Err(Halt::Fail(Failure::new(error.class(), error.client_text())))
             }
         }
     }
@@ -382,21 +387,6 @@ impl From<Halt> for StepError {
 impl From<ExitReason> for StepError {
     fn from(stop: ExitReason) -> Self {
         Self::Stopped(stop)
-    }
-}
-
-/// Returns the failure text for clients. The provider's message may contain confidential data and is only logged.
-fn client_failure_text(error: &ModelError) -> String {
-    match error {
-        ModelError::Refused { status, .. } => format!("The model provider refused the request (status {status})."),
-        ModelError::RateLimited { .. } => "The model provider is rate limiting this server.".to_owned(),
-        ModelError::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
-        ModelError::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
-        ModelError::Interrupted { .. } => "The model's answer ended before it was complete.".to_owned(),
-        ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
-        ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
-        ModelError::NothingToAsk | ModelError::NotAllowed(_) => error.to_string(),
-        ModelError::UnsupportedContent { message } | ModelError::Misconfigured { message } => message.clone(),
     }
 }
 

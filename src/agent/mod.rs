@@ -39,6 +39,7 @@ use crate::domain::run::Lineage;
 use crate::domain::state::Update;
 use crate::middleware::Middleware;
 use crate::middleware::structured::{self, native::NativeAnswer};
+use crate::middleware::summarization::Summarization;
 use crate::model::{Model, ModelError};
 use crate::tool::{ArgumentCheck, Runnable, Scope, Tool, Toolbox};
 
@@ -46,6 +47,7 @@ mod answer;
 pub mod assemble;
 mod call_ids;
 mod calls;
+mod compact;
 mod delegate;
 mod driver;
 mod graph;
@@ -116,6 +118,8 @@ pub struct ModelLoop {
     pub subagents: Option<Arc<SubagentRegistry>>,
     /// The subagents that run as forks of this agent (`mode = "fork"`).
     pub forks: Forks,
+    /// The policy that summarises its conversation, unless that is switched off.
+    pub summarization: Option<Summarization>,
 }
 
 /// The parts of an agent that is a program.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
+use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
 use super::start_report::StartReport;
@@ -259,7 +260,7 @@ impl Builder {
     /// # Errors
     /// As [`Builder::start`], and if the address is in use or the server fails.
     pub async fn serve(self) -> anyhow::Result<()> {
-        Box::pin(self.load()?.serve()).await
+        self.load()?.serve().await
     }
 }
 
@@ -285,9 +286,11 @@ impl Prepared {
     ///
     /// # Errors
     /// Returns an error if the database cannot be opened or an agent cannot be assembled.
-    pub async fn start(self, shutdown: Shutdown) -> anyhow::Result<App> {
-        let db = self.open_database(&shutdown).await?;
-        Box::pin(self.start_on(db, shutdown)).await
+    pub fn start(self, shutdown: Shutdown) -> LocalBoxFuture<'static, anyhow::Result<App>> {
+        Box::pin(async move {
+            let db = self.open_database(&shutdown).await?;
+            Box::pin(self.start_on(db, shutdown)).await
+        })
     }
 
     async fn open_database(&self, shutdown: &Shutdown) -> anyhow::Result<Db> {
@@ -306,40 +309,42 @@ impl Prepared {
     ///
     /// # Errors
     /// Returns an error if the address is in use, or if the server cannot start or fails.
-    pub async fn serve(self) -> anyhow::Result<()> {
-        for warning in &self.loaded.warnings.0 {
-            tracing::warn!(%warning, "configuration warning");
-        }
-        let agents: Vec<&str> = self.loaded.config.agents.keys().map(String::as_str).collect();
-        tracing::info!(
-            source = self.loaded.source,
-            agents = name_list(&agents),
-            "configuration loaded"
-        );
-        let server = &self.loaded.config.server;
-        let shutdown = Shutdown::new(server.shutdown_deadline());
-        shutdown.listen_for_signals();
-        // The database is opened before the port is bound, so that a client that connects gets an answer. Agents are
-        // assembled and runs continued only after that: a second server with the same port must not do so.
-        let db = self.open_database(&shutdown).await?;
-        let listener = TcpListener::bind(&server.listen).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", server.listen));
-        let listener = match listener {
-            Ok(listener) => listener,
-            Err(error) => {
-                shutdown.begin();
-                db.close().await;
-                return Err(error);
+    pub fn serve(self) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+        Box::pin(async move {
+            for warning in &self.loaded.warnings.0 {
+                tracing::warn!(%warning, "configuration warning");
             }
-        };
-        let report = self.start_report(listener.local_addr()?);
-        let is_read_by_person = self.loaded.config.log.format == LogFormat::Text && logging::is_on_terminal();
-        let app = Box::pin(self.start_on(db, shutdown)).await?;
-        match is_read_by_person {
-            true => logging::print(&report.text()),
-            false => report.log(),
-        }
-        app.serve(listener).await
+            let agents: Vec<&str> = self.loaded.config.agents.keys().map(String::as_str).collect();
+            tracing::info!(
+                source = self.loaded.source,
+                agents = name_list(&agents),
+                "configuration loaded"
+            );
+            let server = &self.loaded.config.server;
+            let shutdown = Shutdown::new(server.shutdown_deadline());
+            shutdown.listen_for_signals();
+            // The database is opened before the port is bound, so that a client that connects gets an answer. Agents are
+            // assembled and runs continued only after that: a second server with the same port must not do so.
+            let db = self.open_database(&shutdown).await?;
+            let listener = TcpListener::bind(&server.listen).await;
+            let listener = listener.with_context(|| format!("cannot listen on {}", server.listen));
+            let listener = match listener {
+                Ok(listener) => listener,
+                Err(error) => {
+                    shutdown.begin();
+                    db.close().await;
+                    return Err(error);
+                }
+            };
+            let report = self.start_report(listener.local_addr()?);
+            let is_read_by_person = self.loaded.config.log.format == LogFormat::Text && logging::is_on_terminal();
+            let app = Box::pin(self.start_on(db, shutdown)).await?;
+            match is_read_by_person {
+                true => logging::print(&report.text()),
+                false => report.log(),
+            }
+            app.serve(listener).await
+        })
     }
 
     /// Returns what the server says about itself when it listens at `address`.

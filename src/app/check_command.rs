@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use futures::future::LocalBoxFuture;
 use serde_json::{Value, json};
 
 use super::builder::Prepared;
@@ -19,19 +20,21 @@ pub struct CheckResult {
 }
 
 /// Checks a configuration, and with `--connect` what it refers to, unless the configuration has errors.
-pub async fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> CheckResult {
-    let checks = match &prepared {
-        Ok(prepared) if command.connect => Some(connections(prepared, command).await),
-        Ok(_) | Err(_) => None,
-    };
-    let has_failed = |checks: &Vec<ConnectionCheck>| checks.iter().any(|check| check.status == CheckStatus::Fail);
-    let is_usable = prepared.is_ok() && !checks.as_ref().is_some_and(has_failed);
-    let loaded = prepared.as_ref().map(Prepared::loaded);
-    let text = match command.json {
-        true => format!("{:#}\n", json_report(loaded, checks.as_deref(), is_usable)),
-        false => text_report(loaded, checks.as_deref(), command.connect),
-    };
-    CheckResult { text, is_usable }
+pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> LocalBoxFuture<'_, CheckResult> {
+    Box::pin(async move {
+        let checks = match &prepared {
+            Ok(prepared) if command.connect => Some(connections(prepared, command).await),
+            Ok(_) | Err(_) => None,
+        };
+        let has_failed = |checks: &Vec<ConnectionCheck>| checks.iter().any(|check| check.status == CheckStatus::Fail);
+        let is_usable = prepared.is_ok() && !checks.as_ref().is_some_and(has_failed);
+        let loaded = prepared.as_ref().map(Prepared::loaded);
+        let text = match command.json {
+            true => format!("{:#}\n", json_report(loaded, checks.as_deref(), is_usable)),
+            false => text_report(loaded, checks.as_deref(), command.connect),
+        };
+        CheckResult { text, is_usable }
+    })
 }
 
 async fn connections(prepared: &Prepared, command: &CheckCommand) -> Vec<ConnectionCheck> {
@@ -124,6 +127,7 @@ fn summary(loaded: &LoadedConfig) -> Value {
             "model": agent.model,
             "tools": agent.tools,
             "subagents": subagents.collect::<Vec<_>>(),
+            "workspace": agent.workspace.summary(),
         })
     });
     json!({

@@ -1,6 +1,7 @@
 //! The commands that talk to a server. A chat may start one in this process.
 
 use anyhow::Context;
+use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
 use super::{Prepared, explain_in_use};
@@ -18,14 +19,16 @@ const IN_USE: &str = "a server works with this database: talk to it with --serve
 
 /// Executes a command that talks to a server, and returns the exit code. `prepared` is the configuration of the server
 /// on this machine, which need not be usable unless the command starts it.
-pub async fn run(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> u8 {
-    match execute(prepared, command).await {
-        Ok(code) => code,
-        Err(error) => {
-            client::report(&error);
-            error.exit_code()
+pub fn run(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> LocalBoxFuture<'_, u8> {
+    Box::pin(async move {
+        match execute(prepared, command).await {
+            Ok(code) => code,
+            Err(error) => {
+                client::report(&error);
+                error.exit_code()
+            }
         }
-    }
+    })
 }
 
 async fn execute(prepared: Result<Prepared, Problems>, command: &ClientCommand) -> ClientResult<u8> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures::StreamExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, LocalBoxFuture};
 
 use super::builder::Prepared;
 use crate::config::DataCommand;
@@ -31,15 +31,21 @@ const IN_USE: &str = "A server is using the database: stop it first";
 ///
 /// # Errors
 /// Returns an error if an argument is invalid, if the database cannot be opened or fails, or if `output` is closed.
-pub async fn run(prepared: &Prepared, command: &DataCommand, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
-    let shutdown = Shutdown::new(DEADLINE);
-    let opened = super::database(&prepared.loaded().config, &shutdown).await;
-    let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-    let done = RowAccess::Server.scope(run_on(&db, command, output)).await;
-    shutdown.begin();
-    db.close().await;
-    shutdown.finished().await?;
-    done
+pub fn run<'a>(
+    prepared: &'a Prepared,
+    command: &'a DataCommand,
+    output: &'a mut (dyn Write + Send),
+) -> LocalBoxFuture<'a, anyhow::Result<()>> {
+    Box::pin(async move {
+        let shutdown = Shutdown::new(DEADLINE);
+        let opened = super::database(&prepared.loaded().config, &shutdown).await;
+        let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
+        let done = RowAccess::Server.scope(run_on(&db, command, output)).await;
+        shutdown.begin();
+        db.close().await;
+        shutdown.finished().await?;
+        done
+    })
 }
 
 async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {

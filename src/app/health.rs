@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use futures::future::LocalBoxFuture;
 use reqwest::{Url, redirect};
 
 use crate::config::{self, HealthCommand};
@@ -16,42 +17,44 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024;
 ///
 /// # Errors
 /// Returns an error if the server cannot be reached, or answers that it does not work.
-pub async fn ask(command: &HealthCommand) -> anyhow::Result<String> {
-    let base = match &command.url {
-        Some(url) => url.clone(),
-        None => format!("http://{}", local_address(&config::listen_address(&command.settings)?)),
-    };
-    let mut url = Url::parse(&base).map_err(|error| anyhow!("--url {base:?} is no URL: {error}"))?;
-    if !["http", "https"].contains(&url.scheme()) {
-        return Err(anyhow!("--url {base:?} must begin with http:// or https://"));
-    }
-    let path = format!("{}/ok", url.path().trim_end_matches('/'));
-    url.set_path(&path);
-    url.set_query(command.db.then_some("check_db=1"));
-    let client = net::client_builder()
-        .redirect(redirect::Policy::none())
-        // The server is on this machine, or was named.
-        .no_proxy()
-        .timeout(Duration::from_secs(command.timeout.into()))
-        .build()
-        .context("could not create the HTTP client")?;
-    let place = url.origin().ascii_serialization();
-    let sent = client.get(url).send().await;
-    let response =
-        sent.map_err(|error| anyhow!("unhealthy: {place} cannot be reached: {}", net::describe_error(&error)))?;
-    let status = response.status();
-    let body = net::read_bounded(response, MAX_ANSWER_BYTES).await.unwrap_or_default();
-    let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-    let is_ok = status.is_success() && body.get("ok").and_then(serde_json::Value::as_bool) == Some(true);
-    match is_ok {
-        true if command.db => Ok(format!("healthy: {place} answers, and can write to its database\n")),
-        true => Ok(format!("healthy: {place} answers\n")),
-        false => Err(anyhow!(
-            "unhealthy: {place} answers with status {}{}",
-            status.as_u16(),
-            detail(&body)
-        )),
-    }
+pub fn ask(command: &HealthCommand) -> LocalBoxFuture<'_, anyhow::Result<String>> {
+    Box::pin(async move {
+        let base = match &command.url {
+            Some(url) => url.clone(),
+            None => format!("http://{}", local_address(&config::listen_address(&command.settings)?)),
+        };
+        let mut url = Url::parse(&base).map_err(|error| anyhow!("--url {base:?} is no URL: {error}"))?;
+        if !["http", "https"].contains(&url.scheme()) {
+            return Err(anyhow!("--url {base:?} must begin with http:// or https://"));
+        }
+        let path = format!("{}/ok", url.path().trim_end_matches('/'));
+        url.set_path(&path);
+        url.set_query(command.db.then_some("check_db=1"));
+        let client = net::client_builder()
+            .redirect(redirect::Policy::none())
+            // The server is on this machine, or was named.
+            .no_proxy()
+            .timeout(Duration::from_secs(command.timeout.into()))
+            .build()
+            .context("could not create the HTTP client")?;
+        let place = url.origin().ascii_serialization();
+        let sent = client.get(url).send().await;
+        let response =
+            sent.map_err(|error| anyhow!("unhealthy: {place} cannot be reached: {}", net::describe_error(&error)))?;
+        let status = response.status();
+        let body = net::read_bounded(response, MAX_ANSWER_BYTES).await.unwrap_or_default();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        let is_ok = status.is_success() && body.get("ok").and_then(serde_json::Value::as_bool) == Some(true);
+        match is_ok {
+            true if command.db => Ok(format!("healthy: {place} answers, and can write to its database\n")),
+            true => Ok(format!("healthy: {place} answers\n")),
+            false => Err(anyhow!(
+                "unhealthy: {place} answers with status {}{}",
+                status.as_u16(),
+                detail(&body)
+            )),
+        }
+    })
 }
 
 /// Returns what an error response says, for the end of a line.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use futures::future::LocalBoxFuture;
 use secrecy::ExposeSecret;
 
 use super::builder::Prepared;
@@ -31,15 +32,17 @@ const IN_USE: &str = "A server is using the database. While it runs, an admin ma
 ///
 /// # Errors
 /// Returns an error if an argument is invalid, if there is no such key, or if the database cannot be opened.
-pub async fn run(prepared: &Prepared, command: &KeysCommand) -> anyhow::Result<String> {
-    let shutdown = Shutdown::new(DEADLINE);
-    let opened = super::database(&prepared.loaded().config, &shutdown).await;
-    let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-    let done = RowAccess::Server.scope(run_on(&db, command)).await;
-    shutdown.begin();
-    db.close().await;
-    shutdown.finished().await?;
-    done
+pub fn run<'a>(prepared: &'a Prepared, command: &'a KeysCommand) -> LocalBoxFuture<'a, anyhow::Result<String>> {
+    Box::pin(async move {
+        let shutdown = Shutdown::new(DEADLINE);
+        let opened = super::database(&prepared.loaded().config, &shutdown).await;
+        let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
+        let done = RowAccess::Server.scope(run_on(&db, command)).await;
+        shutdown.begin();
+        db.close().await;
+        shutdown.finished().await?;
+        done
+    })
 }
 
 async fn run_on(db: &Db, command: &KeysCommand) -> anyhow::Result<String> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::builder::Registered;
 use crate::config::{Config, LoadedConfig, Problem};
-use crate::definition::{AgentDefinition, Severity};
+use crate::definition::{AgentDefinition, Severity, SummarizationRule};
 
 /// A missing key of a provider.
 #[derive(Debug, Clone)]
@@ -89,5 +89,14 @@ fn models_of(agent: &AgentDefinition) -> impl Iterator<Item = &str> {
     let below = agent.subagents.iter().filter_map(|subagent| subagent.model.as_deref());
     let general = &agent.general_purpose_subagent;
     let general = general.model.as_deref().filter(|_| general.enabled);
-    [agent.model.as_str()].into_iter().chain(below).chain(general)
+    let rules = agent
+        .subagents
+        .iter()
+        .filter_map(|subagent| subagent.summarization.as_ref());
+    let summarizers = rules.chain([&agent.summarization]).filter_map(SummarizationRule::model);
+    [agent.model.as_str()]
+        .into_iter()
+        .chain(below)
+        .chain(general)
+        .chain(summarizers)
 }

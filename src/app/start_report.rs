@@ -16,6 +16,8 @@ const MAX_AGENTS: usize = 20;
 pub(super) struct StartReport {
     /// The base URL for a program on this machine.
     base: String,
+    /// True if browsers get the console at the base URL.
+    console: bool,
     demonstration: bool,
     /// The configuration file.
     source: String,
@@ -38,6 +40,7 @@ impl StartReport {
         let servers: BTreeSet<&String> = config.mcp_servers.keys().chain(own_servers).collect();
         Self {
             base: format!("http://{}", reachable(address)),
+            console: config.server.console,
             demonstration: loaded.is_demonstration(),
             source: loaded.source.clone(),
             database: config.storage.url.to_string(),
@@ -57,7 +60,7 @@ impl StartReport {
         let agents: Vec<&str> = self.agents.iter().map(|(graph_id, _)| graph_id.as_str()).collect();
         let missing: Vec<&str> = self.missing_keys.iter().map(|key| key.source.as_str()).collect();
         tracing::info!(
-            console = format!("{}/", self.base),
+            console = self.console.then(|| format!("{}/", self.base)),
             document = format!("{}/docs", self.base),
             source = self.source,
             demonstration = self.demonstration,
@@ -83,7 +86,9 @@ impl StartReport {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "  {name:<14} {value}");
         };
-        row("Console", &format!("{base}/"));
+        if self.console {
+            row("Console", &format!("{base}/"));
+        }
         row("API document", &format!("{base}/docs"));
         row("API", &format!("{base}   (for LangGraph SDKs, too)"));
         row("Configuration", &self.source);
@@ -135,7 +140,11 @@ impl StartReport {
                 "set the missing keys, in the environment or in a file `.env` beside the configuration".to_owned(),
             );
         }
-        steps.push("open the console in a browser, or talk to the agent in a terminal: adjutant chat".to_owned());
+        let talk = match self.console {
+            true => "open the console in a browser, or talk to the agent in a terminal: adjutant chat",
+            false => "talk to the agent in a terminal: adjutant chat",
+        };
+        steps.push(talk.to_owned());
         let header = match self.auth {
             true => " -H \"x-api-key: $KEY\"",
             false => "",
@@ -168,6 +177,7 @@ mod tests {
     fn report() -> StartReport {
         StartReport {
             base: "http://127.0.0.1:8123".to_owned(),
+            console: true,
             demonstration: false,
             source: "adjutant.toml".to_owned(),
             database: "sqlite://adjutant.db".to_owned(),

@@ -359,6 +359,14 @@ pub(super) fn provider_problems(field: &FieldPath, provider: &ProviderSection) -
     if let Some(problem) = provider.base_url.as_deref().and_then(address_problem) {
         add(field.then("base_url"), problem);
     }
+    let windows = provider.max_input_tokens_by_model.iter();
+    let windows = windows.map(|(model, window)| (field.then("max_input_tokens_by_model").then(model), *window));
+    let of_all = provider
+        .max_input_tokens
+        .map(|window| (field.then("max_input_tokens"), window));
+    for (field, _) in windows.chain(of_all).filter(|(_, window)| *window == 0) {
+        add(field, "must be a whole number of at least 1".to_owned());
+    }
     let keys = [
         provider.api_key_env.is_some(),
         provider.api_key_file.is_some(),

@@ -422,6 +422,8 @@ impl ConfigReader {
                     .into_iter()
                     .map(|finding| finding.under(&field)),
             );
+            let unsettled = agent.settle_workspaces(&folder).into_iter();
+            findings.extend(unsettled.map(|finding| finding.under(&field)));
             for (at, server) in agent.servers_mut() {
                 let field = field.join(&at);
                 findings.extend(mcp::settle(&field, server, &folder));

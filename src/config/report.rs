@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{LoadedConfig, Problems, SettingOverride};
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{AgentDefinition, Location, SubagentDefinition};
+use crate::definition::{AgentDefinition, Location, SubagentDefinition, SummarizationRule, WorkspaceDefinition};
 
 /// Returns the report, and whether the configuration is valid.
 pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
@@ -76,6 +76,12 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
             list(&agent.tools)
         ),
     );
+    for (field, workspace) in agent.workspaces() {
+        // What is the default, and what a subagent has from its parent, goes without saying.
+        if *workspace != WorkspaceDefinition::default() {
+            push(text, &format!("  {field}: {}", workspace.summary()));
+        }
+    }
     describe_servers(text, "  ", &agent.mcp_servers);
     let gated: Vec<&String> = agent
         .interrupt_on
@@ -86,6 +92,7 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
     if !gated.is_empty() {
         push(text, &format!("  asks before {}", list(&gated)));
     }
+    describe_summarization(text, "  ", &agent.summarization);
     let general = &agent.general_purpose_subagent;
     let general_name = general.name.as_deref().unwrap_or("general-purpose");
     if general.enabled && agent.synchronous().all(|subagent| subagent.name != general_name) {
@@ -119,7 +126,29 @@ fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
         .as_ref()
         .map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
     push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
+    if let Some(rule) = &subagent.summarization {
+        describe_summarization(text, "    ", rule);
+    }
     describe_servers(text, "    ", &subagent.mcp_servers);
+}
+
+/// Describes summarisation where it is not as it is by default.
+fn describe_summarization(text: &mut String, indent: &str, rule: &SummarizationRule) {
+    match rule {
+        SummarizationRule::Switch(true) => {}
+        SummarizationRule::Switch(false) => push(text, &format!("{indent}summarization: off")),
+        SummarizationRule::Settings(settings) => {
+            let settings = serde_json::json!(settings);
+            let given = settings.as_object().into_iter().flatten();
+            // The instructions may be long.
+            let given = given.map(|(name, value)| match name.as_str() {
+                "summary_prompt" => "summary_prompt".to_owned(),
+                name => format!("{name} {value}"),
+            });
+            let given: Vec<String> = given.collect();
+            push(text, &format!("{indent}summarization: {}", list(&given)));
+        }
+    }
 }
 
 fn push(text: &mut String, line: &str) {

@@ -442,6 +442,10 @@ pub struct ProviderSection {
     /// The API key itself.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub api_key: Option<SecretString>,
+    /// The context window of its models, in tokens, where it is not the known one.
+    pub max_input_tokens: Option<u64>,
+    /// The context windows of single models, in tokens, by the name after the colon.
+    pub max_input_tokens_by_model: BTreeMap<String, u64>,
 }
 
 /// The source of a secret.

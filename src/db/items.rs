@@ -12,10 +12,10 @@
 use const_format::concatcp;
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::access::push_owner;
-use super::engine::{Matches, on_engine};
+use super::engine::{Conn, Matches, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
@@ -179,6 +179,43 @@ pub async fn find(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now
         .fetch_optional(conn)
         .await)?;
     row.map(Item::try_from).transpose()
+}
+
+/// Waits until no other transaction changes the item at this address after it has read it, and lets none do so until
+/// the end of this transaction. SQLite has one writer anyway.
+pub async fn lock(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress) -> DbResult<()> {
+    const SQL: &str = "select pg_advisory_xact_lock(hashtextextended('adjutant: item ' || $1, 0))";
+    let id = place(space.owner.as_str(), &text_of(&address.namespace), &address.key);
+    match &mut tx.conn {
+        Conn::Sqlite(_) => Ok(()),
+        Conn::Postgres(conn) => Ok(query(SQL)
+            .bind(format!("{}\n{id}", space.tenant.as_str()))
+            .execute(&mut **conn)
+            .await
+            .map(drop)?),
+    }
+}
+
+/// Returns the keys of the items in exactly this namespace, in order, up to `most`. Expired items do not count.
+pub async fn keys(
+    tx: &mut Tx<'_>,
+    space: &Ownership,
+    namespace: &Namespace,
+    most: usize,
+    now: Timestamp,
+) -> DbResult<Vec<String>> {
+    const SQL: &str = "select key from items where tenant = $1 and owner = $2 and namespace = $3 \
+        and (expires_at is null or expires_at > $4) order by key limit $5";
+    let namespace = text_of(namespace);
+    on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(space.tenant.as_str())
+        .bind(space.owner.as_str())
+        .bind(&namespace)
+        .bind(now.0)
+        .bind(i64::try_from(most).unwrap_or(i64::MAX))
+        .fetch_all(conn)
+        .await)
+    .map_err(Into::into)
 }
 
 /// Deletes an item. Returns whether it existed and had not expired.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::mcp::McpServerDefinition;
 use super::{
     ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, InterruptMode, Permission, Policy, SkillSource,
-    StoreRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
+    StoreRule, SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -127,7 +127,10 @@ macro_rules! agents {
             }
 
             /// Returns the specification of a subagent below `above`, with the `own` fields of `above`.
-            fn over(&self, above: AgentSpec) -> AgentSpec {
+            fn over(&self, mut above: AgentSpec) -> AgentSpec {
+                if self.model.is_some() {
+                    above.summarization = above.summarization.for_another_model();
+                }
                 AgentSpec {
                     name: self.name.clone(),
                     // A subagent gets the context of the run as it is, so no schema applies.
@@ -299,8 +302,14 @@ agents! {
         /// The rules for the files that it may read and change. Without rules it may read and change all files.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         permissions: Vec<Permission>,
+        /// The place where its files are.
+        #[serde(skip_serializing_if = "is_default")]
+        workspace: WorkspaceDefinition,
         /// Its tools for the Store.
         store: StoreRule,
+        /// When the older part of its conversation is replaced by a summary in requests.
+        #[serde(skip_serializing_if = "is_default")]
+        summarization: SummarizationRule,
     }
 
     limited {

@@ -34,6 +34,8 @@ pub const BACKGROUND: &str = "AsyncSubAgentMiddleware";
 pub const STRUCTURED: &str = "StructuredOutputMiddleware";
 /// The limits of a run.
 pub const LIMITS: &str = "LimitsMiddleware";
+/// Summaries of long conversations.
+pub const SUMMARIZATION: &str = crate::domain::summarization::NODE;
 /// Calls that fail again and again.
 pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 
@@ -80,7 +82,7 @@ const PLAIN: Builtin = Builtin {
 };
 
 /// All policies. Messages list those that can be listed in this order.
-pub static BUILTINS: [Builtin; 16] = [
+pub static BUILTINS: [Builtin; 17] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],
@@ -191,6 +193,13 @@ pub static BUILTINS: [Builtin; 16] = [
             "is there while there are subagents; `general_purpose_subagent.enabled = false` takes one away",
         ),
         is_replaceable: false,
+        ..PLAIN
+    },
+    Builtin {
+        name: SUMMARIZATION,
+        tools: &["compact_conversation"],
+        state_fields: &[crate::domain::summarization::STATUS],
+        listing: Listing::Always("is there unless `summarization = false`; its settings are in that field"),
         ..PLAIN
     },
     Builtin {

@@ -17,7 +17,7 @@ use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
 use super::{
     AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, SubagentDefinition,
-    UnknownSubagent,
+    SummarizationRule, UnknownSubagent,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::condition::ArgumentCondition;
@@ -131,6 +131,10 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
         );
     }
     check.findings.extend(agent.store.check(&top.then("store")));
+    check.summarization(&top.then("summarization"), &agent.summarization);
+    for (field, workspace) in agent.workspaces() {
+        check.findings.extend(workspace.check(&field));
+    }
     check.knowledge(&top, &Knowledge::of_agent(agent));
     check.policies(agent);
     check.state_fields(&top.then("state"), &agent.state);
@@ -288,6 +292,13 @@ impl Check<'_> {
                 let known = suggestion(tool, known, "declared are");
                 self.error(&field, format!("there is no tool `{tool}`; {known}"));
             }
+        }
+    }
+
+    fn summarization(&mut self, field: &FieldPath, rule: &SummarizationRule) {
+        self.findings.extend(rule.check(field));
+        if let Some(model) = rule.model() {
+            self.model(&field.then("model"), model);
         }
     }
 
@@ -503,6 +514,9 @@ impl Check<'_> {
         }
         if let Some(store) = &subagent.store {
             self.findings.extend(store.check(&field.then("store")));
+        }
+        if let Some(rule) = &subagent.summarization {
+            self.summarization(&field.then("summarization"), rule);
         }
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
         self.limits(&field.then("limits"), subagent.limits.as_ref(), false);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::builtins::{Builtin, SKILLS};
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::{AgentDefinition, Policy, SubagentDefinition};
+use super::{AgentDefinition, Policy, SubagentDefinition, SummarizationRule};
 use crate::domain::name_patterns::matches;
 
 /// The names that definitions of clients may use: none, unless the configuration lists them.
@@ -61,6 +61,7 @@ impl Check<'_> {
     fn agent(&mut self, agent: &AgentDefinition) {
         let top = FieldPath::default();
         self.model(&top.then("model"), &agent.model);
+        self.summarizer(&top, Some(&agent.summarization));
         self.tools(&top.then("tools"), &agent.tools);
         self.tools(&top.then("skill_tools"), &agent.skill_tools);
         self.policies(&top.then("middleware"), &agent.middleware);
@@ -76,6 +77,7 @@ impl Check<'_> {
 
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
         self.maybe_model(field, subagent.model.as_ref());
+        self.summarizer(field, subagent.summarization.as_ref());
         self.tools(&field.then("tools"), subagent.tools.as_deref().unwrap_or_default());
         self.tools(&field.then("skill_tools"), &subagent.skill_tools);
         self.policies(&field.then("middleware"), &subagent.middleware);
@@ -97,6 +99,12 @@ impl Check<'_> {
     fn maybe_model(&mut self, field: &FieldPath, model: Option<&String>) {
         if let Some(model) = model {
             self.model(&field.then("model"), model);
+        }
+    }
+
+    fn summarizer(&mut self, field: &FieldPath, rule: Option<&SummarizationRule>) {
+        if let Some(model) = rule.and_then(SummarizationRule::model) {
+            self.model(&field.then("summarization").then("model"), model);
         }
     }
 
@@ -167,11 +175,12 @@ mod tests {
     #[test]
     fn every_field_that_names_a_tool_a_model_or_an_agent_is_looked_at() {
         let agent = json!({
-            "model": "a:b", "tools": ["t", "s/*"], "skill_tools": ["t"],
+            "model": "a:b", "tools": ["t", "s/*"], "skill_tools": ["t"], "summarization": {"model": "a:b"},
             "middleware": ["Own", {"name": "SkillsMiddleware", "sources": ["/a"], "tools": ["t"]}, "TodoListMiddleware"],
             "general_purpose_subagent": {"model": "a:b", "tools": ["t"], "middleware": ["Own"]},
             "subagents": [
-                {"name": "x", "model": "a:b", "tools": ["t"], "skill_tools": ["t"], "middleware": ["Own"]},
+                {"name": "x", "model": "a:b", "tools": ["t"], "skill_tools": ["t"], "middleware": ["Own"],
+                    "summarization": {"model": "a:b"}},
                 {"name": "p", "runnable": "r"},
                 {"name": "l", "graph_id": "g"},
                 {"name": "f", "graph_id": "g", "url": "https://a.b", "headers": {"x-key": "k"}},
@@ -183,6 +192,7 @@ mod tests {
         };
         let expected = [
             "model",
+            "summarization.model",
             "tools[0]",
             "tools[1]",
             "skill_tools[0]",
@@ -192,6 +202,7 @@ mod tests {
             "general_purpose_subagent.tools[0]",
             "general_purpose_subagent.middleware[0]",
             "subagents[0].model",
+            "subagents[0].summarization.model",
             "subagents[0].tools[0]",
             "subagents[0].skill_tools[0]",
             "subagents[0].middleware[0]",

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::domain::path::below;
 pub use crate::domain::path::{FOLDER, is_bundled};
-use crate::domain::state::{File, State};
+use crate::domain::state::File;
 
 /// The maximum size of a file, in bytes.
 pub const LARGEST_FILE: u64 = 1024 * 1024;
@@ -59,23 +59,9 @@ impl BundledFiles {
         self.0.keys()
     }
 
-    /// Returns the file that an agent with these files sees at an absolute path: one of these, or one of the thread's.
-    pub fn file<'a>(&'a self, state: &'a State, path: &str) -> Option<&'a Arc<File>> {
-        if is_bundled(path) {
-            self.0.get(path)
-        } else {
-            state.files.get(path)
-        }
-    }
-
-    /// Returns the paths that an agent with these files sees at and below an absolute path, in their order.
-    pub fn paths<'a>(&'a self, state: &'a State, path: &str) -> impl Iterator<Item = &'a String> {
-        let is_own = is_bundled(path);
-        let path = path.to_owned();
-        let files = if is_own { &self.0 } else { &state.files };
-        let inside =
-            move |file: &&String| (**file == path || below(file, &path).is_some()) && is_bundled(file) == is_own;
-        files.keys().filter(inside)
+    /// Returns the file at an absolute path.
+    pub fn get(&self, path: &str) -> Option<&Arc<File>> {
+        self.0.get(path)
     }
 
     /// Returns a hash of these absolute paths, and of the files at and below them.
@@ -162,29 +148,5 @@ mod tests {
         assert_eq!(own.fingerprint(["/.agent/skills"]), all.fingerprint(["/.agent/skills"]));
         assert_ne!(all.fingerprint(["/.agent"]), own.fingerprint(["/.agent"]));
         assert_ne!(all.fingerprint(["/a"]), all.fingerprint(["/b"]));
-    }
-
-    #[test]
-    fn nothing_of_the_thread_is_seen_where_they_are() {
-        let mut own = BundledFiles::default();
-        own.add(
-            "a",
-            File {
-                content: "own".to_owned(),
-                ..File::default()
-            },
-        );
-        let files = ["/.agent/a", "/.agent/b", "/c"].map(|path| (path.to_owned(), Arc::new(File::default())));
-        let state = State {
-            files: files.into(),
-            ..State::default()
-        };
-        assert_eq!(
-            own.file(&state, "/.agent/a").map(|file| file.content.as_str()),
-            Some("own")
-        );
-        assert_eq!(own.file(&state, "/.agent/b"), None);
-        assert_eq!(own.paths(&state, "/").collect::<Vec<_>>(), ["/c"]);
-        assert_eq!(own.paths(&state, "/.agent").collect::<Vec<_>>(), ["/.agent/a"]);
     }
 }

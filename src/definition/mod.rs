@@ -2,7 +2,7 @@
 //!
 //! | To see | Open |
 //! |---|---|
-//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `source`, `remote` |
+//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `source`, `remote` |
 //! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
 //! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
@@ -47,9 +47,11 @@ pub mod skill;
 mod source;
 mod store;
 mod strict;
+mod summarization;
 mod tool;
 mod tool_server;
 mod validate;
+mod workspace;
 
 use agent::is_default;
 pub use agent::{
@@ -75,9 +77,11 @@ pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance,
 pub use remote::Location;
 pub use source::{LabelledSource, NamedSource, SkillSource, source_problem};
 pub use store::{StoreReach, StoreRule};
+pub use summarization::{ContextLength, ContextTrigger, SummarizationRule, SummarizationSettings};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
 pub use tool_server::ToolServerDefinition;
 pub use validate::{Validated, validate};
+pub use workspace::{THREAD_FOLDERS, WorkspaceDefinition, WorkspaceKind};
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;

@@ -115,6 +115,24 @@ impl FileRules {
         }
     }
 
+    /// Checks that `operation` on the normalised `path` may reach `target`, to which symbolic links lead. A human who
+    /// has approved the path knows nothing of the target.
+    ///
+    /// # Errors
+    /// Returns the text for the model, which names the target.
+    pub fn check_target(&self, operation: FileOperation, path: &str, target: &str) -> Result<(), String> {
+        let asks = |path: &str| {
+            self.decision(operation, path)
+                .is_some_and(|(mode, _)| mode == PermissionMode::Interrupt)
+        };
+        if asks(target) && !asks(path) {
+            return Err(format!(
+                "Error: '{path}' leads to '{target}', for which a human has to be asked. Name that path instead."
+            ));
+        }
+        self.check(operation, target)
+    }
+
     /// Returns whether a human has to approve this call of a file tool. A call on many files needs approval if one of
     /// the files may need it.
     pub fn needs_approval_of(&self, call: &ToolCall) -> bool {

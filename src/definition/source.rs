@@ -222,7 +222,11 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
         .servers_mut()
         .map(|(field, _)| Diagnostic::error(field, message))
         .collect::<Vec<_>>();
-    reported.chain(servers).collect()
+    let on_disk = agent
+        .workspaces()
+        .into_iter()
+        .flat_map(|(field, workspace)| workspace.on_disk(&field));
+    reported.chain(servers).chain(on_disk).collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::json_limits::check;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
 use super::path::{FOLDER, is_bundled, normalise};
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
+use super::summarization;
 
 /// The maximum number of messages in one input.
 pub const MAX_MESSAGES: usize = 10_000;
@@ -25,7 +26,7 @@ const MAX_INITIAL: usize = 100;
 const MAX_PINNED: usize = 32;
 
 /// Public fields that are only output: as input they are ignored.
-const OUTPUT_ONLY: [&str; 3] = ["todos", "structured_response", "jump_to"];
+const OUTPUT_ONLY: [&str; 4] = ["todos", "structured_response", "jump_to", summarization::STATUS];
 
 /// Returns whether the field is ignored as input.
 pub fn is_output_only(field: &str) -> bool {

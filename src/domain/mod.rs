@@ -52,6 +52,7 @@ pub mod serde_messages;
 pub mod size;
 pub mod state;
 pub mod suggestion;
+pub mod summarization;
 pub mod tenant;
 pub mod thread;
 pub mod time;

@@ -218,8 +218,19 @@ pub struct RunRequest {
     /// The place of the run in a trace, if traces are on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<RunTrace>,
+    /// The request to compact the conversation instead of running the agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<CompactionRequest>,
     /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
+}
+
+/// A request to compact the conversation of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CompactionRequest {
+    /// The number of newest messages to keep; that of the agent's settings when none.
+    pub keep_messages: Option<u64>,
 }
 
 fn is_zero(priority: &u8) -> bool {

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::field::{FieldRule, FieldVisibility};
 use super::message::{Content, Message, REMOVE_ALL, Role};
+use super::summarization;
 use super::time::Timestamp;
 
 /// The fields of a thread at one checkpoint. Cloning copies pointers, not texts.
@@ -172,19 +173,27 @@ pub const PINNED_SKILLS: &str = "pinned_skills";
 pub const DELEGATED_PROMPT: &str = "_system_prompt";
 
 /// Fields that clients see but that are not passed between an agent and its subagents.
-const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];
+const NOT_SHARED: [&str; 6] = [
+    "todos",
+    "structured_response",
+    PINNED_SKILLS,
+    "rubric",
+    "async_tasks",
+    summarization::STATUS,
+];
 
 /// The private field that marks the state of a fork.
 const FORKED: &str = "_deepagents_forked_context";
 
 /// Fields that are not copied to a fork, since they belong to the current turn of the agent.
-const NOT_FORKED: [&str; 8] = [
+const NOT_FORKED: [&str; 9] = [
     "todos",
     "structured_response",
     PINNED_SKILLS,
     "rubric",
     "hitl_edited_tool_calls",
-    "_summarization_event",
+    summarization::EVENT,
+    summarization::STATUS,
     "_summarization_session_id",
     "_skill_tools_disclosed",
 ];

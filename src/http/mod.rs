@@ -37,6 +37,7 @@ mod authentication;
 mod bodies;
 mod body_guard;
 mod client;
+mod compaction;
 mod connections;
 mod console;
 mod cors;
@@ -220,6 +221,7 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(state::at))
         .routes(routes!(state::at_posted))
         .routes(routes!(state::history, state::history_posted))
+        .routes(routes!(compaction::compact))
         // Runs on a thread.
         .routes(routes!(runs::create, runs::list))
         .routes(routes!(runs::wait))

@@ -111,11 +111,11 @@ pub(super) async fn stream(
 }
 
 /// A run that was started by this request, or by an earlier one with the same idempotency key.
-struct StartedRun {
-    run: Run,
+pub(super) struct StartedRun {
+    pub(super) run: Run,
     cancel_on_disconnect: bool,
     /// True if an earlier request with the same key started the run.
-    is_replay: bool,
+    pub(super) is_replay: bool,
 }
 
 /// Starts a run without waiting for it, and responds with what `response_of` makes of it.
@@ -135,7 +135,7 @@ pub(super) async fn start_in_background(
 }
 
 /// Starts a run, or finds the run of an earlier request with the same key.
-async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
+pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
     check_graph(api, &checked.new_run.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
@@ -243,7 +243,7 @@ pub(super) async fn start_and_stream(
 }
 
 /// Marks a response to a repeated request.
-fn mark_if_replayed(response: Response, is_replay: bool) -> Response {
+pub(super) fn mark_if_replayed(response: Response, is_replay: bool) -> Response {
     if is_replay {
         idempotency::mark_replayed(response)
     } else {
@@ -285,7 +285,7 @@ pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -
 
 /// The header `Content-Location` with the run, and `Location` with the endpoint (`join`, `stream`) that continues the
 /// response.
-fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
+pub(super) fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
     let path = run_path(run);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value: &str| {

@@ -41,6 +41,7 @@ pub mod delegation;
 pub mod files;
 pub mod limits;
 pub mod memory;
+pub mod model_call;
 pub mod prompt_override;
 pub mod prompt_suffix;
 mod reminder;
@@ -48,6 +49,7 @@ pub mod repeated_failures;
 pub mod skills;
 pub mod store;
 pub mod structured;
+pub mod summarization;
 pub mod todos;
 pub mod until_tool;
 
@@ -283,8 +285,20 @@ mod tests {
     #[test]
     fn middleware_adds_the_tools_that_the_table_of_definitions_names() {
         let template = NamespaceTemplate::read(&["a".to_owned()]).expect("a template");
-        let policies: [Arc<dyn Middleware>; 5] = [
+        let settings = crate::definition::SummarizationSettings {
+            tool: true,
+            ..Default::default()
+        };
+        let model: Result<Arc<dyn crate::model::Model>, _> = Ok(Arc::new(crate::model::scripted::Scripted::new("m")));
+        let policies: [Arc<dyn Middleware>; 6] = [
             Arc::new(ask_user::AskUser::new()),
+            Arc::new(summarization::Summarization::new(
+                &settings,
+                &model,
+                &Map::new(),
+                None,
+                true,
+            )),
             Arc::new(todos::Todos::new()),
             Arc::new(store::StoreAccess::new(template, false)),
             Arc::new(background::BackgroundWork::new(vec![])),

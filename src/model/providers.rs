@@ -15,7 +15,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::limits::AnswerLimits;
 use super::retry::{RetryPolicy, Retrying};
 use super::scripted::Scripted;
-use super::{Model, ModelError};
+use super::{Model, ModelError, windows};
 use crate::definition::provider::{PROVIDERS, Protocol, ProviderKind, ProviderTraits};
 use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
@@ -49,6 +49,24 @@ pub struct ProviderConfig {
     pub base_url: Option<String>,
     /// The source of the API key.
     pub api_key: ApiKeySource,
+    /// The context windows of the models, as far as they are configured.
+    pub windows: ContextWindows,
+}
+
+/// The context windows of the models of a provider, in tokens, as they are configured.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContextWindows {
+    /// The window of all models.
+    pub of_all: Option<u64>,
+    /// The windows of single models, by name.
+    pub by_model: BTreeMap<String, u64>,
+}
+
+impl ContextWindows {
+    /// Returns the window of a model of this name.
+    fn of(&self, model: &str) -> Option<u64> {
+        self.by_model.get(model).copied().or(self.of_all)
+    }
 }
 
 /// The source of an API key.
@@ -93,6 +111,8 @@ pub struct ProviderOverride {
     pub base_url: Option<String>,
     /// The source of the API key. The key of the server is not used.
     pub api_key: ApiKeySource,
+    /// The context windows of the models, if they are others.
+    pub windows: ContextWindows,
 }
 
 /// A function that creates the model for the name after the colon.
@@ -153,6 +173,10 @@ impl Providers {
                 kind,
                 base_url: own.base_url.or(usual),
                 api_key: own.api_key,
+                windows: match own.windows == ContextWindows::default() {
+                    true => base.windows.clone(),
+                    false => own.windows,
+                },
             };
             Some((name, config))
         };
@@ -207,7 +231,8 @@ impl Providers {
         if let Some(model) = models.get(name) {
             return Ok(Arc::clone(model));
         }
-        let model: Arc<dyn Model> = Arc::new(Retrying::new(self.build(name)?, self.policy));
+        let built = Retrying::new(self.build(name)?, self.policy);
+        let model: Arc<dyn Model> = Arc::new(built.with_max_input_tokens(self.max_input_tokens(name)));
         if models.len() >= MAX_MODELS {
             models.clear();
         }
@@ -256,13 +281,28 @@ impl Providers {
         }
     }
 
+    /// Returns the context window of a model: the configured one, or the known one. An Ollama daemon decides itself how
+    /// much of a request its models read, so that their windows have to be configured.
+    fn max_input_tokens(&self, name: &str) -> Option<u64> {
+        let (provider, model) = split(name)?;
+        if self.own.contains_key(provider) {
+            return None;
+        }
+        let config = self.configs.get(provider)?;
+        let has_known = !matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted);
+        let known = || windows::known(model).filter(|_| has_known);
+        config.windows.of(model).or_else(known)
+    }
+
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
         if let Some((own, (_, model))) = split(name).and_then(|name| Some((self.own.get(name.0)?, name))) {
             return own(model);
         }
         let (provider, model, config) = self.find(name)?;
         if config.kind == ProviderKind::Scripted {
-            return Ok(Arc::new(Scripted::new(model)));
+            return Ok(Arc::new(
+                Scripted::new(model).with_max_input_tokens(config.windows.of(model)),
+            ));
         }
         let key = key(provider, config)?;
         Ok(build::model(config, model, key, self.http.clone(), self.limits))
@@ -341,6 +381,7 @@ fn built_in(traits: &ProviderTraits, variable: &impl Fn(&str) -> Option<String>)
         kind: traits.kind,
         base_url,
         api_key,
+        windows: ContextWindows::default(),
     }
 }
 

@@ -92,12 +92,27 @@ impl RetryPolicy {
 pub struct Retrying {
     model: Arc<dyn Model>,
     policy: RetryPolicy,
+    max_input_tokens: Option<u64>,
 }
 
 impl Retrying {
     /// Wraps a model.
     pub fn new(model: Arc<dyn Model>, policy: RetryPolicy) -> Self {
-        Self { model, policy }
+        let max_input_tokens = model.max_input_tokens();
+        Self {
+            model,
+            policy,
+            max_input_tokens,
+        }
+    }
+
+    /// Sets the context window of the model, unless the model itself knows it.
+    #[must_use]
+    pub fn with_max_input_tokens(self, max_input_tokens: Option<u64>) -> Self {
+        Self {
+            max_input_tokens: self.max_input_tokens.or(max_input_tokens),
+            ..self
+        }
     }
 
     /// Asks once and waits for the first event, so that an early error is known before anything is passed on.
@@ -124,6 +139,10 @@ impl Model for Retrying {
 
     fn refusal(&self, block: &Value) -> Option<String> {
         self.model.refusal(block)
+    }
+
+    fn max_input_tokens(&self) -> Option<u64> {
+        self.max_input_tokens
     }
 
     async fn ask(

@@ -17,6 +17,8 @@
 //! 2. **The demonstration**, for the model name `demo`: see [`demo`].
 //! 3. **An echo** for every other name: `echo: <text>`, in words.
 //!
+//! With a context window (`max_input_tokens` of the provider), longer requests fail as they do at a provider.
+//!
 //! [`mod@plan`] chooses the answer from the request alone; this file streams it.
 
 use std::collections::HashMap;
@@ -50,6 +52,7 @@ const MAX_FAILURES: usize = 10_000;
 pub struct Scripted {
     model: String,
     failed: Mutex<HashMap<(String, usize), u64>>,
+    max_input_tokens: Option<u64>,
 }
 
 impl Scripted {
@@ -58,6 +61,16 @@ impl Scripted {
         Self {
             model: model.into(),
             failed: Mutex::new(HashMap::new()),
+            max_input_tokens: None,
+        }
+    }
+
+    /// Sets the context window. A longer request fails as it does at a provider: it is too long.
+    #[must_use]
+    pub fn with_max_input_tokens(self, max_input_tokens: Option<u64>) -> Self {
+        Self {
+            max_input_tokens,
+            ..self
         }
     }
 
@@ -84,10 +97,19 @@ impl Model for Scripted {
         providers::refusal(block)
     }
 
+    fn max_input_tokens(&self) -> Option<u64> {
+        self.max_input_tokens
+    }
+
     async fn ask(
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
+        let length = input_tokens(&request);
+        if let Some(window) = self.max_input_tokens.filter(|window| length > *window) {
+            let message = format!("the request has {length} tokens, and the context window {window}");
+            return Err(ModelError::TooLong { message });
+        }
         let Planned { step, failure } = plan(&request, self.model == "demo");
         if let Some(failure) = failure.filter(|failure| self.is_due(failure)) {
             return Err(failed(failure.status, failure.retry_after));
@@ -212,6 +234,19 @@ fn message(
 
 /// Returns invented but stable token counts: four characters are a token.
 fn usage(text: &str, request: &ModelRequest) -> Value {
+    let input = input_tokens(request);
+    let output = u64::try_from((text.chars().count() / 4).max(1)).unwrap_or(u64::MAX);
+    json!({
+        "input_tokens": input,
+        "output_tokens": output,
+        "total_tokens": input.saturating_add(output),
+        "input_token_details": {},
+        "output_token_details": {},
+    })
+}
+
+/// Returns the length of a request in tokens of four characters.
+fn input_tokens(request: &ModelRequest) -> u64 {
     let chars: usize = request
         .messages
         .iter()
@@ -219,14 +254,7 @@ fn usage(text: &str, request: &ModelRequest) -> Value {
         .map(|message| message.content.text().chars().count())
         .sum();
     let input = chars / 4 + plan::system_of(request).chars().count() / 4 + 1;
-    let output = (text.chars().count() / 4).max(1);
-    json!({
-        "input_tokens": input,
-        "output_tokens": output,
-        "total_tokens": input + output,
-        "input_token_details": {},
-        "output_token_details": {},
-    })
+    u64::try_from(input).unwrap_or(u64::MAX)
 }
 
 #[expect(

@@ -365,6 +365,8 @@ impl Dispatcher {
         };
         let driven = if only_notes {
             driving.close(&machine, notes).await
+        } else if let Some(request) = run.request.compaction {
+            Box::pin(driving.compact(&mut machine, notes, request)).await
         } else {
             driving.drive(&mut machine, notes).await
         };

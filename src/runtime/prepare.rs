@@ -72,7 +72,7 @@ pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<F
 /// Loads the machine of a run, applies the request to it and opens the log.
 pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
-    if run.attempt > 1 || goes_on(&run.request) {
+    if (run.attempt > 1 || goes_on(&run.request)) && run.request.compaction.is_none() {
         let thread = run.thread;
         let id = run.id;
         let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
@@ -100,7 +100,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         attempt: run.attempt,
         resumed,
     })];
-    if own {
+    if own || run.request.compaction.is_some() {
         return Ok(ReadyMachine {
             machine,
             notes,

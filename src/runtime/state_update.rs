@@ -15,6 +15,7 @@ use crate::domain::input::read_update;
 use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::Update;
+use crate::domain::summarization;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
@@ -118,9 +119,12 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
         Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
     };
+    // A compaction is no step of the loop.
+    let is_step = |node: &String| node != summarization::NODE;
     let last = match machine.head {
         Some(head) => db::checkpoints::node_of(tx, thread, head)
             .await?
+            .filter(is_step)
             .unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };

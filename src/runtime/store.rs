@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::db::ListPart;
@@ -163,6 +164,58 @@ impl Store {
             .await?;
         self.was_read(space, found.iter(), refresh).await?;
         Ok(found)
+    }
+
+    /// Puts `after` in the place of the item at this address of a space, if the value of the item is still `before`.
+    /// `None` means that there is no item. Returns whether it was.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; nothing is written then.
+    pub async fn replace(
+        &self,
+        space: &Ownership,
+        address: ItemAddress,
+        before: Option<Map<String, Value>>,
+        after: Option<NewItem>,
+    ) -> Result<bool, StoreError> {
+        let after = match after {
+            Some(item) => Some(self.draft(item).await?),
+            None => None,
+        };
+        let space = space.clone();
+        let now = self.0.clock.now();
+        let replaced: DbResult<bool> = self
+            .0
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    items::lock(tx, &space, &address).await?;
+                    let there = items::find(tx, &space, &address, now).await?;
+                    if there.map(|item| item.value) != before {
+                        return Ok(false);
+                    }
+                    match &after {
+                        Some(draft) => items::put(tx, &space, draft, now).await?,
+                        None => items::delete(tx, &space, &address, now).await.map(drop)?,
+                    }
+                    Ok(true)
+                })
+            })
+            .await;
+        Ok(replaced?)
+    }
+
+    /// Returns the keys of the items in exactly this namespace of a space, in order, up to `most`.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn keys(&self, space: &Ownership, namespace: Namespace, most: usize) -> DbResult<Vec<String>> {
+        let now = self.0.clock.now();
+        let space = space.clone();
+        self.0
+            .db
+            .read(move |tx| Box::pin(async move { items::keys(tx, &space, &namespace, most, now).await }))
+            .await
     }
 
     /// Deletes an item from a space. Returns whether it existed.
@@ -329,5 +382,20 @@ impl Items for StoreSpace {
 
     async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure> {
         self.store.draft(item).await.map_err(told)
+    }
+
+    async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
+        let found = self.store.keys(&self.ownership, namespace, most).await;
+        found.map_err(|error| told(error.into()))
+    }
+
+    async fn replace(
+        &self,
+        address: ItemAddress,
+        before: Option<Map<String, Value>>,
+        after: Option<NewItem>,
+    ) -> Result<bool, Failure> {
+        let replaced = self.store.replace(&self.ownership, address, before, after).await;
+        replaced.map_err(told)
     }
 }

@@ -57,6 +57,11 @@ impl Meter {
         }
     }
 
+    /// Returns the time at which the run started in this process.
+    pub fn since(&self) -> Timestamp {
+        self.since
+    }
+
     /// Sets the usage of the earlier runs that this one continues.
     #[must_use]
     pub fn after(self, before: Usage) -> Self {

@@ -3,7 +3,9 @@
 
 use async_trait::async_trait;
 
-use crate::domain::item::{FoundItem, Item, ItemAddress, ItemQuery, NewItem, PreparedItem};
+use serde_json::{Map, Value};
+
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemQuery, Namespace, NewItem, PreparedItem};
 use crate::domain::machine::Failure;
 
 /// Read access to the Store, and preparation of items to write.
@@ -26,6 +28,24 @@ pub trait Items: Send + Sync {
     /// # Errors
     /// When the item is invalid, or the embedding model fails.
     async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure>;
+
+    /// Returns the keys of the items in exactly this namespace, in order, up to `most`.
+    ///
+    /// # Errors
+    /// When the Store cannot be read.
+    async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure>;
+
+    /// Puts `after` in the place of the item at this address, at once, if the value of the item is still `before`.
+    /// `None` means that there is no item. Returns whether it was.
+    ///
+    /// # Errors
+    /// When the item is invalid, or the Store or its embedding model fails.
+    async fn replace(
+        &self,
+        address: ItemAddress,
+        before: Option<Map<String, Value>>,
+        after: Option<NewItem>,
+    ) -> Result<bool, Failure>;
 }
 
 /// An in-memory Store for tests. Items never expire, and searches ignore the query text.
@@ -87,5 +107,32 @@ impl Items for InMemoryItems {
     async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure> {
         PreparedItem::new(item.address, item.value, None)
             .map_err(|error| Failure::new("InvalidItemError", error.to_string()))
+    }
+
+    async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
+        let items = self.0.lock().expect("the lock is never poisoned");
+        let within = items.iter().filter(|item| item.address.namespace == namespace);
+        let mut keys: Vec<String> = within.map(|item| item.address.key.clone()).collect();
+        keys.sort();
+        keys.truncate(most);
+        Ok(keys)
+    }
+
+    async fn replace(
+        &self,
+        address: ItemAddress,
+        before: Option<Map<String, Value>>,
+        after: Option<NewItem>,
+    ) -> Result<bool, Failure> {
+        use crate::domain::item::ItemChange;
+        let there = self.get(address.clone()).await?.map(|item| item.value);
+        if there != before {
+            return Ok(false);
+        }
+        match after {
+            Some(item) => self.apply(&ItemChange::Put(self.draft(item).await?)),
+            None => self.apply(&ItemChange::Delete(address)),
+        }
+        Ok(true)
     }
 }

@@ -15,6 +15,7 @@ use crate::domain::trace::TraceScope;
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
+use crate::tool::files::FileClaims;
 use crate::tool::program::ProgramScope;
 use crate::tool::remembered::RememberedDecisions;
 use crate::tool::{CallSlots, Items, ProgressSink};
@@ -79,6 +80,8 @@ pub struct Scope {
     pub answers: Arc<[(Question, Value)]>,
     /// The further context of a program.
     pub program: Arc<ProgramScope>,
+    /// The files of the state that calls of the tree change at the same time.
+    pub files: FileClaims,
     /// The current span of the trace. Requests to other systems pass its context on.
     pub trace: TraceScope,
 }
@@ -143,6 +146,7 @@ impl Scope {
             question: None,
             answers: Arc::default(),
             program: Arc::default(),
+            files: FileClaims::default(),
             trace: TraceScope::default(),
         }
     }

@@ -105,6 +105,30 @@ impl Action {
     }
 }
 
+/// Returns the value of a placeholder of a workspace that the server itself knows: no client can choose it.
+pub(super) fn server_value(scope: &Scope, name: &str) -> Option<String> {
+    match name {
+        "assistant_id" => Some(scope.assistant.to_string()),
+        "thread_id" => Some(scope.thread.to_string()),
+        "agent_name" => Some(scope.agent.clone()),
+        "tenant" => Some(scope.ownership.tenant.as_str().to_owned()),
+        "user_id" => Some(scope.ownership.owner.as_str().to_owned()).filter(|user| !user.is_empty()),
+        _ => None,
+    }
+}
+
+/// Returns the value of a placeholder in a namespace of the Store.
+pub(super) fn placeholder(scope: &Scope, name: &str) -> Option<String> {
+    match name {
+        "assistant_id" | "thread_id" | "agent_name" => server_value(scope, name),
+        name => match scope.context.get(name)? {
+            Value::String(text) => Some(text.clone()),
+            Value::Number(number) => Some(number.to_string()),
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+        },
+    }
+}
+
 struct StoreTool {
     spec: Arc<ToolSpec>,
     action: Action,
@@ -114,17 +138,7 @@ struct StoreTool {
 impl StoreTool {
     /// The namespace of this run, under which nothing but its own items lie.
     fn root(&self, scope: &Scope) -> Result<Namespace, Failure> {
-        let known = |name: &str| match name {
-            "assistant_id" => Some(scope.assistant.to_string()),
-            "thread_id" => Some(scope.thread.to_string()),
-            "agent_name" => Some(scope.agent.clone()),
-            name => match scope.context.get(name)? {
-                Value::String(text) => Some(text.clone()),
-                Value::Number(number) => Some(number.to_string()),
-                Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
-            },
-        };
-        self.template.fill(known).map_err(|unfilled| {
+        self.template.fill(|name| placeholder(scope, name)).map_err(|unfilled| {
             let text = format!("There is no memory for this run: {unfilled}.");
             Failure::new("StoreAccessError", text)
         })

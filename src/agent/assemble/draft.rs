@@ -7,12 +7,19 @@ use serde_json::Value;
 use super::{Delegations, SharedState};
 use crate::definition::enclosed::agent_path;
 use crate::definition::mcp::McpOwner;
-use crate::definition::{self, AgentSpec, BundledFiles, SkillSource, SubagentDefinition, SystemPrompt};
+use crate::definition::{
+    self, AgentSpec, BundledFiles, SkillSource, SubagentDefinition, SystemPrompt, THREAD_FOLDERS, WorkspaceDefinition,
+    WorkspaceKind,
+};
 use crate::domain::background::BackgroundAgent;
+use crate::domain::item::template::NamespaceTemplate;
+use crate::domain::path::normalise;
 use crate::middleware::Middleware;
 use crate::middleware::memory::Memory;
 use crate::middleware::skills::Skills;
-use crate::tool::files::{FileWorkspace, StateFiles, WithEnclosed};
+use crate::tool::files::{
+    DiskFiles, FileRoute, FileWorkspace, ReadOnlyFiles, RoutedFiles, StateFiles, StoreFiles, WithEnclosed,
+};
 
 /// The specification of one agent, with its dependencies on this server.
 #[derive(Clone)]
@@ -64,27 +71,82 @@ impl Draft {
     /// Returns the files on which its file tools work.
     pub(super) fn workspace(&self) -> Arc<dyn FileWorkspace> {
         let own = self.own_files();
+        let workspace = with_thread_folders(&self.spec.workspace);
         if own.is_empty() {
-            Arc::new(StateFiles)
+            workspace
         } else {
-            Arc::new(WithEnclosed::new(own))
+            Arc::new(WithEnclosed::new(own, workspace))
         }
     }
 
     /// Returns the policies of its skills and its memory.
     pub(super) fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
         let own = self.own_files();
+        let workspace = self.workspace();
         let has_files = self.spec.files == definition::Workspace::State;
         let mut policies: Vec<Arc<dyn Middleware>> = vec![];
         if !self.spec.skills.is_empty() {
-            let skills = Skills::new(&self.spec.skills, Arc::clone(&own), &self.spec.skill_tools);
+            let skills = Skills::new(&self.spec.skills, &own, Arc::clone(&workspace), &self.spec.skill_tools);
             let folders = self.spec.skills.iter().map(SkillSource::agent_path).collect();
-            let alone: Arc<dyn FileWorkspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
+            let alone = WithEnclosed::new(Arc::clone(&own), Arc::clone(&workspace)).within(folders);
+            let alone: Arc<dyn FileWorkspace> = Arc::new(alone);
             policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
         }
         if !self.spec.memory.is_empty() {
-            policies.push(Arc::new(Memory::new(&self.spec.memory, own, has_files)));
+            policies.push(Arc::new(Memory::new(&self.spec.memory, &own, workspace, has_files)));
         }
         policies
+    }
+}
+
+/// Returns the workspace of a definition. The files that the server itself writes for a thread are always in the state
+/// of the thread, so that no other thread sees them.
+fn with_thread_folders(definition: &WorkspaceDefinition) -> Arc<dyn FileWorkspace> {
+    if definition.kind == WorkspaceKind::State {
+        return Arc::new(StateFiles);
+    }
+    let own = THREAD_FOLDERS.iter().map(|folder| FileRoute {
+        prefix: (*folder).to_owned(),
+        workspace: Arc::new(StateFiles),
+        is_relative: false,
+        is_listed: false,
+    });
+    let routes = definition.routes.iter().filter_map(|(path, route)| {
+        // Invalid paths were refused when the definition was read.
+        Some(FileRoute {
+            prefix: normalise(path).ok()?,
+            workspace: single(route),
+            is_relative: route.kind != WorkspaceKind::State,
+            is_listed: true,
+        })
+    });
+    let default = match definition.kind {
+        WorkspaceKind::Composite => definition
+            .default
+            .as_deref()
+            .map_or_else(|| Arc::new(StateFiles) as Arc<_>, single),
+        WorkspaceKind::State | WorkspaceKind::Disk | WorkspaceKind::Store => single(definition),
+    };
+    Arc::new(RoutedFiles::new(default, own.chain(routes).collect()))
+}
+
+/// Returns a workspace that is no composite one.
+fn single(definition: &WorkspaceDefinition) -> Arc<dyn FileWorkspace> {
+    // Missing roots and invalid templates were refused when the definition was read.
+    let namespace = definition.namespace.as_ref();
+    let namespace = namespace.and_then(|labels| NamespaceTemplate::read(labels).ok());
+    let workspace: Arc<dyn FileWorkspace> = match (definition.kind, &definition.root, namespace) {
+        (WorkspaceKind::Disk, Some(root), namespace) => Arc::new(
+            DiskFiles::new(root.clone())
+                .with_namespace(namespace)
+                .with_ignore_files(definition.ignore_files.unwrap_or(true)),
+        ),
+        (WorkspaceKind::Store, _, Some(namespace)) => Arc::new(StoreFiles::new(namespace)),
+        (_, _, _) => Arc::new(StateFiles),
+    };
+    if definition.read_only {
+        Arc::new(ReadOnlyFiles::new(workspace))
+    } else {
+        workspace
     }
 }

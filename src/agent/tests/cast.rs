@@ -274,6 +274,7 @@ pub(super) fn agent_of(
             context: None,
             subagents: roster,
             forks: crate::agent::Forks::default(),
+            summarization: None,
         })),
     }
 }

@@ -157,6 +157,7 @@ impl Stage {
             answer: None,
             question: None,
             answers: Arc::default(),
+            files: crate::tool::files::FileClaims::default(),
             trace: TraceScope::default(),
             program: Arc::default(),
         }

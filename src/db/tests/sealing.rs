@@ -701,7 +701,7 @@ async fn another_server_reads_what_the_first_server_sealed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_are_not_in_the_files_of_postgres() {
-    super::on_server(async {
+    super::on_server(Box::pin(async {
         let Some(database) = super::postgres::fresh_database().await else {
             return;
         };
@@ -734,7 +734,7 @@ async fn values_are_not_in_the_files_of_postgres() {
         }
         db.close().await;
         database.discard().await;
-    })
+    }))
     .await;
 }
 

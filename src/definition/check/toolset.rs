@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, TODOS};
+use super::super::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, SUMMARIZATION, TODOS};
 use super::super::{AgentDefinition, AgentSpec, SubagentDefinition, Workspace};
 
 /// Returns the tools of the main agent.
@@ -56,6 +56,9 @@ fn of_policies(spec: &AgentSpec) -> BTreeSet<&'static str> {
     }
     if spec.todos {
         tools.extend(Builtin::tools_of(TODOS));
+    }
+    if spec.summarization.has_tool() {
+        tools.extend(Builtin::tools_of(SUMMARIZATION));
     }
     if !spec.skills.is_empty() {
         tools.insert("read_file");

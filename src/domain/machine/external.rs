@@ -45,6 +45,13 @@ impl Machine {
         self.append_entry(id, CheckpointSource::Update, START, vec![update])
     }
 
+    /// Applies an update of `node`, which is no step of the loop, without changing the position.
+    pub fn append_aside(&mut self, plan: &Plan, node: &str, update: Update, id: CheckpointId) -> Entry {
+        let update = update.ruled(&plan.rules);
+        self.state.apply(&update);
+        self.append_entry(id, CheckpointSource::Update, node, vec![update])
+    }
+
     /// Starts a new branch at an older checkpoint, with the same position. A run that raises an interrupt before its
     /// first step needs a checkpoint of its own for it.
     pub fn fork(&mut self, id: CheckpointId) -> Entry {

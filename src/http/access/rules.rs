@@ -102,7 +102,7 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
         }
         // The stream may wait for a thread that does not exist yet, so each run is checked when it begins.
         ("GET" | "POST", "/threads/{thread_id}/stream/events") => Allow(ThreadsRead, Collection),
-        ("POST", "/threads/{thread_id}/state") => Allow(ThreadsUpdate, Thread),
+        ("POST", "/threads/{thread_id}/state" | "/threads/{thread_id}/compact") => Allow(ThreadsUpdate, Thread),
         ("POST", "/threads/{thread_id}/runs/{run_id}/cancel") => Allow(ThreadsUpdate, Thread),
         ("DELETE", "/threads/{thread_id}/runs/{run_id}") => Allow(ThreadsDelete, Thread),
 

@@ -14,6 +14,7 @@ pub mod agent;
 pub mod approval;
 pub mod assistant;
 pub mod child_run;
+pub mod compaction;
 pub mod cron;
 pub mod delivery;
 pub mod history;

@@ -228,6 +228,7 @@ impl RunCreate {
             agent: None,
             trace: None,
             priority: self.priority.unwrap_or(0),
+            compaction: None,
             extra: self.extra()?,
         })
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::definition::skill::{FILE, Skill};
 use crate::definition::{BundledFiles, SkillSource};
 use crate::domain::path::below;
-use crate::domain::state::{Encoding, State};
+use crate::domain::state::Encoding;
+use crate::tool::files::{FileAccess, FileQuery, FileWorkspace};
 
 /// The maximum number of skills of an agent. All of them are listed in its instructions.
 const MAX_SKILLS: usize = 200;
@@ -13,8 +14,8 @@ const MAX_SKILLS: usize = 200;
 /// The sources of skills.
 pub(super) struct Catalog {
     pub(super) sources: Vec<Source>,
-    /// The files of the definition.
-    pub(super) enclosed: Arc<BundledFiles>,
+    /// The place of the folders.
+    pub(super) workspace: Arc<dyn FileWorkspace>,
     /// The identity of the sources. If it changes, skills are searched again.
     pub(super) origin: String,
 }
@@ -27,7 +28,7 @@ pub(super) struct Source {
 }
 
 impl Catalog {
-    pub(super) fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>) -> Self {
+    pub(super) fn new(sources: &[SkillSource], enclosed: &BundledFiles, workspace: Arc<dyn FileWorkspace>) -> Self {
         let source = |source: &SkillSource| Source {
             folder: source.agent_path(),
             label: source.label(),
@@ -36,18 +37,18 @@ impl Catalog {
         let origin = enclosed.fingerprint(sources.iter().map(|source| source.folder.as_str()));
         Self {
             sources,
-            enclosed,
+            workspace,
             origin,
         }
     }
 
     /// Returns the skills in the order of their sources, and the errors. Of two skills with one name, the later one
     /// wins.
-    pub(super) fn load(&self, state: &State) -> (Vec<Skill>, Vec<String>) {
+    pub(super) async fn load(&self, access: FileAccess<'_>) -> (Vec<Skill>, Vec<String>) {
         let mut skills: Vec<Skill> = vec![];
         let mut errors = vec![];
         for source in &self.sources {
-            match self.of_source(source, state) {
+            match self.of_source(source, access).await {
                 Ok(found) => {
                     skills.retain(|skill| !found.iter().any(|other| other.name == skill.name));
                     skills.extend(found);
@@ -65,16 +66,19 @@ impl Catalog {
         (skills, errors)
     }
 
-    fn of_source(&self, source: &Source, state: &State) -> Result<Vec<Skill>, &'static str> {
-        let mut is_empty = true;
+    async fn of_source(&self, source: &Source, access: FileAccess<'_>) -> Result<Vec<Skill>, String> {
         let mut skills: Vec<Skill> = vec![];
-        for path in self.enclosed.paths(state, &source.folder) {
-            is_empty = false;
+        let query = FileQuery::complete(&source.folder);
+        let found = self.workspace.paths(access, &query).await?;
+        let is_empty = found.paths.is_empty();
+        for path in &found.paths {
             let Some(rest) = below(path, &source.folder) else {
-                return Err("it is a file and no folder");
+                return Err("it is a file and no folder".to_owned());
             };
-            let is_skill = rest.split_once('/').is_some_and(|(_, file)| file == FILE);
-            let Some(file) = self.enclosed.file(state, path).filter(|_| is_skill) else {
+            if rest.split_once('/').is_none_or(|(_, file)| file != FILE) {
+                continue;
+            }
+            let Some(file) = self.workspace.read(access, path).await? else {
                 continue;
             };
             let read = match file.encoding {
@@ -90,7 +94,7 @@ impl Catalog {
             }
         }
         if is_empty {
-            Err("there is nothing in it")
+            Err("there is nothing in it".to_owned())
         } else {
             Ok(skills)
         }

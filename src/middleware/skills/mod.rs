@@ -23,7 +23,7 @@ use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::path::normalise;
 use crate::domain::state::{Encoding, PINNED_SKILLS, SKILLS, State, Update};
 use crate::model::ModelRequest;
-use crate::tool::files::{FileWorkspace, reader};
+use crate::tool::files::{FileAccess, FileWorkspace, reader};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 mod catalog;
@@ -52,12 +52,17 @@ pub struct Skills {
 }
 
 impl Skills {
-    /// Creates the middleware for the skills in `sources`, among the thread's files and those of the definition.
-    /// `hidden` are the tools that a skill has to disclose.
-    pub fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>, hidden: &[String]) -> Self {
+    /// Creates the middleware for the skills in `sources`, which are folders in `workspace`. The files of the definition
+    /// belong to the workspace. `hidden` are the tools that a skill has to disclose.
+    pub fn new(
+        sources: &[SkillSource],
+        enclosed: &BundledFiles,
+        workspace: Arc<dyn FileWorkspace>,
+        hidden: &[String],
+    ) -> Self {
         let hidden = ToolNames::of(hidden);
         Self {
-            catalog: Catalog::new(sources, enclosed),
+            catalog: Catalog::new(sources, enclosed, workspace),
             hidden,
             reader: None,
         }
@@ -73,13 +78,13 @@ impl Skills {
     }
 
     /// Searches for skills, unless this thread has searched the same sources.
-    fn found(&self, state: &State) -> Update {
+    async fn found(&self, scope: &Scope, state: &State) -> Update {
         let is_known = state.fields.get(SKILLS).is_some_and(Value::is_array);
         let origin = Value::from(self.catalog.origin.as_str());
         if is_known && state.fields.get(ORIGIN) == Some(&origin) {
             return Update::none();
         }
-        let (skills, errors) = self.catalog.load(state);
+        let (skills, errors) = self.catalog.load(FileAccess { scope, state }).await;
         let fields = [(SKILLS, json!(skills)), (ERRORS, json!(errors)), (ORIGIN, origin)];
         Update {
             fields: fields.map(|(name, value)| (name.to_owned(), value)).into(),
@@ -88,7 +93,7 @@ impl Skills {
     }
 
     /// Adds the instructions of the pinned skills to the conversation.
-    fn pinned(&self, state: &State) -> Update {
+    async fn pinned(&self, scope: &Scope, state: &State) -> Update {
         let Some(Value::Array(names)) = state.fields.get(PINNED_SKILLS) else {
             return Update::none();
         };
@@ -99,7 +104,15 @@ impl Skills {
             let Some(skill) = known.iter().find(|skill| skill.name == name) else {
                 continue;
             };
-            let file = self.catalog.enclosed.file(state, &skill.path);
+            let read = self
+                .catalog
+                .workspace
+                .read(FileAccess { scope, state }, &skill.path)
+                .await;
+            let file = read.unwrap_or_else(|reason| {
+                tracing::warn!(skill = skill.name, reason, "a pinned skill cannot be read");
+                None
+            });
             let Some(file) = file.filter(|file| file.encoding == Encoding::Utf8) else {
                 continue;
             };
@@ -186,10 +199,10 @@ impl Middleware for Skills {
         }
     }
 
-    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+    async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         Ok(match point {
-            HookPoint::BeforeAgent => self.found(state),
-            HookPoint::BeforeModel => self.pinned(state),
+            HookPoint::BeforeAgent => self.found(scope, state).await,
+            HookPoint::BeforeModel => self.pinned(scope, state).await,
             HookPoint::AfterModel | HookPoint::AfterAgent => Update::none(),
         }
         .into())

@@ -5,6 +5,7 @@ use super::*;
 use crate::domain::state::File;
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
+use crate::tool::files::StateFiles;
 
 fn skill(name: &str, about: &str, more: &str) -> String {
     format!("---\nname: {name}\ndescription: {about}\n{more}\n---\nHow to {about}.")
@@ -21,7 +22,7 @@ fn state(files: &[(&str, String)]) -> State {
 fn policy(sources: Value, hidden: &[&str]) -> Skills {
     let sources: Vec<SkillSource> = serde_json::from_value(sources).expect("sources");
     let hidden: Vec<String> = hidden.iter().map(|tool| (*tool).to_owned()).collect();
-    Skills::new(&sources, Arc::new(BundledFiles::default()), &hidden)
+    Skills::new(&sources, &BundledFiles::default(), Arc::new(StateFiles), &hidden)
 }
 
 async fn runs(policy: &Skills, point: HookPoint, state: &mut State) -> Update {

@@ -16,7 +16,7 @@ use crate::model::ModelError;
 const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// The texts by which providers and common servers report that a request exceeds the model's context.
-const CONTEXT_OVERFLOW_TEXTS: [&str; 7] = [
+const CONTEXT_OVERFLOW_TEXTS: [&str; 13] = [
     "context_length_exceeded",
     "maximum context length",
     "context window",
@@ -24,6 +24,15 @@ const CONTEXT_OVERFLOW_TEXTS: [&str; 7] = [
     "input is too long",
     "exceeds the maximum number of tokens",
     "too many tokens",
+    // Anthropic, where the requested output does not fit.
+    "exceed context limit",
+    // Servers of llama.cpp, vLLM and Ollama.
+    "exceeds the available context size",
+    "longer than the maximum model length",
+    "exceeds the context length",
+    // xAI and Groq.
+    "maximum prompt length",
+    "reduce the length of the messages",
 ];
 
 /// Converts a failure. `has_begun` says whether a piece of the answer has already been passed on. The key is removed
@@ -111,7 +120,7 @@ fn response_error(reply: &ProviderResponseError, has_begun: bool, key: Option<&S
     }
     match status {
         Some(413) => ModelError::TooLong { message },
-        Some(400 | 422) if CONTEXT_OVERFLOW_TEXTS.iter().any(|mark| lower.contains(mark)) => {
+        Some(400 | 422 | 500) if CONTEXT_OVERFLOW_TEXTS.iter().any(|mark| lower.contains(mark)) => {
             ModelError::TooLong { message }
         }
         // An account without credit has the status of a rate limit, but a retry cannot fix it.

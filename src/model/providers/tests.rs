@@ -140,6 +140,7 @@ pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Mo
         kind,
         base_url,
         api_key: ApiKeySource::Inline("sk-secret".into()),
+        windows: ContextWindows::default(),
     };
     let none = RetryPolicy {
         max_retries: 0,

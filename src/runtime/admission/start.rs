@@ -148,7 +148,10 @@ pub(in crate::runtime) async fn start_as(
     if let Some(before) = before {
         take_over(&mut run, before, new_run, &thread);
     }
-    inherit_task_lineage(tx, &thread, &mut run).await?;
+    // A compaction is no part of a background task, and its end is not that of the task.
+    if run.request.compaction.is_none() {
+        inherit_task_lineage(tx, &thread, &mut run).await?;
+    }
     let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
     if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
@@ -491,7 +494,8 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
 
 /// Returns whether a request continues the work that waits on its thread.
 fn goes_on(new_run: &NewRun) -> bool {
-    new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes)
+    let is_resumed = new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes);
+    is_resumed || new_run.request.compaction.is_some()
 }
 
 /// Returns the run of a request.
@@ -658,6 +662,10 @@ pub(in crate::runtime) fn check(new_run: &NewRun, agent: &Agent, sizes: SizeLimi
         sizes.check_files(&input)?;
         agent.declared.check_input(&input)?;
         agent.check_content(&input)?;
+    }
+    if new_run.request.compaction.is_some() && agent.model_loop().is_none_or(|own| own.summarization.is_none()) {
+        let reason = "is of an agent whose conversation is not summarised (`summarization = false`)";
+        return Err(Invalid::new("thread_id", reason));
     }
     if let Some(command) = &new_run.request.command {
         if let Some(update) = &command.update {

@@ -10,6 +10,7 @@ use crate::runtime::interrupts::StoredDecisions;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
+use crate::tool::files::FileClaims;
 use crate::tool::{CallSlots, ProgressSink, Scope};
 
 impl Dispatcher {
@@ -50,6 +51,7 @@ impl Dispatcher {
             question: None,
             answers: Arc::default(),
             program: Arc::default(),
+            files: FileClaims::default(),
             trace: run_context.trace.clone(),
         }
     }

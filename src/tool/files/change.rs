@@ -3,10 +3,10 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{FileContext, FileResult, file_path, normalise, text};
+use super::{FileContext, FileQuery, FileResult, file_path, normalise, seen, text};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
-use crate::domain::state::{Encoding, File};
+use crate::domain::state::{Encoding, File, Update};
 
 /// The arguments of `write_file`.
 #[derive(Deserialize)]
@@ -49,28 +49,45 @@ pub(super) async fn write(context: &FileContext<'_>, args: Write) -> Result<File
     if path == "/" {
         return Err("Error: '/' is a directory, not a file".to_owned());
     }
-    context.rules.check(FileOperation::Write, &path)?;
+    context.check(FileOperation::Write, &path).await?;
     check_size(context, &path, args.content.len())?;
-    let mut file = File::text(args.content, context.now);
-    if let Some(old) = context.workspace.read(context.state, &path).await? {
+    let old = context.read(&path).await?;
+    let mut file = File::text(args.content, context.scope.now());
+    if let Some(old) = &old {
         file.created_at = old.created_at.clone().or(file.created_at);
     }
-    let writes = context.workspace.write(&path, file).await?;
+    // A call that is repeated after a crash finds its own content.
+    let is_written = old
+        .as_ref()
+        .is_some_and(|old| old.encoding == file.encoding && old.content == file.content);
+    if !is_written {
+        seen::check(context, &path, old.as_deref(), false)?;
+    }
+    let writes = put(context, &path, file, old.as_deref()).await?;
     Ok(FileResult {
         content: Content::Text(format!("Updated file {path}")),
         writes,
     })
 }
 
+/// Writes a file in the place of `old`, and records that the agent knows it.
+async fn put(context: &FileContext<'_>, path: &str, file: File, old: Option<&File>) -> Result<Update, String> {
+    let known = seen::record(context, path, Some(&file));
+    let mut writes = context.workspace.write(context.access(), path, file, old).await?;
+    writes.merge(known);
+    Ok(writes)
+}
+
 pub(super) async fn edit(context: &FileContext<'_>, args: Edit) -> Result<FileResult, String> {
     let path = normalise(&args.file_path)?;
-    context.rules.check(FileOperation::Write, &path)?;
-    let Some(old) = context.workspace.read(context.state, &path).await? else {
+    context.check(FileOperation::Write, &path).await?;
+    let Some(old) = context.read(&path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
     if old.encoding == Encoding::Base64 {
         return Err(format!("Error: '{path}' is a binary file; only text can be edited"));
     }
+    seen::check(context, &path, Some(&old), true)?;
     let count = occurrences(&path, &old.content, &args)?;
     // Checked before allocating: a few edits in a row can make a file grow a thousand times.
     let kept_bytes = old.content.len() - count * args.old_string.len();
@@ -79,9 +96,10 @@ pub(super) async fn edit(context: &FileContext<'_>, args: Edit) -> Result<FileRe
         &path,
         count.saturating_mul(args.new_string.len()).saturating_add(kept_bytes),
     )?;
-    let mut file = File::text(old.content.replace(&args.old_string, &args.new_string), context.now);
+    let new = old.content.replace(&args.old_string, &args.new_string);
+    let mut file = File::text(new, context.scope.now());
     file.created_at = old.created_at.clone().or(file.created_at);
-    let writes = context.workspace.write(&path, file).await?;
+    let writes = put(context, &path, file, Some(&old)).await?;
     let message = format!(
         "Replaced {count} occurrence{} in '{path}'",
         if count == 1 { "" } else { "s" }
@@ -137,15 +155,28 @@ pub(super) async fn delete(context: &FileContext<'_>, args: Delete) -> Result<Fi
     if path == "/" {
         return Err("Error: the whole workspace cannot be deleted at once; name a file or a directory".to_owned());
     }
-    context.rules.check(FileOperation::Write, &path)?;
-    let paths = context.workspace.paths(context.state, &path).await?;
-    paths
-        .iter()
-        .try_for_each(|path| context.rules.check(FileOperation::Write, path))?;
-    if paths.is_empty() {
-        return Err(format!("Error: File '{path}' not found"));
+    context.check_real(FileOperation::Write, &path, false).await?;
+    let found = context
+        .workspace
+        .paths(context.access(), &FileQuery::complete(&path))
+        .await?;
+    if found.stop.is_some() {
+        return Err(format!(
+            "Error: '{path}' has too many files to be deleted at once. Nothing was deleted. Delete parts of it."
+        ));
     }
-    let writes = context.workspace.delete(paths).await?;
+    for file in &found.paths {
+        context.rules.check(FileOperation::Write, file)?;
+    }
+    let mut known = Update::none();
+    for file in &found.paths {
+        known.merge(seen::record(context, file, None));
+    }
+    let deleted = context.workspace.delete(context.access(), &path, found.paths).await?;
+    let Some(mut writes) = deleted else {
+        return Err(format!("Error: File '{path}' not found"));
+    };
+    writes.merge(known);
     Ok(FileResult {
         content: Content::Text(format!("Deleted {path}")),
         writes,

@@ -1,42 +1,53 @@
-//! A workspace with the files of the thread and the read-only files of the agent's definition.
+//! A workspace with the read-only files of the agent's definition.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{FileWorkspace, StateFiles};
+use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
 use crate::definition::BundledFiles;
 use crate::definition::enclosed::{FOLDER, is_bundled};
 use crate::domain::path::below;
-use crate::domain::state::{File, State, Update};
+use crate::domain::state::{File, Update};
 
-/// The files of the thread and, in a folder of their own, the read-only files of the definition.
+/// The files of a workspace and, in a folder of their own, the read-only files of the definition.
 ///
 /// A search from a directory above that folder does not enter it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct WithEnclosed {
     enclosed: Arc<BundledFiles>,
-    /// The visible paths among the files of the thread; `None` means all.
+    workspace: Arc<dyn FileWorkspace>,
+    /// The visible paths among the files of the workspace; `None` means all.
     within: Option<Vec<String>>,
 }
 
 impl WithEnclosed {
-    /// Combines all files of the thread with these of the definition.
-    pub fn new(enclosed: Arc<BundledFiles>) -> Self {
-        Self { enclosed, within: None }
-    }
-
-    /// Combines the files of the thread at and below these absolute paths with these of the definition.
-    pub fn within(enclosed: Arc<BundledFiles>, paths: Vec<String>) -> Self {
+    /// Combines all files of the workspace with these of the definition.
+    pub fn new(enclosed: Arc<BundledFiles>, workspace: Arc<dyn FileWorkspace>) -> Self {
         Self {
             enclosed,
+            workspace,
+            within: None,
+        }
+    }
+
+    /// Shows the files of the workspace at and below these absolute paths only.
+    #[must_use]
+    pub fn within(self, paths: Vec<String>) -> Self {
+        Self {
             within: Some(paths),
+            ..self
         }
     }
 
     fn is_visible(&self, path: &str) -> bool {
         let is_inside = |folder: &String| path == folder || below(path, folder).is_some();
         self.within.as_ref().is_none_or(|folders| folders.iter().any(is_inside))
+    }
+
+    fn shows(&self, path: &str) -> bool {
+        !is_bundled(path) && self.is_visible(path)
     }
 }
 
@@ -47,31 +58,100 @@ fn read_only_error(path: &str) -> String {
 
 #[async_trait]
 impl FileWorkspace for WithEnclosed {
-    async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
-        let visible = self
-            .enclosed
-            .paths(state, path)
-            .filter(|path| is_bundled(path) || self.is_visible(path));
-        Ok(visible.cloned().collect())
+    fn is_shared(&self, path: &str) -> bool {
+        !is_bundled(path) && self.workspace.is_shared(path)
     }
 
-    async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String> {
-        let is_visible = is_bundled(path) || self.is_visible(path);
-        Ok(self.enclosed.file(state, path).filter(|_| is_visible).cloned())
+    fn has_effects(&self) -> bool {
+        self.workspace.has_effects()
     }
 
-    async fn write(&self, path: &str, file: File) -> Result<Update, String> {
+    async fn real_path(&self, access: FileAccess<'_>, path: &str, follows_last: bool) -> Result<String, String> {
         if is_bundled(path) {
-            Err(read_only_error(path))
+            return Ok(path.to_owned());
+        }
+        self.workspace.real_path(access, path, follows_last).await
+    }
+
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+        if !is_bundled(&query.at) {
+            let mut entries = self.workspace.list(access, query).await?;
+            entries.retain(|entry| self.shows(entry.trim_end_matches('/')));
+            return Ok(entries);
+        }
+        let found = self.paths(access, query).await?;
+        let entry = |path: &String| match below(path, &query.at).and_then(|rest| rest.split_once('/')) {
+            Some((name, _)) => format!("{}/{name}/", query.at),
+            None => path.clone(),
+        };
+        Ok(found.paths.iter().map(entry).collect())
+    }
+
+    async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
+        if !is_bundled(&query.at) {
+            let mut found = self.workspace.paths(access, query).await?;
+            found.paths.retain(|path| self.shows(path));
+            return Ok(found);
+        }
+        let is_inside = |path: &&String| **path == query.at || below(path, &query.at).is_some();
+        let files = self.enclosed.all_paths().filter(is_inside);
+        Ok(FoundPaths {
+            paths: files.filter(|path| query.admits(path)).cloned().collect(),
+            stop: None,
+        })
+    }
+
+    async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {
+        if is_bundled(path) {
+            return Ok(self.enclosed.get(path).cloned());
+        }
+        if self.is_visible(path) {
+            self.workspace.read(access, path).await
         } else {
-            StateFiles.write(path, file).await
+            Ok(None)
         }
     }
 
-    async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {
-        match paths.iter().find(|path| is_bundled(path)) {
-            Some(path) => Err(read_only_error(path)),
-            None => StateFiles.delete(paths).await,
+    async fn write(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        file: File,
+        before: Option<&File>,
+    ) -> Result<Update, String> {
+        if is_bundled(path) {
+            return Err(read_only_error(path));
         }
+        self.workspace.write(access, path, file, before).await
+    }
+
+    async fn delete(&self, access: FileAccess<'_>, path: &str, files: Vec<String>) -> Result<Option<Update>, String> {
+        match files.iter().find(|path| is_bundled(path)) {
+            Some(path) => Err(read_only_error(path)),
+            None => self.workspace.delete(access, path, files).await,
+        }
+    }
+
+    async fn grep(&self, access: FileAccess<'_>, query: &FileQuery, text: &str) -> Result<FoundLines, String> {
+        if is_bundled(&query.at) {
+            return self.grep_enclosed(access, query, text).await;
+        }
+        let mut found = self.workspace.grep(access, query, text).await?;
+        found.files.retain(|file| self.shows(&file.path));
+        Ok(found)
+    }
+}
+
+impl WithEnclosed {
+    /// Searches the files of the definition.
+    async fn grep_enclosed(&self, access: FileAccess<'_>, query: &FileQuery, text: &str) -> Result<FoundLines, String> {
+        let mut lines = FoundLines::default();
+        for path in self.paths(access, query).await?.paths {
+            let Some(file) = self.enclosed.get(&path) else { continue };
+            if !lines.take(&path, file, text, query.max) {
+                break;
+            }
+        }
+        Ok(lines)
     }
 }

@@ -1,8 +1,12 @@
 //! The file tools, over any [`FileWorkspace`].
 //!
-//! A [`FileWorkspace`] stores files by absolute path; [`StateFiles`] stores them in the thread's state. The tools
-//! contain the rules for paths and patterns and the texts of the results. Neighbour: [`crate::middleware::files`] adds
-//! the tools to agents and bounds large results.
+//! A [`FileWorkspace`] stores files by absolute path: [`StateFiles`] in the thread's state, [`StoreFiles`] in the Store,
+//! [`DiskFiles`] on the disk, [`RoutedFiles`] in several of these. The tools contain the rules for paths and patterns
+//! and the texts of the results. Neighbour: [`crate::middleware::files`] adds the tools to agents and bounds large
+//! results.
+//!
+//! Of two changes of one file, the second is refused if its agent could not know of the first: in the state by the
+//! claims of calls that run at the same time (`claims`), elsewhere by what each agent has seen of a file (`seen`).
 
 use std::sync::Arc;
 
@@ -11,82 +15,36 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
-use crate::definition::{FileOperation, FileRules};
+use crate::definition::{AfterCrash, FileOperation, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::path;
 use crate::domain::pattern::Pattern;
 use crate::domain::state::{File, State, Update};
-use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
 
 mod change;
+mod claims;
+mod disk;
 mod enclosed;
 mod read;
+mod routes;
 mod search;
+mod seen;
+mod state;
+mod store;
+mod workspace;
 
+pub use claims::FileClaims;
+pub use disk::DiskFiles;
 pub use enclosed::WithEnclosed;
+pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
+pub use state::StateFiles;
+pub use store::StoreFiles;
+pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
 
 /// The maximum length of a file tool's result, in characters.
 const MAX_RESULT_CHARS: usize = 80_000;
-
-/// A store of files by absolute, normalised path. Directories exist only through the files in them.
-#[async_trait]
-pub trait FileWorkspace: Send + Sync {
-    /// Returns the paths at and below `path`, sorted.
-    ///
-    /// # Errors
-    /// The text for the model.
-    async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String>;
-
-    /// Returns the file at `path`, if there is one.
-    ///
-    /// # Errors
-    /// The text for the model.
-    async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String>;
-
-    /// Writes a file and returns the update of the state.
-    ///
-    /// # Errors
-    /// The text for the model.
-    async fn write(&self, path: &str, file: File) -> Result<Update, String>;
-
-    /// Deletes files and returns the update of the state.
-    ///
-    /// # Errors
-    /// The text for the model.
-    async fn delete(&self, paths: Vec<String>) -> Result<Update, String>;
-}
-
-/// The files in the state of the thread, shared with subagents.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct StateFiles;
-
-#[async_trait]
-impl FileWorkspace for StateFiles {
-    async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
-        let is_inside = |file: &&String| *file == path || path::below(file, path).is_some();
-        Ok(state.files.keys().filter(is_inside).cloned().collect())
-    }
-
-    async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String> {
-        Ok(state.files.get(path).cloned())
-    }
-
-    async fn write(&self, path: &str, file: File) -> Result<Update, String> {
-        Ok(Update {
-            files: [(path.to_owned(), Some(Arc::new(file)))].into(),
-            ..Update::none()
-        })
-    }
-
-    async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {
-        Ok(Update {
-            files: paths.into_iter().map(|path| (path, None)).collect(),
-            ..Update::none()
-        })
-    }
-}
 
 /// Normalises a path from a model.
 ///
@@ -124,18 +82,42 @@ impl FileResult {
 struct FileContext<'a> {
     workspace: &'a dyn FileWorkspace,
     rules: &'a FileRules,
+    scope: &'a Scope,
     state: &'a State,
-    now: Timestamp,
     max_file_bytes: usize,
 }
 
 impl FileContext<'_> {
-    /// Returns the paths at and below `path` that may be read, sorted.
-    async fn visible(&self, path: &str) -> Result<Vec<String>, String> {
-        self.rules.check(FileOperation::Read, path)?;
-        let mut paths = self.workspace.paths(self.state, path).await?;
-        paths.retain(|path| self.rules.check(FileOperation::Read, path).is_ok());
-        Ok(paths)
+    fn access(&self) -> FileAccess<'_> {
+        FileAccess {
+            scope: self.scope,
+            state: self.state,
+        }
+    }
+
+    /// Checks that `operation` on `path` is allowed, and on the path to which symbolic links lead from there.
+    async fn check(&self, operation: FileOperation, path: &str) -> Result<(), String> {
+        self.check_real(operation, path, true).await
+    }
+
+    /// Does the same for a path whose last name may be a link that is not followed.
+    async fn check_real(&self, operation: FileOperation, path: &str, follows_last: bool) -> Result<(), String> {
+        self.rules.check(operation, path)?;
+        let real = self.workspace.real_path(self.access(), path, follows_last).await?;
+        if real == path {
+            return Ok(());
+        }
+        self.rules.check_target(operation, path, &real)
+    }
+
+    /// Returns a query for the files at and below `path` that may be read.
+    async fn query(&self, path: &str) -> Result<FileQuery, String> {
+        self.check(FileOperation::Read, path).await?;
+        Ok(FileQuery::new(path, self.rules))
+    }
+
+    async fn read(&self, path: &str) -> Result<Option<Arc<File>>, String> {
+        self.workspace.read(self.access(), path).await
     }
 }
 
@@ -187,12 +169,30 @@ impl Tool for FileTool {
         &self.spec
     }
 
+    fn has_effects(&self) -> bool {
+        self.operation.is_change() && self.workspace.has_effects()
+    }
+
+    fn after_crash(&self) -> AfterCrash {
+        // A file that is written again has the same content; a text may be replaced twice.
+        match self.operation {
+            Operation::Edit | Operation::Delete if self.workspace.has_effects() => AfterCrash::Fail,
+            Operation::Edit
+            | Operation::Delete
+            | Operation::List
+            | Operation::Read
+            | Operation::Write
+            | Operation::Glob
+            | Operation::Grep => AfterCrash::Repeat,
+        }
+    }
+
     async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let context = FileContext {
             workspace: &*self.workspace,
             rules: &self.rules,
+            scope,
             state,
-            now: scope.now(),
             max_file_bytes: scope.sizes.file,
         };
         let result = self.operation.perform(&context, call).await;
@@ -222,6 +222,10 @@ impl Operation {
         Self::Glob,
         Self::Grep,
     ];
+
+    fn is_change(self) -> bool {
+        matches!(self, Self::Write | Self::Edit | Self::Delete)
+    }
 
     fn tool(self, workspace: &Arc<dyn FileWorkspace>, rules: &FileRules) -> Arc<dyn Tool> {
         let workspace = Arc::clone(workspace);

@@ -3,10 +3,10 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{FileContext, FileResult, MAX_RESULT_CHARS, file_path, normalise};
+use super::{FileContext, FileResult, MAX_RESULT_CHARS, file_path, normalise, seen};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
-use crate::domain::state::{Encoding, File, Update};
+use crate::domain::state::{Encoding, File};
 
 /// The default of the argument `limit`, in lines.
 const DEFAULT_LIMIT: usize = 100;
@@ -42,17 +42,18 @@ pub(super) fn properties() -> Value {
 
 pub(super) async fn read(context: &FileContext<'_>, args: Read) -> Result<FileResult, String> {
     let path = normalise(&args.file_path)?;
-    context.rules.check(FileOperation::Read, &path)?;
-    let Some(file) = context.workspace.read(context.state, &path).await? else {
+    context.check(FileOperation::Read, &path).await?;
+    let Some(file) = context.read(&path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
-    match file.encoding {
-        Encoding::Base64 => Ok(FileResult {
-            content: block(&path, &file),
-            writes: Update::none(),
-        }),
-        Encoding::Utf8 => page(&path, &file.content, args.offset, args.limit).map(FileResult::text),
-    }
+    let content = match file.encoding {
+        Encoding::Base64 => block(&path, &file),
+        Encoding::Utf8 => Content::Text(page(&path, &file.content, args.offset, args.limit)?),
+    };
+    Ok(FileResult {
+        content,
+        writes: seen::record(context, &path, Some(&file)),
+    })
 }
 
 /// Returns up to `limit` lines from `offset` on, under a header.

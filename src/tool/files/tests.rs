@@ -5,6 +5,7 @@ use serde_json::Map;
 use super::*;
 use crate::domain::message::Role;
 use crate::domain::state::Encoding;
+use crate::domain::time::Timestamp;
 
 const EARLIER: Timestamp = Timestamp(1_000_000);
 const NOW: Timestamp = Timestamp(2_000_000);

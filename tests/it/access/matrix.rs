@@ -222,6 +222,7 @@ impl Fixture {
                 | "/threads/search"
                 | "/threads/count"
                 | "/threads/{thread_id}/history"
+                | "/threads/{thread_id}/compact"
                 | "/threads/{thread_id}/runs/{run_id}/cancel"
                 | "/runs/crons/search"
                 | "/runs/crons/count"

@@ -34,7 +34,7 @@ fn report() -> Value {
 on_both_engines! {
     files_go_down_to_subagents_and_their_files_come_up,
     a_file_that_a_subagent_deletes_is_gone_for_its_parent,
-    of_two_subagents_that_write_one_file_the_later_call_wins,
+    of_two_subagents_that_change_one_file_at_the_same_time_the_second_is_refused,
     a_subagent_changes_only_the_fields_that_it_writes,
     a_subagent_does_not_overwrite_newer_values,
     messages_of_a_subagent_stay_in_the_subagent,
@@ -69,14 +69,17 @@ async fn a_file_that_a_subagent_deletes_is_gone_for_its_parent(server: TestServe
     assert_eq!(files(&alice).await, json!({"/a.txt": "a"}));
 }
 
-async fn of_two_subagents_that_write_one_file_the_later_call_wins(server: TestServer) {
+async fn of_two_subagents_that_change_one_file_at_the_same_time_the_second_is_refused(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let late = script()
         .calls(crate::support::lookup("c1", "x"))
-        .calls(write("w1", "/f.txt", "first call"))
-        .says("1");
-    let early = script().calls(write("w2", "/f.txt", "second call")).says("2");
+        .calls(write("w1", "/f.txt", "late"))
+        .turn(report());
+    let early = script()
+        .calls(write("w2", "/f.txt", "early"))
+        .calls(crate::support::lookup("c2", "y"))
+        .says("2");
     let run = alice
         .asks(
             script()
@@ -84,10 +87,27 @@ async fn of_two_subagents_that_write_one_file_the_later_call_wins(server: TestSe
                 .says("done"),
         )
         .await;
-    server.tools.called("lookup", 1).await;
+    server.tools.called("lookup", 2).await;
     server.tools.let_go("lookup");
     run.finishes().await;
-    assert_eq!(files(&alice).await, json!({"/f.txt": "second call"}));
+    assert_eq!(files(&alice).await, json!({"/f.txt": "early"}));
+    let said = alice.transcript().await;
+    assert!(
+        said[2].contains("`researcher` changes '/f.txt' at the same time"),
+        "{}",
+        said[2]
+    );
+    // What the first has handed in can be read and changed by the next.
+    let edit = call(
+        "e1",
+        "edit_file",
+        json!({"file_path": "/f.txt", "old_string": "early", "new_string": "both"}),
+    );
+    let next = script().calls(read("r1", "/f.txt")).calls(edit).says("3");
+    alice
+        .says(script().calls(task("t3", "researcher", next)).says("done"))
+        .await;
+    assert_eq!(files(&alice).await, json!({"/f.txt": "both"}));
 }
 
 async fn a_subagent_changes_only_the_fields_that_it_writes(server: TestServer) {

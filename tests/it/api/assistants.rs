@@ -610,8 +610,8 @@ async fn schemas_describe_input_state_and_output(server: TestServer) {
         names
     };
     assert_eq!(fields("input_schema"), ["files", "messages"]);
-    assert_eq!(fields("output_schema"), ["files", "messages", "todos"]);
-    assert_eq!(fields("state_schema"), ["files", "messages", "todos"]);
+    assert_eq!(fields("output_schema"), ["files", "messages", "summarization", "todos"]);
+    assert_eq!(fields("state_schema"), ["files", "messages", "summarization", "todos"]);
     assert_eq!(&schemas["config_schema"]["type"], &json!("object"));
     assert_eq!(&schemas["context_schema"], &Value::Null);
     let finder = client.get("/assistants/finder/schemas").await.ok();

@@ -1,6 +1,7 @@
 //! A server may die at any instant: processes are killed, and nothing is lost or done twice.
 
 pub(crate) mod background_tasks;
+mod compaction;
 mod crash;
 mod random;
 mod remote_agents;

@@ -18,3 +18,4 @@ mod schemas;
 mod searches;
 mod streams;
 mod tools;
+mod workspaces;

@@ -480,6 +480,12 @@ impl TestServer {
         std::fs::write(path, text).expect("it can be written");
     }
 
+    /// Returns the path of a file below the folder of the server.
+    pub(crate) fn path_of(&self, path: &str) -> PathBuf {
+        self.starts_if_new();
+        self.shared.folder.path().join(path)
+    }
+
     /// Returns the URL of the database.
     pub(crate) fn database_url(&self) -> String {
         self.starts_if_new();

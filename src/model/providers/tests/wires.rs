@@ -206,6 +206,33 @@ async fn statuses_have_their_own_errors() {
 }
 
 #[tokio::test]
+async fn every_way_to_say_too_long_is_recognised() {
+    let texts = [
+        "This model's maximum context length is 128000 tokens. However, your messages resulted in 130001 tokens.",
+        "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+        "the request exceeds the available context size. try increasing the context size",
+        "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+        "input length exceeds the context length",
+        "This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
+        "Please reduce the length of the messages or completion.",
+    ];
+    let reply = |text: &&str| Reply::error(400, &[], json!({"error": {"message": text}}));
+    for kind in WIRES {
+        let (model, _) = fake(kind, texts.iter().map(reply).collect()).await;
+        for text in texts {
+            let answer = ask(&model, hello()).await.1;
+            assert!(
+                matches!(answer, Err(ModelError::TooLong { .. })),
+                "{kind}: {text}: {answer:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_cut_stream_is_no_answer() {
     for kind in WIRES {
         let (model, _) = fake(kind, vec![Reply::cut(beginning(kind)), Reply::stream(beginning(kind))]).await;
@@ -249,6 +276,7 @@ async fn a_refused_connection_is_unavailable() {
         kind: ProviderKind::OpenAi,
         base_url: Some("http://127.0.0.1:9".to_owned()),
         api_key: ApiKeySource::None,
+        windows: ContextWindows::default(),
     };
     let none = RetryPolicy {
         max_retries: 0,

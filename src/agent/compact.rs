@@ -1,0 +1,82 @@
+//! The compaction of a conversation that a client asks for.
+
+use super::driver::{PendingWrites, with_ids};
+use super::journal::{ExitReason, PendingWrite};
+use super::{Loop, LoopOutcome};
+use crate::domain::id::CheckpointId;
+use crate::domain::machine::{Failure, Machine, Phase};
+use crate::domain::run::CompactionRequest;
+use crate::domain::state::Update;
+use crate::domain::summarization::NODE;
+use crate::tool::Halt;
+
+impl Loop<'_> {
+    /// Compacts the conversation and ends the run. The position stays as it is: a thread that waits for an answer goes
+    /// on waiting for it.
+    ///
+    /// # Errors
+    /// As [`Loop::drive`]. The next process compacts the conversation again; nothing of it was stored before.
+    pub async fn compact(
+        &self,
+        machine: &mut Machine,
+        mut pending: PendingWrites,
+        request: CompactionRequest,
+    ) -> Result<LoopOutcome, ExitReason> {
+        let written = {
+            let work = Box::pin(self.compacted(machine, request));
+            let work = self.leave.run_until_cancelled(work);
+            self.with_progress(machine, &mut pending, work).await?
+        };
+        let update = match written.unwrap_or(Err(Halt::Stopped)) {
+            Ok(update) => update,
+            Err(Halt::Stopped) => {
+                self.flush(machine, &mut pending).await?;
+                return Err(ExitReason::Cancelled);
+            }
+            Err(halt) => {
+                let failure = halt
+                    .failure()
+                    .cloned()
+                    .unwrap_or_else(super::driver::unanswerable_question);
+                let outcome = self.waiting_or(machine, LoopOutcome::Failed(failure)).await?;
+                return self.end(machine, pending, outcome).await;
+            }
+        };
+        if !update.is_empty() {
+            let entry = machine.append_aside(&self.plan, NODE, update, CheckpointId::mint());
+            pending.push(PendingWrite::entry(entry, machine));
+        }
+        let outcome = self.waiting_or(machine, LoopOutcome::Done).await?;
+        self.end(machine, pending, outcome).await
+    }
+
+    async fn compacted(&self, machine: &Machine, request: CompactionRequest) -> Result<Update, Halt> {
+        let policy = self.agent.model_loop().and_then(|own| own.summarization.as_ref());
+        let Some(policy) = policy else {
+            let failure = Failure::new(
+                "SummarizationError",
+                "the agent's conversation is not summarised any more",
+            );
+            return Err(failure.into());
+        };
+        let compaction = policy
+            .compact(&self.scope, &machine.state, request.keep_messages)
+            .await?;
+        let update = compaction.map_or_else(Update::none, |compaction| with_ids(compaction.update()));
+        self.state_size.record(&update);
+        Ok(update)
+    }
+
+    /// Returns the outcome of a thread that waits, or `outcome` if it waits for nothing. A failure would stop the
+    /// subagents that wait.
+    async fn waiting_or(&self, machine: &Machine, outcome: LoopOutcome) -> Result<LoopOutcome, ExitReason> {
+        if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
+            return Ok(outcome);
+        }
+        let questions = self.open_questions(machine).await?;
+        match questions.is_empty() {
+            true => Ok(LoopOutcome::Paused),
+            false => Ok(LoopOutcome::Parked(questions)),
+        }
+    }
+}

@@ -1,0 +1,574 @@
+//! Middleware: the older part of a long conversation is replaced by a summary in requests to the model.
+//!
+//! The messages of the state stay as they are. The private field `_summarization_event` says what a summary stands for;
+//! requests are made from it. It is written together with the answer to the request for which the conversation was
+//! compacted: after a crash before that, the whole step is repeated.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+
+use super::model_call::ask_model;
+use super::{Contribution, Middleware, ModelAnswer, NextModel};
+use crate::definition::{SummarizationSettings, builtins};
+use crate::domain::graph::Field;
+use crate::domain::machine::Failure;
+use crate::domain::message::{Message, Role};
+use crate::domain::state::{File, State, Update};
+use crate::domain::summarization::{EVENT, NODE, STATUS, SummarizationEvent, can_be_shortened};
+use crate::model::{CONTEXT_OVERFLOW, Model, ModelError, ModelRequest};
+use crate::tool::{Halt, Scope};
+use cut::{KeptPart, cut};
+use length::Lengths;
+use tool::CompactConversation;
+
+mod cut;
+mod length;
+mod tool;
+mod wording;
+
+/// The folder for the messages that summaries replace.
+const FOLDER: &str = "/conversation_history";
+/// The folder for single messages that are too long for the model.
+const LONG_FOLDER: &str = "/large_messages";
+/// The length from which texts in older arguments are shortened by default, in characters.
+const MAX_ARGUMENT_CHARS: u32 = 2_000;
+/// The maximum length of a summary, in tokens; for small windows a fifth of the window.
+const MAX_SUMMARY_TOKENS: u64 = 8_000;
+/// The number of times that a summary is tried again with half of the transcript, if that is too long for its model.
+const MAX_HALVINGS: u32 = 3;
+/// The part of the state that files with earlier messages may take: one of this many. The oldest are deleted first.
+const STATE_PARTS: usize = 4;
+/// A compaction that would shorten the request by less than one of this many parts is not worth its summary.
+const MIN_PART: u64 = 10;
+
+/// The middleware. Cheap to clone.
+#[derive(Clone)]
+pub struct Summarization(Arc<Parts>);
+
+struct Parts {
+    lengths: Lengths,
+    /// The model that writes the summaries.
+    summarizer: Result<Arc<dyn Model>, ModelError>,
+    /// The settings of its requests.
+    summarizer_settings: Map<String, Value>,
+    summary_prompt: Option<String>,
+    max_argument_chars: u32,
+    has_tool: bool,
+    has_files: bool,
+}
+
+/// The cause of a compaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompactionCause {
+    /// The request has reached the length of the settings.
+    Length,
+    /// The provider refused the request, because it is too long.
+    Overflow,
+    /// The agent or a client has asked for it, with this number of messages to keep if it gives one.
+    Request(Option<u64>),
+}
+
+impl CompactionCause {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Overflow => "overflow",
+            Self::Request(_) => "request",
+        }
+    }
+}
+
+/// A compaction: what is written to the state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compaction {
+    /// The new event.
+    pub event: SummarizationEvent,
+    /// The files with the messages that are not shown to the model any more; `None` deletes an older one.
+    files: BTreeMap<String, Option<Arc<File>>>,
+}
+
+impl Compaction {
+    /// Returns the writes.
+    pub fn update(self) -> Update {
+        let mut update = Update {
+            files: self.files,
+            ..Update::none()
+        };
+        update.fields.insert(STATUS.to_owned(), self.event.status());
+        update.fields.insert(EVENT.to_owned(), json!(self.event));
+        update
+    }
+}
+
+/// A conversation, and the part of it that the model reads.
+struct Conversation<'a> {
+    scope: &'a Scope,
+    state: &'a State,
+    messages: &'a [Arc<Message>],
+    event: SummarizationEvent,
+    view: Vec<Arc<Message>>,
+}
+
+impl<'a> Conversation<'a> {
+    fn new(messages: &'a [Arc<Message>], scope: &'a Scope, state: &'a State) -> Self {
+        let event = SummarizationEvent::of(state).unwrap_or_default();
+        let view = event.view(messages);
+        Self {
+            scope,
+            state,
+            messages,
+            event,
+            view,
+        }
+    }
+
+    /// Returns the summary, if the model reads one, and the messages from the first one after it up to `end`.
+    fn older(&self, end: usize) -> Vec<Arc<Message>> {
+        let cutoff = self.event.cutoff(self.messages);
+        let summary = self.view.first().filter(|_| cutoff > 0).cloned();
+        let shown = self.messages.get(cutoff..end).unwrap_or_default();
+        summary.into_iter().chain(shown.iter().cloned()).collect()
+    }
+}
+
+impl Summarization {
+    /// Creates the middleware for an agent with this model. `summarizer` writes the summaries instead of it.
+    /// `has_files` says whether the agent can read files.
+    pub fn new(
+        settings: &SummarizationSettings,
+        model: &Result<Arc<dyn Model>, ModelError>,
+        model_settings: &Map<String, Value>,
+        summarizer: Option<Result<Arc<dyn Model>, ModelError>>,
+        has_files: bool,
+    ) -> Self {
+        // Settings of the answer's form concern the agent's own answers.
+        let is_about_answers = |name: &String| matches!(name.as_str(), "response_format" | "stop" | "format");
+        let mut own_settings = model_settings.clone();
+        own_settings.retain(|name, _| !is_about_answers(name));
+        Self(Arc::new(Parts {
+            lengths: Lengths::new(settings, model),
+            summarizer_settings: if summarizer.is_some() { Map::new() } else { own_settings },
+            summarizer: summarizer.unwrap_or_else(|| model.clone()),
+            summary_prompt: settings.summary_prompt.clone(),
+            max_argument_chars: settings.max_argument_chars.unwrap_or(MAX_ARGUMENT_CHARS),
+            has_tool: settings.tool,
+            has_files,
+        }))
+    }
+
+    /// Compacts the conversation of a state, because the agent or a client has asked for it. Returns none if there is
+    /// nothing to summarise.
+    ///
+    /// # Errors
+    /// The failure of the model that was to write the summary.
+    pub async fn compact(
+        &self,
+        scope: &Scope,
+        state: &State,
+        keep_messages: Option<u64>,
+    ) -> Result<Option<Compaction>, Halt> {
+        let conversation = Conversation::new(&state.messages, scope, state);
+        self.compact_for(&conversation, CompactionCause::Request(keep_messages))
+            .await
+    }
+
+    /// Compacts a conversation and sends clients the news.
+    async fn compact_for(
+        &self,
+        conversation: &Conversation<'_>,
+        cause: CompactionCause,
+    ) -> Result<Option<Compaction>, Halt> {
+        let scope = conversation.scope;
+        if cause == CompactionCause::Length
+            && let Some(compaction) = self.shorten_arguments(conversation)
+        {
+            send_news(scope, cause, "finished", compaction.event.status()).await;
+            return Ok(Some(compaction));
+        }
+        let kept = self.kept_part(conversation, cause);
+        let start = conversation.event.cutoff(conversation.messages);
+        let end = cut(conversation.messages, start, kept);
+        let long = match cause {
+            CompactionCause::Overflow => long_messages(&conversation.messages[end.max(start)..], &conversation.event),
+            CompactionCause::Length | CompactionCause::Request(_) => vec![],
+        };
+        let has_older = is_worth_it(conversation, start, end, cause);
+        if !has_older && long.is_empty() {
+            return Ok(None);
+        }
+        let begun = json!({"messages": conversation.messages.len(), "to_summarize": end.saturating_sub(start)});
+        send_news(scope, cause, "started", begun).await;
+        let mut compaction = Compaction {
+            event: next_event(conversation),
+            files: BTreeMap::new(),
+        };
+        if has_older {
+            let summary = Box::pin(self.summarize(scope, &conversation.older(end))).await;
+            let summary = match summary {
+                Ok(summary) => summary,
+                Err(halt) => {
+                    let class = halt.failure().map_or("", |failure| failure.class.as_str());
+                    send_news(scope, cause, "failed", json!({"error": class})).await;
+                    return Err(halt);
+                }
+            };
+            self.replace(&mut compaction, conversation, start..end, &summary);
+        }
+        self.shorten_messages(&mut compaction, &long, scope);
+        send_news(scope, cause, "finished", compaction.event.status()).await;
+        Ok(Some(compaction))
+    }
+
+    fn kept_part(&self, conversation: &Conversation<'_>, cause: CompactionCause) -> KeptPart {
+        let keep = self.0.lengths.keep();
+        let settings = KeptPart {
+            messages: keep.messages,
+            tokens: self.0.lengths.tokens_of(&keep),
+        };
+        match cause {
+            CompactionCause::Length | CompactionCause::Request(None) => settings,
+            CompactionCause::Request(Some(messages)) => KeptPart {
+                messages: Some(messages),
+                tokens: None,
+            },
+            // The estimates were wrong, or the window is not known, so less is kept than usual.
+            CompactionCause::Overflow => {
+                let quarter = length::tokens_of_messages(&conversation.view) / 4;
+                let tokens = settings.tokens.map_or(quarter, |tokens| tokens.min(quarter));
+                KeptPart {
+                    tokens: Some(tokens),
+                    ..settings
+                }
+            }
+        }
+    }
+
+    /// Shortens texts in the arguments of older calls, if that is enough for now: it needs no summary.
+    fn shorten_arguments(&self, conversation: &Conversation<'_>) -> Option<Compaction> {
+        let most = self.0.max_argument_chars;
+        let start = conversation.event.cutoff(conversation.messages);
+        let kept = self.kept_part(conversation, CompactionCause::Length);
+        let end = cut(conversation.messages, start, kept);
+        let last = conversation.messages.get(end.checked_sub(1)?)?;
+        if most == 0 || end <= start {
+            return None;
+        }
+        let mut event = next_event(conversation);
+        event.arguments_until.clone_from(&last.id);
+        event.max_argument_chars = most;
+        let before = length::tokens_of_messages(&conversation.view);
+        let after = length::tokens_of_messages(&event.view(conversation.messages));
+        // A request that would soon be too long again needs the summary.
+        (after <= before / 2).then(|| Compaction {
+            event,
+            files: BTreeMap::new(),
+        })
+    }
+
+    /// Asks for the summary of `older`. If that is too long for the model that writes it, a part is left out.
+    async fn summarize(&self, scope: &Scope, older: &[Arc<Message>]) -> Result<String, Halt> {
+        let parts = &*self.0;
+        let known = parts
+            .summarizer
+            .as_ref()
+            .ok()
+            .and_then(|model| model.max_input_tokens());
+        let window = known.unwrap_or_else(|| parts.lengths.window());
+        // Three fifths of the window, at four bytes for each token.
+        let mut max_bytes = usize::try_from(window.saturating_mul(4) / 5 * 3).unwrap_or(usize::MAX);
+        let prompt = parts.summary_prompt.as_deref().unwrap_or(wording::PROMPT);
+        let mut halvings = 0;
+        let answer = loop {
+            let request = ModelRequest {
+                system: wording::SYSTEM.into(),
+                messages: vec![Arc::new(Message::human(wording::summary_request(
+                    prompt, older, max_bytes,
+                )))],
+                settings: parts.summarizer_settings.clone(),
+                ..ModelRequest::default()
+            };
+            match ask_model(scope, &parts.summarizer, request).await {
+                Err(halt) if is_overflow(&halt) && halvings < MAX_HALVINGS => {
+                    halvings += 1;
+                    max_bytes /= 2;
+                }
+                answer => break answer?,
+            }
+        };
+        let text = answer.content.text();
+        if text.trim().is_empty() {
+            let failure = Failure::new("SummarizationError", "The model wrote no summary of the conversation.");
+            return Err(failure.into());
+        }
+        let most = MAX_SUMMARY_TOKENS.min(parts.lengths.window() / 5).saturating_mul(4);
+        Ok(wording::clipped(
+            text.trim(),
+            usize::try_from(most).unwrap_or(usize::MAX),
+        ))
+    }
+
+    /// Puts the summary in the place of the messages in `range` and of those before.
+    fn replace(
+        &self,
+        compaction: &mut Compaction,
+        conversation: &Conversation<'_>,
+        range: std::ops::Range<usize>,
+        summary: &str,
+    ) {
+        let Conversation { scope, state, .. } = conversation;
+        let older = &conversation.messages[range.clone()];
+        let event = &mut compaction.event;
+        let lane = lane_name(scope);
+        let path = self
+            .0
+            .has_files
+            .then(|| format!("{FOLDER}/session_{lane}_{:04}.md", event.count));
+        if let Some(path) = &path {
+            let text = wording::history_text(older, event.count, scope.sizes.file);
+            let own = format!("{FOLDER}/session_{lane}_");
+            compaction.files = room_for(state, &own, text.len(), scope.sizes.state / STATE_PARTS);
+            let file = Arc::new(File::text(text, scope.now()));
+            compaction.files.insert(path.clone(), Some(file));
+        }
+        // The model has to know what it works for, even if a long turn began before the cut.
+        let newest = |messages: &[Arc<Message>]| messages.iter().rposition(|message| message.is_human());
+        let request = match newest(&conversation.messages[range.end..]) {
+            Some(_) => None,
+            // It may be in the part before, which has a summary already.
+            None => newest(&conversation.messages[..range.end]).map(|at| conversation.messages[at].content.text()),
+        };
+        let text = wording::summary_text(summary, range.end, path.as_deref(), request.as_deref());
+        let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
+        message
+            .additional_kwargs
+            .insert("lc_source".to_owned(), json!("summarization"));
+        if let Some(path) = &path {
+            message.additional_kwargs.insert("file_path".to_owned(), json!(path));
+        }
+        event.cutoff_index = range.end;
+        event.last_message_id = older.last().and_then(|message| message.id.clone());
+        event.summary_message = Some(message);
+        event.file_path = path;
+        let is_after = |id: &String| {
+            let after = conversation.messages[range.end..].iter();
+            after.into_iter().any(|message| message.id.as_ref() == Some(id))
+        };
+        event.shortened.retain(|id, _| is_after(id));
+    }
+
+    /// Shortens messages that are too long for the model, and puts their texts into files.
+    fn shorten_messages(&self, compaction: &mut Compaction, long: &[&Arc<Message>], scope: &Scope) {
+        for message in long {
+            let Some(id) = &message.id else { continue };
+            let text = message.content.text();
+            let path = match self.0.has_files && text.len() <= scope.sizes.file {
+                true => format!("{LONG_FOLDER}/{}", file_name(id)),
+                false => String::new(),
+            };
+            if !path.is_empty() {
+                let file = Arc::new(File::text(text, scope.now()));
+                compaction.files.insert(path.clone(), Some(file));
+            }
+            compaction.event.shortened.insert(id.clone(), path);
+        }
+    }
+}
+
+#[async_trait]
+impl Middleware for Summarization {
+    fn name(&self) -> &str {
+        builtins::SUMMARIZATION
+    }
+
+    fn contribution(&self) -> Contribution {
+        let schema = json!({"title": "Summarization", "type": "object", "properties": {
+            "summarized_messages": {"type": "integer"}, "count": {"type": "integer"},
+            "file_path": {"type": ["string", "null"]}, "created_at": {"type": "string"}}});
+        let tool = self.0.has_tool.then(|| CompactConversation::shared(self.clone()));
+        Contribution {
+            tools: tool.into_iter().collect(),
+            prompt: None,
+            fields: vec![Field { name: STATUS, schema }],
+        }
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let scope = next.scope;
+        let state = next.state;
+        let mut conversation = Conversation::new(&request.messages, scope, state);
+        let mut written: Option<Compaction> = None;
+        let length = length::of_request(
+            &request,
+            &conversation.view,
+            conversation.event.created_after.as_deref(),
+        );
+        if self.0.lengths.is_reached(length, length::requested_output(&request)) {
+            match self.compact_for(&conversation, CompactionCause::Length).await {
+                Ok(compaction) => written = compaction,
+                // The request may still be short enough.
+                Err(Halt::Fail(failure)) => {
+                    tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
+                        "the conversation could not be summarised");
+                }
+                Err(halt) => return Err(halt),
+            }
+        }
+        if let Some(compaction) = &written {
+            conversation.view = compaction.event.view(&request.messages);
+            conversation.event = compaction.event.clone();
+        }
+        let shown = |view: Vec<Arc<Message>>| ModelRequest {
+            messages: view,
+            ..request.clone()
+        };
+        let answer = match next.ask(shown(conversation.view.clone())).await {
+            Err(halt) if is_overflow(&halt) => {
+                let cause = CompactionCause::Overflow;
+                let compaction = self.compact_for(&conversation, cause).await;
+                let compaction = compaction.map_err(not_compacted)?.ok_or_else(nothing_to_compact)?;
+                let view = compaction.event.view(&request.messages);
+                let mut files = written.take().map(|first| first.files).unwrap_or_default();
+                files.extend(compaction.files.clone());
+                written = Some(Compaction { files, ..compaction });
+                next.ask(shown(view)).await.map_err(still_too_long)?
+            }
+            answer => answer?,
+        };
+        let mut extra = match written.filter(|written| is_about(&written.event, state)) {
+            Some(compaction) => compaction.update(),
+            None => Update::none(),
+        };
+        extra.merge(answer.extra);
+        Ok(ModelAnswer { extra, ..answer })
+    }
+}
+
+/// Returns the event of another compaction, in which nothing has changed yet.
+fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
+    SummarizationEvent {
+        count: conversation.event.count + 1,
+        created_after: conversation.messages.last().and_then(|message| message.id.clone()),
+        created_at: conversation.scope.now().to_string(),
+        ..conversation.event.clone()
+    }
+}
+
+/// Returns whether an event is about the messages of a state. A client's command may have given other messages for the
+/// request.
+fn is_about(event: &SummarizationEvent, state: &State) -> bool {
+    let newest = event.created_after.as_deref();
+    newest.is_some()
+        && state
+            .messages
+            .iter()
+            .rev()
+            .any(|message| message.id.as_deref() == newest)
+}
+
+/// Returns whether the messages before `end` are worth a summary.
+fn is_worth_it(conversation: &Conversation<'_>, start: usize, end: usize, cause: CompactionCause) -> bool {
+    let count = end.saturating_sub(start);
+    match cause {
+        CompactionCause::Request(_) => count > 1,
+        CompactionCause::Overflow => count > 0,
+        CompactionCause::Length if count < 2 => false,
+        CompactionCause::Length => {
+            let view = length::tokens_of_messages(&conversation.view);
+            length::tokens_of_messages(&conversation.messages[start..end]) >= view / MIN_PART
+        }
+    }
+}
+
+/// Returns the messages whose text is a large part of what a model can read, and not shortened yet.
+fn long_messages<'a>(kept: &'a [Arc<Message>], event: &SummarizationEvent) -> Vec<&'a Arc<Message>> {
+    let is_shortened = |message: &Message| message.id.as_ref().is_none_or(|id| event.shortened.contains_key(id));
+    let is_text = |message: &Message| matches!(message.role, Role::Human | Role::Tool { .. });
+    kept.iter()
+        .filter(|message| is_text(message) && can_be_shortened(message) && !is_shortened(message))
+        .collect()
+}
+
+/// Returns the deletions of the oldest files whose names begin with `own`, so that `more` bytes fit into `most`.
+fn room_for(state: &State, own: &str, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
+    let files: Vec<(&String, usize)> = state
+        .files
+        .range(own.to_owned()..)
+        .take_while(|(path, _)| path.starts_with(own))
+        .map(|(path, file)| (path, file.content.len()))
+        .collect();
+    let mut sum = files.iter().map(|(_, size)| size).sum::<usize>() + more;
+    let mut gone = BTreeMap::new();
+    for (path, size) in files {
+        if sum <= most {
+            break;
+        }
+        sum -= size;
+        gone.insert(path.clone(), None);
+    }
+    gone
+}
+
+/// Returns a name for the agent's own conversation on its thread.
+fn lane_name(scope: &Scope) -> String {
+    match scope.subagent {
+        Some(run) => run.0.simple().to_string(),
+        None => scope.thread.0.simple().to_string(),
+    }
+}
+
+/// Returns a message's id as the name of a file.
+fn file_name(id: &str) -> String {
+    let safe = |letter: char| match letter.is_ascii_alphanumeric() || "-_".contains(letter) {
+        true => letter,
+        false => '_',
+    };
+    id.chars().map(safe).take(100).collect()
+}
+
+async fn send_news(scope: &Scope, cause: CompactionCause, status: &str, mut news: Value) {
+    if let Value::Object(fields) = &mut news {
+        fields.insert("type".to_owned(), json!("summarization"));
+        fields.insert("node".to_owned(), json!(NODE));
+        fields.insert("lc_agent_name".to_owned(), json!(scope.agent));
+        fields.insert("cause".to_owned(), json!(cause.word()));
+        fields.insert("status".to_owned(), json!(status));
+    }
+    scope.progress.send(news).await;
+}
+
+fn is_overflow(halt: &Halt) -> bool {
+    halt.failure().is_some_and(|failure| failure.class == CONTEXT_OVERFLOW)
+}
+
+/// The failure of a request that was too long even after the compaction.
+fn still_too_long(halt: Halt) -> Halt {
+    match is_overflow(&halt) {
+        true => overflow("It was compacted and asked again, and it is still too long."),
+        false => halt,
+    }
+}
+
+/// The failure of a request that was too long, because the summary failed.
+fn not_compacted(halt: Halt) -> Halt {
+    match halt {
+        Halt::Fail(failure) => overflow(&format!("Its summary failed ({}): {}", failure.class, failure.message)),
+        Halt::Ask(_) | Halt::Stopped => halt,
+    }
+}
+
+fn nothing_to_compact() -> Halt {
+    overflow(
+        "There is nothing in it that could be summarised: the instructions, the tools and the last messages are too long.",
+    )
+}
+
+fn overflow(detail: &str) -> Halt {
+    let message = format!("The conversation is too long for the model. {detail}");
+    Failure::new(CONTEXT_OVERFLOW, message).into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+use futures::FutureExt;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::domain::message::{ToolCall, ToolStatus};
+use crate::domain::time::Timestamp;
+use crate::model::scripted::Scripted;
+
+/// A prompt on which the scripted model answers `SUMMARY`.
+const PROMPT: &str = r#"{"script": [{"text": "SUMMARY"}]}"#;
+
+fn policy(settings: Value) -> Summarization {
+    let mut settings: SummarizationSettings = serde_json::from_value(settings).expect("settings");
+    settings.summary_prompt.get_or_insert_with(|| PROMPT.to_owned());
+    let model: Result<Arc<dyn Model>, ModelError> = Ok(Arc::new(Scripted::new("lab")));
+    Summarization::new(&settings, &model, &Map::new(), None, true)
+}
+
+fn conversation(turns: usize, text: &str) -> Vec<Arc<Message>> {
+    (0..turns)
+        .flat_map(|turn| {
+            let asked = Message::human(format!("question {turn} {text}")).with_id(format!("h{turn}"));
+            let answer = Message::ai(format!("answer {turn} {text}")).with_id(format!("a{turn}"));
+            [asked, answer]
+        })
+        .map(Arc::new)
+        .collect()
+}
+
+fn state_of(messages: Vec<Arc<Message>>) -> State {
+    State {
+        messages,
+        ..State::default()
+    }
+}
+
+/// The requests that the agent's model got for a state, and the outcome. `refused` requests are too long for it.
+async fn ask(policy: &Summarization, state: &State, refused: usize) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
+    let seen = std::sync::Mutex::new(vec![]);
+    let ask = |request: ModelRequest| {
+        let texts: Vec<String> = request.messages.iter().map(|message| message.content.text()).collect();
+        let mut seen = seen.lock().expect("no panic");
+        seen.push(texts);
+        let answer = match seen.len() <= refused {
+            true => Err(overflow("by the provider")),
+            false => Ok(ModelAnswer {
+                message: Message::ai("done"),
+                extra: Update::none(),
+            }),
+        };
+        async move { answer }.boxed()
+    };
+    let scope = Scope::sample(Timestamp(7));
+    let next = NextModel {
+        rest: &[],
+        ask: &ask,
+        scope: &scope,
+        state,
+    };
+    let request = ModelRequest {
+        messages: state.messages.clone(),
+        ..ModelRequest::default()
+    };
+    let answer = policy.wrap_model_call(request, next).await;
+    (seen.into_inner().expect("no panic"), answer)
+}
+
+#[tokio::test]
+async fn a_short_conversation_is_sent_as_it_is() {
+    let state = state_of(conversation(3, ""));
+    let (seen, answer) = ask(&policy(json!({"trigger": {"messages": 7}})), &state, 0).await;
+    assert_eq!(seen[0].len(), 6);
+    assert_eq!(answer.expect("an answer").extra, Update::none());
+}
+
+#[tokio::test]
+async fn a_summary_stands_for_the_older_messages_and_the_next_one_for_it_too() {
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let mut state = state_of(conversation(3, ""));
+    let (seen, answer) = ask(&policy(settings.clone()), &state, 0).await;
+    assert_eq!(seen[0].len(), 3);
+    assert!(seen[0][0].contains("SUMMARY"), "{seen:?}");
+    assert_eq!(seen[0][1..], ["question 2 ", "answer 2 "]);
+    let update = answer.expect("an answer").extra;
+    let path = update.fields[STATUS]["file_path"].as_str().expect("a file").to_owned();
+    let file = update.files[&path].as_ref().expect("a file").content.clone();
+    assert!(file.contains("question 1") && !file.contains("question 2"), "{file}");
+    state.apply(&update);
+    assert_eq!(state.messages.len(), 6, "the history is whole");
+    // Three more messages: the request has the summary and five messages.
+    state.messages.extend(conversation(5, "").into_iter().skip(6).take(3));
+    let (seen, answer) = ask(&policy(settings), &state, 0).await;
+    assert_eq!(seen[0].len(), 3);
+    assert!(seen[0][0].contains("first 7 messages"), "{seen:?}");
+    let update = answer.expect("an answer").extra;
+    assert_eq!(update.fields[STATUS]["count"], 2);
+    let path = update.fields[STATUS]["file_path"].as_str().expect("a file");
+    let file = update.files[path].as_ref().expect("a file").content.clone();
+    assert!(file.contains("question 2") && !file.contains("question 1"), "{file}");
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_is_made_again_once_with_a_summary() {
+    let state = state_of(conversation(4, "words"));
+    let (seen, answer) = ask(&policy(json!({})), &state, 1).await;
+    assert_eq!(seen.len(), 2);
+    assert_eq!(seen[0].len(), 8);
+    assert!(seen[1].len() < 5 && seen[1][0].contains("SUMMARY"), "{seen:?}");
+    assert!(answer.expect("an answer").extra.fields.contains_key(EVENT));
+    let (seen, answer) = ask(&policy(json!({})), &state, 2).await;
+    assert_eq!(seen.len(), 2);
+    let failure = answer.expect_err("too long").failure().cloned().expect("a failure");
+    assert_eq!(failure.class, CONTEXT_OVERFLOW);
+    assert!(failure.message.contains("still too long"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_alone_is_shortened_and_kept_in_a_file() {
+    let mut messages = conversation(1, "");
+    messages.push(Arc::new(Message::human("x".repeat(50_000)).with_id("long/1")));
+    let state = state_of(messages);
+    let (seen, answer) = ask(&policy(json!({})), &state, 1).await;
+    assert!(seen[1].last().expect("a message").len() < 3_000);
+    let update = answer.expect("an answer").extra;
+    let file = update.files["/large_messages/long_1"].as_ref().expect("a file");
+    assert_eq!(file.content.len(), 50_000);
+    let mut after = state.clone();
+    after.apply(&update);
+    let (seen, _) = ask(&policy(json!({})), &after, 0).await;
+    assert!(seen[0].last().expect("a message").len() < 3_000, "it stays short");
+}
+
+#[tokio::test]
+async fn long_arguments_of_older_calls_are_shortened_before_anything_is_summarised() {
+    let args = Map::from_iter([("content".to_owned(), json!("y".repeat(40_000)))]);
+    let call = ToolCall::new("c1", "write_file", args);
+    let result = Message::tool(&call, ToolStatus::Success, "written").with_id("r1");
+    let mut messages = vec![Arc::new(Message::calling([call]).with_id("w1")), Arc::new(result)];
+    messages.extend(conversation(2, ""));
+    let state = state_of(messages);
+    let settings = json!({"trigger": {"tokens": 5_000}, "keep": {"messages": 2}});
+    let (seen, answer) = ask(&policy(settings), &state, 0).await;
+    assert_eq!(seen[0].len(), 6, "nothing is summarised");
+    let update = answer.expect("an answer").extra;
+    let event: SummarizationEvent = serde_json::from_value(update.fields[EVENT].clone()).expect("an event");
+    let shown = event.view(&state.messages);
+    let text = shown[0].tool_calls()[0].args["content"].as_str().expect("a text");
+    assert!(text.starts_with("yyyy") && text.len() < 100, "{text}");
+}
+
+#[tokio::test]
+async fn a_summary_that_fails_leaves_the_request_as_it_is() {
+    let prompt = r#"{"script": [{"error": 400}]}"#;
+    let settings = json!({"trigger": {"messages": 4}, "keep": {"messages": 1}, "summary_prompt": prompt});
+    let state = state_of(conversation(3, ""));
+    let (seen, answer) = ask(&policy(settings), &state, 0).await;
+    assert_eq!(seen[0].len(), 6);
+    assert_eq!(answer.expect("an answer").extra, Update::none());
+}
+
+#[test]
+fn the_provider_counts_and_what_came_since_is_estimated() {
+    let usage = json!({"input_tokens": 1_000, "output_tokens": 10});
+    let role = Role::Ai {
+        tool_calls: vec![],
+        invalid_tool_calls: vec![],
+        usage_metadata: Some(usage),
+    };
+    let view: Vec<Arc<Message>> = vec![
+        Arc::new(Message::human("long ago")),
+        Arc::new(Message::new(role, "counted").with_id("counted")),
+        Arc::new(Message::human("x".repeat(400)).with_id("new")),
+    ];
+    let request = ModelRequest::default();
+    assert_eq!(length::of_request(&request, &view, None).tokens, 1_010 + 104);
+    let since = length::of_request(&request, &view, Some("new")).tokens;
+    assert!(since < 200, "a count from before the compaction does not hold: {since}");
+}
+
+#[test]
+fn the_lengths_follow_the_window_of_the_model() {
+    let small: Result<Arc<dyn Model>, ModelError> =
+        Ok(Arc::new(Scripted::new("lab").with_max_input_tokens(Some(10_000))));
+    let of = |tokens| length::RequestLength { tokens, messages: 2 };
+    let lengths = Lengths::new(&SummarizationSettings::default(), &small);
+    assert!(!lengths.is_reached(of(8_499), 0) && lengths.is_reached(of(8_500), 0));
+    assert!(lengths.is_reached(of(7_000), 3_000), "the answer needs room");
+    assert_eq!(lengths.tokens_of(&lengths.keep()), Some(1_000));
+    let unknown: Result<Arc<dyn Model>, ModelError> = Ok(Arc::new(Scripted::new("lab")));
+    let lengths = Lengths::new(&SummarizationSettings::default(), &unknown);
+    assert!(!lengths.is_reached(of(169_999), 0) && lengths.is_reached(of(170_000), 0));
+    assert_eq!(lengths.keep().messages, Some(6));
+}

@@ -1,0 +1,144 @@
+//! Writing and deleting files.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use cap_std::fs::{Dir, OpenOptions};
+
+use super::content::read;
+use super::place::{is_absent, resolve, told};
+use super::{TEMPORARY, relative};
+use crate::domain::id::TaskId;
+use crate::domain::state::{Encoding, File};
+use crate::tool::files::store::{conflict, is_same};
+
+/// The maximum time for which a write waits for another one in the same directory.
+const MAX_WAIT: Duration = Duration::from_secs(5);
+/// The pause between two tries to lock a directory.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A write of a whole file.
+pub(super) struct Change {
+    pub(super) path: String,
+    pub(super) file: File,
+    /// The file that is replaced.
+    pub(super) before: Option<File>,
+    /// The call that writes.
+    pub(super) task: Option<TaskId>,
+    pub(super) max_bytes: usize,
+}
+
+impl Change {
+    /// Writes the file: all of it or nothing, also if the server or its machine stops meanwhile. Parallel writers of
+    /// files in one directory wait for each other, in all processes that use this function.
+    pub(super) fn write(&self, dir: &Dir) -> Result<(), String> {
+        let real = resolve(dir, &self.path, true)?;
+        let (parent, name) = real.rsplit_once('/').unwrap_or(("", &real));
+        let told = |error: std::io::Error| told(&self.path, &error);
+        dir.create_dir_all(relative(parent)).map_err(told)?;
+        let parent = dir.open_dir(relative(parent)).map_err(told)?;
+        let _lock = lock(&parent, &self.path)?;
+        let there = read(&parent, name, self.max_bytes)?;
+        if is_same(there.as_ref(), Some(&self.file)) {
+            return Ok(());
+        }
+        if !is_same(there.as_ref(), self.before.as_ref()) {
+            return Err(conflict(&self.path));
+        }
+        let bytes = match self.file.encoding {
+            Encoding::Utf8 => self.file.content.clone().into_bytes(),
+            Encoding::Base64 => STANDARD
+                .decode(&self.file.content)
+                .map_err(|_| format!("Error: the content of '{}' is no base64", self.path))?,
+        };
+        // The same call uses the same name again after a crash, so at most one file is left over.
+        let task = self
+            .task
+            .map_or_else(|| "0".to_owned(), |task| task.0.simple().to_string());
+        let temporary = format!("{TEMPORARY}{task}.tmp");
+        let written = self.replace(&parent, name, &temporary, &bytes);
+        if written.is_err() && parent.remove_file(&temporary).is_err() {
+            tracing::debug!(temporary, "a temporary file could not be removed");
+        }
+        written.map_err(told)
+    }
+
+    /// Writes to a temporary file and renames it.
+    fn replace(&self, parent: &Dir, name: &str, temporary: &str, bytes: &[u8]) -> std::io::Result<()> {
+        match parent.remove_file(temporary) {
+            Ok(()) => {}
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let mut file = parent.open_with(temporary, OpenOptions::new().write(true).create_new(true))?;
+        file.write_all(bytes)?;
+        if let Ok(found) = parent.metadata(name) {
+            file.set_permissions(found.permissions())?;
+        }
+        file.sync_all()?;
+        drop(file);
+        parent.rename(temporary, parent, name)?;
+        parent.open(".")?.sync_all()
+    }
+}
+
+/// Locks a directory until the result is dropped.
+fn lock(directory: &Dir, path: &str) -> Result<std::fs::File, String> {
+    let handle = directory.open(".").map_err(|error| told(path, &error))?.into_std();
+    let end = Instant::now() + MAX_WAIT;
+    loop {
+        match handle.try_lock() {
+            Ok(()) => return Ok(handle),
+            Err(std::fs::TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
+            Err(std::fs::TryLockError::WouldBlock) => return Err(conflict(path)),
+            Err(std::fs::TryLockError::Error(error)) => return Err(told(path, &error)),
+        }
+    }
+}
+
+/// Deletes these files, and then the directories at and below `path` that are empty. Symbolic links are deleted, not
+/// what they lead to. Returns whether there was anything.
+pub(super) fn delete(dir: &Dir, path: &str, files: &[String]) -> Result<bool, String> {
+    for file in files {
+        let real = resolve(dir, file, false)?;
+        match dir.remove_file(relative(&real)) {
+            Ok(()) => {}
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(told(file, &error)),
+        }
+    }
+    let real = resolve(dir, path, false)?;
+    let is_dir = dir.symlink_metadata(relative(&real)).is_ok_and(|found| found.is_dir());
+    if is_dir {
+        remove_directories(dir, &real);
+        if real != "/" && dir.symlink_metadata(relative(&real)).is_ok() {
+            return Err(format!(
+                "Error: '{path}' still has files: some were written in the meantime or cannot be deleted"
+            ));
+        }
+    }
+    Ok(is_dir || !files.is_empty())
+}
+
+/// Removes the directory at `path` and those below it, as far as they are empty.
+fn remove_directories(dir: &Dir, path: &str) {
+    let entries = dir.read_dir(relative(path)).into_iter().flatten().flatten();
+    let below: Vec<String> = entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| {
+            Some(format!(
+                "{}/{}",
+                path.trim_end_matches('/'),
+                entry.file_name().to_str()?
+            ))
+        })
+        .collect();
+    below.iter().for_each(|below| remove_directories(dir, below));
+    if path != "/"
+        && let Err(error) = dir.remove_dir(relative(path))
+    {
+        tracing::debug!(%error, path, "a directory was not removed");
+    }
+}
