@@ -8,13 +8,13 @@ use crate::support::{TestServer, call, lookup, on_both_engines, script, task, tr
 
 /// The agents of these tests, each with a kind of workspace.
 const AGENTS: &str = r#"
-[agents.keeper]
+[agents.archivist]
 model = "scripted:lab"
 tools = ["lookup"]
 memory = ["/memories/notes.md"]
 skills = ["/skills"]
 
-[agents.keeper.workspace]
+[agents.archivist.workspace]
 kind = "composite"
 routes."/memories/" = { kind = "store", namespace = ["memories", "{user_id}"] }
 routes."/skills" = { kind = "disk", root = "skills", read_only = true }
@@ -112,7 +112,7 @@ on_both_engines! {
 async fn what_is_written_below_a_route_to_the_store_is_there_on_the_next_thread(server: TestServer) {
     set_up(&server).await;
     let context = json!({"context": {"user_id": "al@example.org"}});
-    let alice = server.human("keeper").await;
+    let alice = server.human("archivist").await;
     let asked = script()
         .calls(write("w1", "/memories/notes.md", "Likes tea."))
         .calls(write("w2", "/draft.md", "mine"))
@@ -139,7 +139,7 @@ async fn what_is_written_below_a_route_to_the_store_is_there_on_the_next_thread(
         .ok();
     assert_eq!(item["value"]["content"], "Likes tea.");
 
-    let again = server.human("keeper").await;
+    let again = server.human("archivist").await;
     let asked = script()
         .calls(find("g1", "glob", json!({"pattern": "*.md"})))
         .calls(find("g2", "grep", json!({"pattern": "tea", "output_mode": "content"})))
@@ -165,7 +165,7 @@ async fn what_is_written_below_a_route_to_the_store_is_there_on_the_next_thread(
     );
     assert!(system.contains("sow: sow seeds"), "{system}");
 
-    let other = server.human("keeper").await;
+    let other = server.human("archivist").await;
     let asked = script().calls(read("r1", "/memories/notes.md")).says("done");
     let context = json!({"context": {"user_id": "bo"}});
     other.starts(other.run_body(asked, context)).await.finishes().await;
@@ -174,7 +174,7 @@ async fn what_is_written_below_a_route_to_the_store_is_there_on_the_next_thread(
 
 async fn a_run_without_the_context_of_its_namespace_is_told_so(server: TestServer) {
     set_up(&server).await;
-    let alice = server.human("keeper").await;
+    let alice = server.human("archivist").await;
     let values = alice.says(script().says("done")).await;
     let error = values["__error__"].to_string();
     assert!(error.contains("MemoryFileError"), "{values:#}");
@@ -196,7 +196,7 @@ async fn files_of_one_user_in_the_store_are_not_seen_by_another(server: TestServ
         ("bob", script().calls(read("r1", "/memories/a.md"))),
         ("root-of-other", script().calls(read("r1", "/memories/a.md"))),
     ] {
-        let human = crate::support::Human::on_new_thread(keys.client(name), "keeper").await;
+        let human = crate::support::Human::on_new_thread(keys.client(name), "archivist").await;
         human
             .starts(human.run_body(asked.says("done"), context.clone()))
             .await
@@ -293,7 +293,7 @@ async fn of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_
     set_up(&server).await;
     server.file_is_written("work/plan.md", "step one\n");
     let context = json!({"context": {"user_id": "al"}});
-    let setup = server.human("keeper").await;
+    let setup = server.human("archivist").await;
     let asked = script()
         .calls(write("w1", "/memories/plan.md", "step one\n"))
         .says("done");
@@ -302,7 +302,7 @@ async fn of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_
         .await
         .finishes()
         .await;
-    for (agent, path) in [("digger", "/plan.md"), ("keeper", "/memories/plan.md")] {
+    for (agent, path) in [("digger", "/plan.md"), ("archivist", "/memories/plan.md")] {
         server.tools.forget();
         server.tools.hold("lookup");
         let slow = server.human(agent).await;

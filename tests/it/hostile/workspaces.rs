@@ -231,7 +231,7 @@ async fn searches_of_many_files_and_with_odd_patterns_end(server: TestServer) {
     fs::write(deep.join("end.txt"), "needle").expect("a file");
     fs::write(
         server.path_of("work/.gitignore"),
-        format!("{}\n[\n{}", "**/".repeat(2000), "{a,b}".repeat(500)),
+        format!("{}zzz\n[\n{}", "**/".repeat(2000), "{a,b}".repeat(500)),
     )
     .expect("a file");
     let explosive = "**/a".repeat(200);
@@ -252,12 +252,12 @@ async fn searches_of_many_files_and_with_odd_patterns_end(server: TestServer) {
     assert!(
         said[0].contains("Only the first 1000 of 10000 paths") && said[0].contains("search stopped"),
         "{}",
-        &said[0][said[0].len() - 300..]
+        said[0]
     );
     assert!(
         said[1].contains("search stopped after 1000 matching lines"),
         "{}",
-        &said[1][said[1].len() - 300..]
+        said[1]
     );
     assert!(
         said[2].contains("No files found") || said[2].contains("search stopped"),
