@@ -95,7 +95,7 @@ pub struct ArgumentTest {
     /// The argument is there (`true`), or it is not (`false`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exists: Option<bool>,
-    /// These tests do not all hold.
+    /// The argument does not meet all of these tests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not: Option<Box<ArgumentTest>>,
 }

@@ -54,7 +54,7 @@ pub enum Resolution {
     AnsweredAlone(InterruptId, Value),
     /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
     AnsweredRemotely(RunId),
-    /// These interrupts have expired. They get the answers that their questions name for that.
+    /// The expiry of these interrupts. They get the answers that their questions name for that.
     Expired(Vec<InterruptId>),
     /// The cancellation of subagents that waited. Their callers continue without them.
     Cancelled(Vec<RunId>),

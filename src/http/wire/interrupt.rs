@@ -76,7 +76,7 @@ pub struct InterruptView {
     /// The answer with its time and the resumed run; null while the interrupt is open.
     #[schema(value_type = Option<Object>)]
     pub resolution: Option<Value>,
-    /// What happened to it, oldest first; only with `include=audit`.
+    /// The events of the interrupt, oldest first; only with `include=audit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<Vec<InterruptEvent>>,
 }
@@ -102,13 +102,13 @@ pub struct InterruptEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InterruptEventKind {
-    /// It was raised.
+    /// The interrupt was raised.
     Raised,
     /// An answer was refused, since the interrupt is assigned to others.
     Refused,
-    /// It was answered.
+    /// The interrupt was answered.
     Answered,
-    /// It got the answer for the case that nobody answers in time.
+    /// The interrupt got the answer for the case that nobody answers in time.
     Expired,
     /// The thread continued without an answer.
     Dropped,

@@ -6,11 +6,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Dispatcher;
 use crate::agent::assemble::RegisteredAgent;
-use crate::runtime::interrupts::StoredDecisions;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
+use crate::tool::remembered::NothingRemembered;
 use crate::tool::{CallSlots, ProgressSink, Scope};
 
 impl Dispatcher {
@@ -38,7 +38,8 @@ impl Dispatcher {
             clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.space_of(ownership)),
             tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
-            remembered: Arc::new(StoredDecisions(self.core.db.clone())),
+            // A decision is given with an answer, which another run brings: this run meets none that is not there yet.
+            remembered: Arc::new(NothingRemembered),
             task: None,
             step_limit: run.request.step_limit(),
             sizes: self.core.sizes,
