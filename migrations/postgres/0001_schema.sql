@@ -217,11 +217,13 @@ create table interrupts (
     touched_by uuid,
     before text,
     created_at bigint not null,
+    expires_at bigint,
     resolved_at bigint,
     seq bigint not null,
     ordinal integer not null,
     primary key (thread_id, interrupt_id)
 );
+create index interrupts_by_expiry on interrupts (status, expires_at) where expires_at is not null;
 create index interrupts_by_status on interrupts (status, created_at, seq, ordinal);
 create index interrupts_by_id on interrupts (interrupt_id);
 
@@ -235,6 +237,16 @@ create table interrupt_approvers (
     primary key (thread_id, interrupt_id, kind, name),
     foreign key (thread_id, interrupt_id) references interrupts (thread_id, interrupt_id) on delete cascade
 );
+
+-- A row means: a reviewer has decided about such calls for the rest of the thread. `run_id` is the run that brought the
+-- decision; when it is undone, the decision is forgotten.
+create table remembered_decisions (
+    decision_id uuid not null primary key,
+    thread_id uuid not null references threads (thread_id) on delete cascade,
+    run_id uuid not null,
+    body text not null
+);
+create index remembered_decisions_by_thread on remembered_decisions (thread_id, decision_id);
 
 -- ------------------------------------------------------------------------------------ background tasks and remote agents
 
@@ -660,6 +672,7 @@ begin
             ('events', format(of_thread, 'events.thread_id')),
             ('interrupts', format(of_thread, 'interrupts.thread_id')),
             ('interrupt_approvers', format(of_thread, 'interrupt_approvers.thread_id')),
+            ('remembered_decisions', format(of_thread, 'remembered_decisions.thread_id')),
             ('background_tasks', format(of_thread, 'background_tasks.parent_thread')),
             -- Tables whose rows belong to whom another row belongs.
             ('tree_shares', 'exists (select from trees where trees.tree_id = tree_shares.tree_id offset 0)'),

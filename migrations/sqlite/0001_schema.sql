@@ -216,11 +216,13 @@ create table interrupts (
     touched_by blob,
     before text,
     created_at bigint not null,
+    expires_at bigint,
     resolved_at bigint,
     seq bigint not null,
     ordinal integer not null,
     primary key (thread_id, interrupt_id)
 ) without rowid;
+create index interrupts_by_expiry on interrupts (status, expires_at) where expires_at is not null;
 create index interrupts_by_status on interrupts (status, created_at, seq, ordinal);
 create index interrupts_by_id on interrupts (interrupt_id);
 
@@ -234,6 +236,16 @@ create table interrupt_approvers (
     primary key (thread_id, interrupt_id, kind, name),
     foreign key (thread_id, interrupt_id) references interrupts (thread_id, interrupt_id) on delete cascade
 ) without rowid;
+
+-- A row means: a reviewer has decided about such calls for the rest of the thread. `run_id` is the run that brought the
+-- decision; when it is undone, the decision is forgotten.
+create table remembered_decisions (
+    decision_id blob not null primary key,
+    thread_id blob not null references threads (thread_id) on delete cascade,
+    run_id blob not null,
+    body text not null
+) without rowid;
+create index remembered_decisions_by_thread on remembered_decisions (thread_id, decision_id);
 
 -- ------------------------------------------------------------------------------------ background tasks and remote agents
 

@@ -21,6 +21,7 @@ use crate::domain::limits::REPEATED_FAILURES;
 use crate::domain::machine::{HookPoint, Plan};
 use crate::domain::name_patterns::NamePatterns;
 use crate::middleware::approval::Approval;
+use crate::middleware::ask_user::AskUser;
 use crate::middleware::background::BackgroundWork;
 use crate::middleware::dangling_calls::DanglingCalls;
 use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
@@ -372,6 +373,9 @@ impl AgentFactory {
         if !draft.background.is_empty() {
             stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
         }
+        if draft.spec.ask_user {
+            stack.push(Arc::new(AskUser::new()));
+        }
         if draft.spec.todos {
             stack.push(Arc::new(Todos::new()));
         }
@@ -467,6 +471,7 @@ impl AgentFactory {
         if files.may_interrupt() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             let approval = Approval::new(by_model_name(&draft.spec.interrupt_on), toolbox.clone());
             let approval = approval.with_files(files).with_approvers(draft.spec.approvers.clone());
+            let approval = approval.with_mode(draft.spec.interrupt_mode);
             stack.push(Arc::new(approval));
         }
         if let Some(text) = draft.fork_prompt.as_ref().filter(|own| !own.is_blank()) {

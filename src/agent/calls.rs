@@ -24,6 +24,7 @@ use crate::domain::interrupt::{Decision, Decisions, InterruptSource, Question, Q
 use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::remembered::RememberedDecision;
 use crate::domain::state::State;
 use crate::middleware::NextCall;
 use crate::middleware::approval::ApprovalCheck;
@@ -70,10 +71,11 @@ impl Loop<'_> {
         let running: Running<'_> = FuturesUnordered::new();
         let mut jobs = vec![];
         let mut children = vec![];
+        let remembered = self.remembered_for(machine, ready).await.map_err(StepError::from)?;
         for at in ready.iter().copied() {
             if let Some(CallStatus::Delegated { child, .. }) = machine.call_status(at) {
                 children.push((at, *child));
-            } else if let Some(job) = self.prepare(machine, pending, at) {
+            } else if let Some(job) = self.prepare(machine, pending, at, &remembered) {
                 jobs.push(job);
             }
         }
@@ -99,7 +101,13 @@ impl Loop<'_> {
     }
 
     /// Prepares a call: answers it at once, asks about it, or returns it to be run.
-    fn prepare(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize) -> Option<PreparedCall> {
+    fn prepare(
+        &self,
+        machine: &mut Machine,
+        pending: &mut PendingWrites,
+        at: usize,
+        remembered: &[RememberedDecision],
+    ) -> Option<PreparedCall> {
         let Some(call) = machine.call(at) else {
             let lost = ToolCall::new("", "", serde_json::Map::new());
             record_answer(
@@ -137,7 +145,7 @@ impl Loop<'_> {
                 }
             }
         }
-        let call = self.apply_approvals(machine, pending, at, call)?;
+        let call = self.apply_approvals(machine, pending, at, call, remembered)?;
         let answers = machine.answers_to(&InterruptSource::Call(call.id.clone()));
         let scope = Scope {
             task: Some(machine.call_task(at)),
@@ -156,6 +164,7 @@ impl Loop<'_> {
         pending: &mut PendingWrites,
         at: usize,
         mut call: ToolCall,
+        remembered: &[RememberedDecision],
     ) -> Option<ToolCall> {
         loop {
             let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(&call));
@@ -167,6 +176,7 @@ impl Loop<'_> {
             }
             let question = self.assigned(vec![policy.approval_question(&call)?]).pop()?;
             let answer = machine.take_review(&call.id, &question);
+            let answer = answer.or_else(|| policy.remembered_answer(&self.scope, &call, remembered));
             match answer.and_then(|answer| ApprovalCheck::of(&call, &answer)) {
                 Some(ApprovalCheck::Answer(answer)) => {
                     self.receive(machine, pending, at, answer);
@@ -186,6 +196,16 @@ impl Loop<'_> {
                 }
             }
         }
+    }
+
+    /// Returns the decisions for the rest of the thread, if one of these calls needs approval and has none.
+    async fn remembered_for(&self, machine: &Machine, ready: &[usize]) -> Result<Arc<[RememberedDecision]>, Halt> {
+        let needs_approval = |call: &ToolCall| self.agent.stack().iter().any(|policy| policy.needs_approval(call));
+        let mut calls = ready.iter().filter_map(|at| machine.call(*at));
+        if !calls.any(|call| needs_approval(&call) && !machine.is_reviewed(&call)) {
+            return Ok(Arc::default());
+        }
+        Ok(self.scope.remembered.of_thread(self.scope.thread).await?)
     }
 
     /// Returns those who approve a call: they also decide about its unknown outcome.
@@ -515,6 +535,7 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
         calls: vec![call.id.clone()],
         key: None,
         approvers: Approvers::default(),
+        ..Question::default()
     }
 }
 

@@ -202,10 +202,13 @@ impl Loop<'_> {
         }
     }
 
-    /// Assigns questions that name no approvers to those of the agent.
+    /// Writes the path of the agent into its questions, and assigns those that name no approvers to those of the agent.
     pub(super) fn assigned(&self, mut questions: Vec<Question>) -> Vec<Question> {
-        for question in questions.iter_mut().filter(|question| question.approvers.is_empty()) {
-            question.approvers.clone_from(&self.agent.approvers);
+        for question in &mut questions {
+            question.agent_path = self.scope.path.to_vec();
+            if question.approvers.is_empty() {
+                question.approvers.clone_from(&self.agent.approvers);
+            }
         }
         questions
     }

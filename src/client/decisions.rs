@@ -15,15 +15,39 @@ pub(super) struct ActionRequest {
     pub(super) name: String,
     pub(super) args: Value,
     pub(super) allowed: Vec<String>,
+    /// True if the decision may be remembered for the rest of the thread.
+    pub(super) may_be_remembered: bool,
+}
+
+/// Returns whether an interrupt is about one tool call and answered by one decision.
+fn is_per_call(interrupt: &Value) -> bool {
+    interrupt["kind"] == "tool_approval" && interrupt["value"]["type"] == "tool_approval"
 }
 
 /// Returns whether an interrupt is answered with decisions about tool calls.
 pub(super) fn wants_decisions(interrupt: &Value) -> bool {
-    interrupt["value"]["action_requests"].is_array()
+    interrupt["value"]["action_requests"].is_array() || is_per_call(interrupt)
+}
+
+/// Returns whether the schema of a decision allows to remember it for the rest of the thread.
+fn may_be_remembered(schema: Option<&Value>) -> bool {
+    let scopes = schema.and_then(|schema| schema.pointer("/properties/scope/enum")?.as_array());
+    scopes.is_some_and(|scopes| scopes.iter().any(|scope| scope == "thread"))
 }
 
 /// Returns the tool calls that an interrupt asks about.
 pub(super) fn action_requests(interrupt: &Value) -> Vec<ActionRequest> {
+    let schema = &interrupt["response_schema"];
+    if is_per_call(interrupt) {
+        let words = schema.pointer("/properties/type/enum").and_then(Value::as_array);
+        let allowed = words.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+        return vec![ActionRequest {
+            name: interrupt["value"]["name"].as_str().unwrap_or("?").to_owned(),
+            args: interrupt["value"]["args"].clone(),
+            allowed: allowed.collect(),
+            may_be_remembered: may_be_remembered(Some(schema)),
+        }];
+    }
     let requests = interrupt["value"]["action_requests"].as_array();
     let configs = interrupt["value"]["review_configs"].as_array();
     let read = |(at, request): (usize, &Value)| {
@@ -39,6 +63,7 @@ pub(super) fn action_requests(interrupt: &Value) -> Vec<ActionRequest> {
             name,
             args: request["args"].clone(),
             allowed: allowed.collect(),
+            may_be_remembered: may_be_remembered(schema.pointer(&format!("/properties/decisions/prefixItems/{at}"))),
         }
     };
     requests.into_iter().flatten().enumerate().map(read).collect()
@@ -55,6 +80,12 @@ pub(super) fn reject(reason: &str) -> Value {
         "" => json!({"type": "reject"}),
         reason => json!({"type": "reject", "message": reason}),
     }
+}
+
+/// The decision, remembered for the rest of the thread.
+pub(super) fn always(mut decision: Value) -> Value {
+    decision["scope"] = json!("thread");
+    decision
 }
 
 /// The decision to give the model this text as the result.
@@ -80,10 +111,13 @@ pub(super) fn response(interrupt: &Value, text: &str) -> Value {
     read.unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Returns the body of an answer given by options.
-pub(super) fn answer(interrupt: &Value, options: &AnswerOptions) -> ClientResult<Value> {
+/// Returns the body of an answer given by options. With `is_always` the decisions are remembered for the thread.
+pub(super) fn answer(interrupt: &Value, options: &AnswerOptions, is_always: bool) -> ClientResult<Value> {
     let requests = action_requests(interrupt);
     let wrong = |text: String| Err(ClientError::Usage(text));
+    if is_always && (!wants_decisions(interrupt) || !(options.approve || options.reject.is_some())) {
+        return wrong("--always goes with --approve and --reject".to_owned());
+    }
     if !wants_decisions(interrupt) {
         return match &options.respond {
             Some(text) => Ok(json!({"response": response(interrupt, &load(text)?)})),
@@ -118,6 +152,10 @@ pub(super) fn answer(interrupt: &Value, options: &AnswerOptions) -> ClientResult
             (None, Some(text)) => vec![respond(&load(text)?)],
             (None, None) => return wrong("an answer is missing".to_owned()),
         }
+    };
+    let decisions: Vec<Value> = match is_always {
+        true => decisions.into_iter().map(always).collect(),
+        false => decisions,
     };
     Ok(json!({"decisions": decisions}))
 }

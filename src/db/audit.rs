@@ -6,7 +6,7 @@ use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::json::ColumnRef;
+use super::json::{ColumnRef, readable};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::audit::{AuditEntry, AuditOutcome};
@@ -81,6 +81,39 @@ pub async fn insert_all(tx: &mut Tx<'_>, entries: &[Arc<AuditEntry>]) -> DbResul
         insert(tx, entry).await?;
     }
     Ok(())
+}
+
+/// The most resources that one statement asks for.
+const MOST_RESOURCES: usize = 500;
+
+/// Returns the entries of a tenant about these resources with this action, oldest first.
+pub async fn of_resources(
+    tx: &mut Tx<'_>,
+    tenant: &Tenant,
+    action: &str,
+    resources: &[String],
+) -> DbResult<Vec<AuditEntry>> {
+    let mut all = vec![];
+    for part in resources.chunks(MOST_RESOURCES) {
+        let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(
+                "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
+                 from audit where tenant = ",
+            );
+            sql.push_bind(tenant.as_str());
+            sql.push(" and action = ").push_bind(action);
+            sql.push(" and resource in (");
+            let mut list = sql.separated(", ");
+            for resource in part {
+                list.push_bind(resource.as_str());
+            }
+            sql.push(")");
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        all.extend(readable(rows)?);
+    }
+    all.sort_by_key(|entry: &AuditEntry| entry.id);
+    Ok(all)
 }
 
 /// A search for entries of one tenant, newest first.

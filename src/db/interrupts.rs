@@ -1,12 +1,13 @@
 //! The table of interrupts: questions of agents to humans, their status and answers. They outlive the runs that asked.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use const_format::concatcp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
@@ -57,6 +58,14 @@ pub struct InterruptRecord {
     pub created_at: Timestamp,
     /// The time at which it stopped being pending.
     pub resolved_at: Option<Timestamp>,
+}
+
+impl InterruptRecord {
+    /// Returns the time at which it expires; none if it never does.
+    pub fn expires_at(&self) -> Option<Timestamp> {
+        let expiry = self.interrupt.question.expiry.as_ref()?;
+        Some(self.created_at.plus(Duration::from_secs(expiry.after_s)))
+    }
 }
 
 /// The status of an interrupt.
@@ -169,13 +178,14 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// [`DbError::Conflict`] when the thread was deleted.
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
-        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) \
+        task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
         on conflict (thread_id, interrupt_id) do update set run_id = excluded.run_id, lane = excluded.lane, \
         agent_name = excluded.agent_name, path = excluded.path, task_id = excluded.task_id, \
         task_call_id = excluded.task_call_id, status = excluded.status, interrupt = excluded.interrupt, \
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
-        resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal";
+        resolved_at = excluded.resolved_at, seq = excluded.seq, ordinal = excluded.ordinal, \
+        expires_at = excluded.expires_at";
     let id = &record.interrupt.id;
     // An unreadable row is replaced, too.
     let earlier = unless_corrupt(find(tx, record.thread, id).await)?.flatten();
@@ -200,6 +210,7 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .bind(record.resolved_at.map(|at| at.0))
         .bind(record.seq)
         .bind(record.ordinal)
+        .bind(record.expires_at().map(|at| at.0))
         .execute(conn)
         .await
         .map(drop))?;
@@ -388,6 +399,18 @@ pub async fn pending(
     readable(rows)
 }
 
+/// Returns the threads with pending interrupts that have expired, and the number of them that is at most `limit`.
+pub async fn expired_threads(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
+    const SQL: &str = "select distinct thread_id from (select thread_id from interrupts where status = 'pending' \
+        and expires_at is not null and expires_at <= $1 order by expires_at limit $2) due";
+    let rows: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(now.0)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    Ok(rows.into_iter().map(ThreadId).collect())
+}
+
 /// Stores the answer that run `by` brings to a pending interrupt. Returns false when there is no such pending
 /// interrupt.
 pub async fn resolve(
@@ -398,20 +421,53 @@ pub async fn resolve(
     by: RunId,
     now: Timestamp,
 ) -> DbResult<bool> {
-    const SQL: &str = "update interrupts set status = 'resolved', resolution = $3, resumed_by = $4, resolved_at = $5 \
+    let status = InterruptState::Resolved;
+    settle(tx, thread, id, &Settlement { status, answer, by }, now).await
+}
+
+/// Stores the answer of an interrupt that has expired, which run `by` brings. Returns false when there is no such
+/// pending interrupt.
+pub async fn expire(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    id: &InterruptId,
+    answer: &Value,
+    by: RunId,
+    now: Timestamp,
+) -> DbResult<bool> {
+    let status = InterruptState::Expired;
+    settle(tx, thread, id, &Settlement { status, answer, by }, now).await
+}
+
+/// The end of a pending interrupt.
+struct Settlement<'a> {
+    status: InterruptState,
+    answer: &'a Value,
+    by: RunId,
+}
+
+async fn settle(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    id: &InterruptId,
+    end: &Settlement<'_>,
+    now: Timestamp,
+) -> DbResult<bool> {
+    const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
         where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     let open = find(tx, thread, id)
         .await?
         .filter(|record| record.status == InterruptState::Pending);
-    save_before(tx, open.as_slice(), by).await?;
+    save_before(tx, open.as_slice(), end.by).await?;
     let sealer = tx.sealer_of_thread(thread).await?;
-    let answer = encode_resolution(&sealer, id, Some(answer))?;
+    let answer = encode_resolution(&sealer, id, Some(end.answer))?;
     let resolved = on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
         .bind(id.0.as_str())
         .bind(answer)
-        .bind(by.0)
+        .bind(end.by.0)
         .bind(now.0)
+        .bind(end.status.word())
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -495,11 +551,11 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
 }
 
 /// Undoes the changes that run `by` of the main agent made to the interrupts of a thread: deletes the interrupts that
-/// it raised and restores those of other runs.
+/// it raised, restores those of other runs, and forgets the decisions that it brought.
 pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<()> {
     const FIND: &str = "select interrupt_id, before from interrupts where thread_id = $1 and touched_by = $2";
     const RESTORE: &str = "update interrupts set run_id = $3, status = $4, resolution = $5, resumed_by = $6, \
-        created_at = $7, resolved_at = $8, seq = $9, ordinal = $10, before = null, touched_by = null \
+        created_at = $7, expires_at = expires_at - created_at + $7, resolved_at = $8, seq = $9, ordinal = $10, before = null, touched_by = null \
         where thread_id = $1 and interrupt_id = $2";
     const DELETE: &str = "delete from interrupts where thread_id = $1 and run_id = $2";
     let touched: Vec<(String, String)> = on_engine!(tx, |conn| query_as(FIND)
@@ -535,7 +591,7 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
+    super::remembered::delete_of_run(tx, thread, by).await
 }
 
 /// Drops the pending interrupts of the given lanes of a thread, or of all lanes. Returns their number.

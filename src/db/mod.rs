@@ -34,6 +34,7 @@ mod part;
 mod pending_entries;
 pub mod quotas;
 mod reader;
+pub mod remembered;
 pub mod remote_runs;
 pub mod retention;
 mod row_security;

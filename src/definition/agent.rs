@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::mcp::McpServerDefinition;
 use super::{
-    ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule,
-    SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
+    ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, InterruptMode, Permission, Policy, SkillSource,
+    StoreRule, SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -293,6 +293,9 @@ agents! {
         tools: Vec<String>,
         /// The tools whose calls a human has to approve.
         interrupt_on: BTreeMap<String, ApprovalRule>,
+        /// One interrupt for all calls of an answer, or one for each call.
+        #[serde(skip_serializing_if = "is_default")]
+        interrupt_mode: InterruptMode,
         /// The users and roles who answer its questions and decide about its calls, where `interrupt_on` names nobody else.
         #[serde(skip_serializing_if = "Approvers::is_empty")]
         approvers: Approvers,
@@ -325,6 +328,9 @@ agents! {
         middleware: Vec<Policy>,
         /// True if it has `write_todos`.
         todos: bool,
+        /// True if it has `ask_user`.
+        #[serde(skip_serializing_if = "is_default")]
+        ask_user: bool,
         /// The folders with its skills. If two skills have one name, the one in the later folder precedes.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skills: Vec<SkillSource>,
@@ -360,6 +366,7 @@ impl SubagentDefinition {
         AgentSpec {
             middleware: caller.middleware.iter().chain(own).cloned().collect(),
             todos: caller.todos || self.todos,
+            ask_user: caller.ask_user || self.ask_user,
             ..self.over(caller.clone())
         }
     }

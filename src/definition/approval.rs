@@ -7,7 +7,23 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::domain::approvers::Approvers;
-use crate::domain::interrupt::DecisionKind;
+use crate::domain::condition::ArgumentCondition;
+use crate::domain::interrupt::{Decision, DecisionKind};
+use crate::domain::remembered::DecisionScope;
+
+/// The longest time after which a question expires, in seconds: ten years.
+pub const MAX_EXPIRY_S: u64 = 10 * 366 * 86_400;
+
+/// The way in which an agent asks for approvals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InterruptMode {
+    /// One interrupt about all calls of an answer, before any of them runs.
+    #[default]
+    Batched,
+    /// One interrupt for each call, when it would start; the other calls run meanwhile.
+    PerCall,
+}
 
 /// The approval rule of a tool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,7 +32,7 @@ pub enum ApprovalRule {
     /// `true`: every decision is allowed; `false`: no approval.
     Switch(bool),
     /// Approval with these choices.
-    Choices(ApprovalChoices),
+    Choices(Box<ApprovalChoices>),
 }
 
 /// The allowed decisions about calls of a tool.
@@ -25,12 +41,59 @@ pub enum ApprovalRule {
 pub struct ApprovalChoices {
     /// The allowed decisions; at least one.
     pub allowed_decisions: Vec<DecisionKind>,
-    /// The text for the reviewer, instead of the standard text.
+    /// The calls that need approval, by their arguments; all when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub when: Option<ArgumentCondition>,
+    /// The text for the reviewer, instead of the standard text. `{name}`, `{args}`, `{args.to}` and `{tool_call_id}` in
+    /// it are replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+    /// The scopes that a decision may have; both when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_scopes: Option<Vec<DecisionScope>>,
+    /// The time after which a question expires, in seconds; it waits for ever when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_after_s: Option<u64>,
+    /// The decision about a call whose question has expired; `reject` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<ExpiryDecision>,
     /// The users and roles who decide about the calls; the approvers of the agent when absent.
     #[serde(skip_serializing_if = "Approvers::is_empty")]
     pub approvers: Approvers,
+}
+
+/// The decision about a call whose question has expired.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct ExpiryDecision(pub Decision);
+
+impl<'de> Deserialize<'de> for ExpiryDecision {
+    /// Written by hand, since the derived code would only report that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Expired;
+
+        impl<'de> Visitor<'de> for Expired {
+            type Value = ExpiryDecision;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`approve`, `reject`, or a table with `type` and `message`")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<ExpiryDecision, E> {
+                match word {
+                    "approve" => Ok(ExpiryDecision(Decision::Approve)),
+                    "reject" => Ok(ExpiryDecision(Decision::Reject { message: None })),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ExpiryDecision, A::Error> {
+                Decision::deserialize(MapAccessDeserializer::new(map)).map(ExpiryDecision)
+            }
+        }
+
+        deserializer.deserialize_any(Expired)
+    }
 }
 
 impl<'de> Deserialize<'de> for ApprovalRule {
@@ -50,7 +113,8 @@ impl<'de> Deserialize<'de> for ApprovalRule {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ApprovalRule, A::Error> {
-                ApprovalChoices::deserialize(MapAccessDeserializer::new(map)).map(ApprovalRule::Choices)
+                let choices = ApprovalChoices::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ApprovalRule::Choices(Box::new(choices)))
             }
         }
 
@@ -68,11 +132,23 @@ impl ApprovalRule {
         }
     }
 
-    /// Returns those who decide about the calls, if the rule names any.
-    pub fn approvers(&self) -> Option<&Approvers> {
+    /// Returns the scopes that a decision may have.
+    pub fn scopes(&self) -> &[DecisionScope] {
+        let own = self.choices().and_then(|choices| choices.allowed_scopes.as_deref());
+        own.unwrap_or(&DecisionScope::ALL)
+    }
+
+    /// Returns the choices of the rule, if it has any.
+    pub fn choices(&self) -> Option<&ApprovalChoices> {
         match self {
             Self::Switch(_) => None,
-            Self::Choices(choices) => Some(&choices.approvers).filter(|approvers| !approvers.is_empty()),
+            Self::Choices(choices) => Some(choices),
         }
+    }
+
+    /// Returns those who decide about the calls, if the rule names any.
+    pub fn approvers(&self) -> Option<&Approvers> {
+        let approvers = self.choices().map(|choices| &choices.approvers);
+        approvers.filter(|approvers| !approvers.is_empty())
     }
 }

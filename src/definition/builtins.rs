@@ -12,6 +12,8 @@ pub const STORE: &str = "StoreMiddleware";
 pub const SKILLS: &str = "SkillsMiddleware";
 /// Memory in files.
 pub const MEMORY: &str = "MemoryMiddleware";
+/// Questions to the user.
+pub const ASK_USER: &str = "AskUserMiddleware";
 /// Approvals.
 pub const APPROVAL: &str = "HumanInTheLoopMiddleware";
 /// The work ends with a certain tool.
@@ -80,7 +82,7 @@ const PLAIN: Builtin = Builtin {
 };
 
 /// All policies. Messages list those that can be listed in this order.
-pub static BUILTINS: [Builtin; 16] = [
+pub static BUILTINS: [Builtin; 17] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],
@@ -122,10 +124,20 @@ pub static BUILTINS: [Builtin; 16] = [
         ..PLAIN
     },
     Builtin {
+        name: ASK_USER,
+        tools: &["ask_user"],
+        listing: Listing::Listed {
+            field: Some("ask_user"),
+            settings: &[],
+            required: &[],
+        },
+        ..PLAIN
+    },
+    Builtin {
         name: APPROVAL,
         listing: Listing::Listed {
             field: Some("interrupt_on"),
-            settings: &["interrupt_on"],
+            settings: &["interrupt_on", "interrupt_mode"],
             required: &["interrupt_on"],
         },
         is_replaceable: false,

@@ -11,12 +11,18 @@ use serde_json::{Map, Value};
 
 use super::answer;
 use super::builtins::{Builtin, Listing, SUBAGENTS, is_policy_tool, is_standard_field};
+use super::description::{MAX_DESCRIPTION, unknown_slots};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
-use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, SummarizationRule, UnknownSubagent};
+use super::{
+    AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, SubagentDefinition,
+    SummarizationRule, UnknownSubagent,
+};
 use crate::domain::approvers::Approvers;
+use crate::domain::condition::ArgumentCondition;
 use crate::domain::field::FieldDefinition;
+use crate::domain::interrupt::Decision;
 use crate::domain::limits::Limits;
 use crate::domain::schema::Schema;
 use crate::domain::state::is_private;
@@ -388,6 +394,54 @@ impl Check<'_> {
                 self.error(&field.then("allowed_decisions"), allowed);
             }
             self.approvers(&field.then("approvers"), &choices.approvers);
+            self.expiry(&field, choices);
+            if choices.allowed_scopes.as_ref().is_some_and(Vec::is_empty) {
+                self.error(&field.then("allowed_scopes"), "must name at least one of once, thread");
+            }
+            if let Some(Err(invalid)) = choices.when.as_ref().map(ArgumentCondition::compile) {
+                let place = invalid
+                    .place
+                    .iter()
+                    .fold(field.then("when"), |field, part| field.then(part));
+                self.error(&place, invalid.reason);
+            }
+            self.description(
+                &field.then("description"),
+                choices.description.as_deref().unwrap_or_default(),
+            );
+        }
+    }
+
+    fn expiry(&mut self, field: &FieldPath, choices: &ApprovalChoices) {
+        if choices
+            .expires_after_s
+            .is_some_and(|after| !(1..=MAX_EXPIRY_S).contains(&after))
+        {
+            let message = format!("must be a whole number from 1 to {MAX_EXPIRY_S}");
+            self.error(&field.then("expires_after_s"), message);
+        }
+        let Some(ExpiryDecision(decision)) = &choices.on_expiry else {
+            return;
+        };
+        let field = field.then("on_expiry");
+        if choices.expires_after_s.is_none() {
+            self.error(&field, "needs `expires_after_s`: without it, no question expires");
+        }
+        if matches!(decision, Decision::Edit { .. }) {
+            self.error(&field, "must be approve, reject or respond: an edit is about one call");
+        }
+    }
+
+    fn description(&mut self, field: &FieldPath, template: &str) {
+        let length = template.chars().count();
+        if length > MAX_DESCRIPTION {
+            let message = format!("has {length} characters; at most {MAX_DESCRIPTION} are allowed");
+            self.error(field, message);
+        }
+        for name in unknown_slots(template) {
+            let message =
+                format!("`{{{name}}}` is not replaced; slots are {{name}}, {{args}}, {{args.NAME}}, {{tool_call_id}}");
+            self.warn(field, message);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::builtins::{APPROVAL, MEMORY, SKILLS, STORE, TODOS};
+use super::builtins::{APPROVAL, ASK_USER, MEMORY, SKILLS, STORE, TODOS};
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::policy::name_problem;
@@ -77,9 +77,11 @@ impl InheritedPolicies {
 impl AgentDefinition {
     /// Returns the policies that a subagent may inherit.
     fn inheritable(&self) -> Vec<Policy> {
-        let is_listed = self.middleware.iter().any(|policy| policy.name == TODOS);
-        let todos = (self.todos && !is_listed).then(|| Policy::named(TODOS));
-        todos.into_iter().chain(self.middleware.iter().cloned()).collect()
+        let is_listed = |name: &str| self.middleware.iter().any(|policy| policy.name == name);
+        let given = [(TODOS, self.todos), (ASK_USER, self.ask_user)];
+        let given = given.into_iter().filter(|(name, is_on)| *is_on && !is_listed(name));
+        let given = given.map(|(name, _)| Policy::named(name));
+        given.chain(self.middleware.iter().cloned()).collect()
     }
 }
 

@@ -24,6 +24,7 @@ pub mod builtins;
 pub mod check;
 mod clients;
 pub mod compat;
+pub mod description;
 mod diagnostic;
 pub mod enclosed;
 pub mod front_matter;
@@ -58,7 +59,7 @@ pub use agent::{
     UntilTool, Workspace,
 };
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
-pub use approval::{ApprovalChoices, ApprovalRule};
+pub use approval::{ApprovalChoices, ApprovalRule, ExpiryDecision, InterruptMode, MAX_EXPIRY_S};
 pub use clients::ClientRules;
 pub use compat::{TaskDialect, UnknownSubagent};
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};

@@ -12,12 +12,14 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL};
+use super::builtins::{
+    APPROVAL, ASK_USER, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL,
+};
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
-    AgentDefinition, ApprovalRule, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool,
-    read, source,
+    AgentDefinition, ApprovalRule, InterruptMode, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition,
+    UntilTool, read, source,
 };
 use crate::domain::limits::Limits;
 
@@ -93,6 +95,7 @@ struct Settings {
     sources: Vec<Value>,
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
+    interrupt_mode: InterruptMode,
     run_limit: u64,
 }
 
@@ -100,10 +103,12 @@ struct Settings {
 #[derive(Debug, Default)]
 struct ListedSettings {
     todos: bool,
+    ask_user: bool,
     store: Option<StoreRule>,
     skills: Option<(Vec<SkillSource>, Vec<String>)>,
     memory: Option<Vec<String>>,
     interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
+    interrupt_mode: Option<InterruptMode>,
     until: Option<UntilTool>,
     model_calls: Option<u64>,
     tool_calls: Option<u64>,
@@ -121,13 +126,18 @@ impl ListedSettings {
             };
             match policy.name.as_str() {
                 TODOS => values.todos = true,
+                ASK_USER => values.ask_user = true,
                 STORE => values.store = Some(store(settings())),
                 SKILLS => {
                     let Settings { sources, tools, .. } = settings();
                     values.skills = Some((valid_elements(sources), tools));
                 }
                 MEMORY => values.memory = Some(valid_elements(settings().sources)),
-                APPROVAL => values.interrupt_on = Some(settings().interrupt_on),
+                APPROVAL => {
+                    let settings = settings();
+                    values.interrupt_mode = policy.settings.get("interrupt_mode").map(|_| settings.interrupt_mode);
+                    values.interrupt_on = Some(settings.interrupt_on);
+                }
                 UNTIL => values.until = Some(UntilTool::Any(settings().tools)),
                 MODEL_CALLS => values.model_calls = Some(settings().run_limit),
                 TOOL_CALLS => values.tool_calls = Some(settings().run_limit),
@@ -173,10 +183,12 @@ impl AgentDefinition {
         let values = ListedSettings::of(&self.middleware);
         agent.limits = values.limits(self.limits.as_ref());
         agent.todos |= values.todos;
+        agent.ask_user |= values.ask_user;
         agent.store = values.store.unwrap_or(agent.store);
         (agent.skills, agent.skill_tools) = values.skills.unwrap_or((agent.skills, agent.skill_tools));
         agent.memory = values.memory.unwrap_or(agent.memory);
         agent.interrupt_on = values.interrupt_on.unwrap_or(agent.interrupt_on);
+        agent.interrupt_mode = values.interrupt_mode.unwrap_or(agent.interrupt_mode);
         agent.subagents = self
             .subagents
             .iter()
@@ -189,6 +201,7 @@ impl AgentDefinition {
     pub(super) fn check_policies(&self, context: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
+            (ASK_USER, self.ask_user),
             (STORE, self.store != StoreRule::default()),
             (SKILLS, !self.skills.is_empty()),
             (MEMORY, !self.memory.is_empty()),
@@ -226,10 +239,12 @@ impl SubagentDefinition {
         let values = ListedSettings::of(&subagent.middleware);
         subagent.limits = values.limits(subagent.limits.as_ref());
         subagent.todos |= values.todos;
+        subagent.ask_user |= values.ask_user;
         subagent.store = values.store.or(subagent.store);
         (subagent.skills, subagent.skill_tools) = values.skills.unwrap_or((subagent.skills, subagent.skill_tools));
         subagent.memory = values.memory.unwrap_or(subagent.memory);
         subagent.interrupt_on = values.interrupt_on.or(subagent.interrupt_on);
+        subagent.interrupt_mode = values.interrupt_mode.or(subagent.interrupt_mode);
         subagent.until_tool = values.until.or(subagent.until_tool);
         subagent
     }
@@ -238,6 +253,7 @@ impl SubagentDefinition {
     pub(super) fn check_policies(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
+            (ASK_USER, self.ask_user),
             (STORE, self.store.is_some()),
             (SKILLS, !self.skills.is_empty()),
             (MEMORY, !self.memory.is_empty()),
@@ -263,6 +279,7 @@ pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
         .limits(subagent.limits.as_ref())
         .or_else(|| values.limits(None));
     subagent.todos |= values.todos;
+    subagent.ask_user |= values.ask_user;
     let is_idle = subagent
         .store
         .as_ref()
@@ -276,6 +293,7 @@ pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     }
     if subagent.interrupt_on.as_ref().is_none_or(BTreeMap::is_empty) {
         subagent.interrupt_on = values.interrupt_on.or(subagent.interrupt_on.take());
+        subagent.interrupt_mode = subagent.interrupt_mode.or(values.interrupt_mode);
     }
     let is_listed = |name: &str| subagent.middleware.iter().any(|policy| policy.name == name);
     let new: Vec<Policy> = policies
@@ -292,6 +310,7 @@ pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
     for name in names {
         match name.as_str() {
             TODOS => subagent.todos = false,
+            ASK_USER => subagent.ask_user = false,
             STORE => subagent.store = Some(StoreRule::default()),
             SKILLS => (subagent.skills, subagent.skill_tools) = Default::default(),
             MEMORY => subagent.memory.clear(),

@@ -170,6 +170,7 @@ impl HarnessProfile {
             tool_description_overrides: std::mem::take(&mut agent.tool_description_overrides),
             model_settings: Some(std::mem::take(&mut agent.model_settings)),
             todos: agent.todos,
+            ask_user: agent.ask_user,
             store: Some(std::mem::take(&mut agent.store)),
             skills: std::mem::take(&mut agent.skills),
             skill_tools: std::mem::take(&mut agent.skill_tools),
@@ -185,6 +186,7 @@ impl HarnessProfile {
         agent.tool_description_overrides = own.tool_description_overrides;
         agent.model_settings = own.model_settings.unwrap_or_default();
         agent.todos = own.todos;
+        agent.ask_user = own.ask_user;
         agent.store = own.store.unwrap_or_default();
         (agent.skills, agent.skill_tools, agent.memory) = (own.skills, own.skill_tools, own.memory);
         agent.interrupt_on = own.interrupt_on.unwrap_or_default();

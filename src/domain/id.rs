@@ -70,6 +70,10 @@ id!(
     DeliveryId
 );
 id!(
+    /// The id of a remembered decision.
+    DecisionId
+);
+id!(
     /// The id of a job of the queue.
     JobId
 );

@@ -46,7 +46,7 @@ pub fn answered_remotely() -> Value {
 }
 
 /// The kind of answer that a question expects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuestionKind {
     /// A decision for each of these tool calls.
@@ -54,15 +54,32 @@ pub enum QuestionKind {
     /// A decision about a tool call that was started before a crash and whose outcome is unknown.
     UnknownOutcome,
     /// Any other answer, for a tool or a policy.
+    #[default]
     Question,
 }
 
-/// The content of an interrupt.
+/// The expiry of a question.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Expiry {
+    /// The time after which the question expires, in seconds since it was raised.
+    pub after_s: u64,
+    /// The answer that it gets then.
+    pub answer: Value,
+}
+
+/// The `type` of the question about one tool call.
+pub const TOOL_APPROVAL: &str = "tool_approval";
+
+/// The `type` of questions that the tool `ask_user` asks.
+pub const ASK_USER: &str = "ask_user";
+
+/// The content of an interrupt.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Question {
     /// The kind of answer expected.
     pub kind: QuestionKind,
-    /// The question as clients read it; for approvals `{action_requests, review_configs}`.
+    /// The question as clients read it; for approvals `{action_requests, review_configs}`, or, about one call,
+    /// `{type: "tool_approval", tool_call_id, name, args, description}`.
     pub value: Value,
     /// The JSON Schema of a valid answer.
     pub schema: Value,
@@ -73,6 +90,12 @@ pub struct Question {
     /// the id of the interrupt on its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// The expiry; none if the question waits for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<Expiry>,
+    /// The names of the agents from the main agent down to the one that asks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agent_path: Vec<String>,
     /// The approvers to whom the question is assigned. If there are none, everybody may answer who may change the thread.
     #[serde(default, skip_serializing_if = "Approvers::is_empty")]
     pub approvers: Approvers,
@@ -154,16 +177,82 @@ impl Question {
         self.kind != QuestionKind::Question
     }
 
+    /// Returns whether the question is about one call and answered by one decision, which is in no list.
+    pub fn is_per_call(&self) -> bool {
+        self.kind == QuestionKind::ToolApproval && self.has_type(TOOL_APPROVAL)
+    }
+
+    /// Returns whether clients are told the schema of a valid answer together with the question.
+    pub fn shows_schema(&self) -> bool {
+        self.is_per_call() || self.has_type(ASK_USER)
+    }
+
+    fn has_type(&self, name: &str) -> bool {
+        self.value.get("type").and_then(Value::as_str) == Some(name)
+    }
+
+    /// Returns the answer in the form in which it is checked and stored. A client that knows only lists of decisions
+    /// may answer the question about one call by a list of one. A client without forms may answer `ask_user` by a text or
+    /// a list.
+    pub fn normalised(&self, answer: Value) -> Value {
+        if self.kind == QuestionKind::Question && self.has_type(ASK_USER) {
+            return self.normalised_answers(answer);
+        }
+        let Some([only]) = answer.get("decisions").and_then(Value::as_array).map(Vec::as_slice) else {
+            return answer;
+        };
+        if self.is_per_call() { only.clone() } else { answer }
+    }
+
+    fn normalised_answers(&self, answer: Value) -> Value {
+        let questions = self
+            .value
+            .get("questions")
+            .and_then(Value::as_array)
+            .map_or(&[][..], Vec::as_slice);
+        let answers = match (questions, answer) {
+            ([_], Value::String(text)) => vec![Value::String(text)],
+            // The list is the answer, unless it holds the answer.
+            ([only], Value::Array(list)) if only["type"] == "multi_select" && !list.iter().any(Value::is_array) => {
+                vec![Value::Array(list)]
+            }
+            (_, Value::Array(list)) => list,
+            (_, other) => return other,
+        };
+        json!({"type": "answered", "answers": answers})
+    }
+
     /// Validates an answer, before it is stored.
     ///
     /// # Errors
     /// Returns the part of the answer that is wrong and what is expected.
     pub fn check(&self, answer: &Value) -> Result<(), Invalid> {
-        if self.wants_decisions() {
+        if self.is_per_call() {
+            self.check_decision(answer)?;
+        } else if self.wants_decisions() {
             self.check_decisions(answer)?;
         }
         // A schema beyond the limits was never admitted and is not checked.
         Schema::compile(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
+    }
+
+    /// Checks the type of the decision about one call.
+    fn check_decision(&self, answer: &Value) -> Result<(), Invalid> {
+        let Some(kind) = answer.get("type") else {
+            return Err(Invalid::new(
+                "resume",
+                "must be one decision, such as {\"type\": \"approve\"}",
+            ));
+        };
+        let allowed = self.schema.pointer("/properties/type/enum").and_then(Value::as_array);
+        if allowed.is_some_and(|allowed| !allowed.contains(kind)) {
+            let allowed = json!(allowed);
+            return Err(Invalid::new(
+                "resume.type",
+                format!("is {kind}, but allowed are {allowed}"),
+            ));
+        }
+        Ok(())
     }
 
     /// Checks for the most frequent mistakes, with clearer errors than a JSON Schema gives.

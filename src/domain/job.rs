@@ -52,6 +52,8 @@ kinds! {
     CancelRemote = "cancel_remote",
     /// Checks whether an interrupt of another server was answered there. The key is the run of the subagent.
     WatchInterrupt = "watch_interrupt",
+    /// Starts a run that continues a thread whose interrupts have expired. The key is the thread.
+    ExpireInterrupts = "expire_interrupts",
     /// Starts a run that reports the outcome of background tasks to an idle agent. The key is the agent's thread.
     NotifyParent = "notify_parent",
     /// Deletes expired threads, histories and idempotency keys. The key is nil.

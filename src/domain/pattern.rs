@@ -13,6 +13,7 @@ const MAX_ALTERNATIVES: usize = 256;
 const MAX_PATTERN_BYTES: usize = 1_000;
 
 /// A compiled pattern.
+#[derive(Debug)]
 pub struct Pattern {
     alternatives: Vec<Vec<Part>>,
     /// True if names that start with a dot are matched like all others.
@@ -20,6 +21,7 @@ pub struct Pattern {
 }
 
 /// A matcher for one part of a path.
+#[derive(Debug)]
 enum Part {
     /// `**`: any number of parts.
     Any,

@@ -24,7 +24,7 @@ use crate::domain::identity::Tenant;
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::{
-    AssignedToOthers, AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError,
+    AssignedToOthers, AssistantError, CancelError, CronError, DefinitionError, ResolveError, RevokeError, StartError,
     StateWriteError, StoreError,
 };
 
@@ -190,6 +190,15 @@ impl ApiError {
     /// The interrupt does not exist.
     pub fn no_interrupt() -> Self {
         Self::new(StatusCode::NOT_FOUND, "interrupt_not_found", "Interrupt not found")
+    }
+
+    /// The remembered decision does not exist.
+    pub fn no_approval() -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "approval_not_found",
+            "Remembered decision not found",
+        )
     }
 
     /// The caller answers an interrupt that is assigned to others.
@@ -681,6 +690,19 @@ impl From<CronError> for ApiError {
             CronError::Invalid(error) => error.into(),
             CronError::Refused(error) => error.into(),
             CronError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<RevokeError> for ApiError {
+    fn from(error: RevokeError) -> Self {
+        match error {
+            RevokeError::NoDecision => Self::no_approval(),
+            RevokeError::AssignedToOthers(_) => {
+                let message = format!("Not allowed: {error}");
+                Self::new(StatusCode::FORBIDDEN, "interrupt_assigned", message)
+            }
+            RevokeError::Fault(error) => error.into(),
         }
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::audit::AuditEntryView;
 use super::wire;
+use super::wire::approval::ApprovalView;
 use super::wire::assistant::{AssistantView, VersionView};
 use super::wire::cron::CronView;
 use super::wire::delivery::DeliveryView;
@@ -26,7 +27,7 @@ use crate::db::events::{Logged, LoggedEvent};
 use crate::db::runs::RunList;
 use crate::db::{
     Db, DbError, DbResult, PageQuery, Tx, assistants, audit, checkpoints, crons, deliveries, events, interrupts, items,
-    keys, runs, threads,
+    keys, remembered, runs, threads,
 };
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::audit::AuditEntry;
@@ -241,6 +242,10 @@ impl LineWriter {
         let asked = read!(self.db, |tx| interrupts::of_thread(tx, thread, None).await);
         let asked = asked.into_iter().map(InterruptView::from);
         let lines = asked.map(|asked| Line::new("interrupt", wire::json(&asked)));
+        self.write(lines.collect()).await?;
+        let decided = read!(self.db, |tx| remembered::of_thread(tx, thread).await);
+        let decided = decided.into_iter().map(ApprovalView::from);
+        let lines = decided.map(|decided| Line::new("approval", wire::json(&decided)));
         self.write(lines.collect()).await?;
         let mut after = i64::MIN;
         loop {

@@ -19,7 +19,7 @@ use super::error::ApiError;
 use super::unknown_keys;
 use crate::db::PageQuery;
 use crate::domain::Invalid;
-use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, CronId, DecisionId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::domain::json_limits::{self, LimitExceeded};
 use crate::domain::serde_messages::{for_json, for_toml};
 use crate::runtime::AssistantRef;
@@ -188,6 +188,18 @@ pub struct RunPath {
     /// The run.
     #[param(value_type = Uuid)]
     pub run_id: RunId,
+}
+
+/// The path of a remembered decision.
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct ApprovalPath {
+    /// The thread.
+    #[param(value_type = Uuid)]
+    pub thread_id: ThreadId,
+    /// The remembered decision.
+    #[param(value_type = Uuid)]
+    pub approval_id: DecisionId,
 }
 
 /// The path of a checkpoint.

@@ -8,11 +8,14 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
-use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView};
+use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView, events_of};
 use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterrupts};
-use crate::db::threads;
+use crate::db::{DbResult, Tx, audit, threads};
 use crate::domain::access::Action;
+use crate::domain::audit::AuditEntry;
+use crate::domain::identity::Tenant;
+use crate::runtime::interrupt_text;
 
 /// Lists the open interrupts of all threads that the caller may read, and those that are assigned to the caller, oldest
 /// first.
@@ -55,12 +58,14 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
 /// those that are assigned to the caller.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts", tag = "Approvals",
     params(ThreadPath,
-        ("status" = Option<String>, Query, description = "The status: pending, resolved, expired or dropped")),
+        ("status" = Option<String>, Query, description = "The status: pending, resolved, expired or dropped"),
+        ("include" = Option<String>, Query, description = "`audit` adds who did what to each of them, and when")),
     responses((status = 200, description = "The interrupts", body = InterruptList),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: Params) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
     let status = params.word("status", None, |word| InterruptState::from_word(word).map(Some))?;
+    let with_audit = params.word("include", false, |word| (word == "audit").then_some(true))?;
     let wanted = VisibleInterrupts {
         thread,
         scope: api.interrupt_scope(Action::InterruptsRead),
@@ -69,14 +74,23 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
     };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            if threads::find(tx, thread).await?.is_none() {
+            let Some(owned) = threads::find(tx, thread).await? else {
                 return Ok(None);
-            }
-            interrupts::visible(tx, &wanted).await.map(Some)
+            };
+            let found = interrupts::visible(tx, &wanted).await?;
+            let entries = match with_audit {
+                true => audit_of(tx, &owned.ownership.tenant, &found).await?,
+                false => vec![],
+            };
+            Ok(Some((found, entries)))
         })
     });
+    let mut entries = vec![];
     let found = match read.await? {
-        Some(found) => found,
+        Some((found, recorded)) => {
+            entries = recorded;
+            found
+        }
         None => {
             let records = api
                 .interrupts
@@ -89,7 +103,28 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
                 .collect()
         }
     };
-    Ok(Json(found.into()))
+    let mut list: InterruptList = found.clone().into();
+    if with_audit {
+        for (view, record) in list.interrupts.iter_mut().zip(&found) {
+            let resource = interrupt_text(thread, &record.interrupt.id);
+            let own: Vec<AuditEntry> = entries
+                .iter()
+                .filter(|entry| entry.resource == resource)
+                .cloned()
+                .collect();
+            view.audit = Some(events_of(record, &own));
+        }
+    }
+    Ok(Json(list))
+}
+
+/// Returns the entries of the audit about these interrupts.
+async fn audit_of(tx: &mut Tx<'_>, tenant: &Tenant, found: &[InterruptRecord]) -> DbResult<Vec<AuditEntry>> {
+    let resources: Vec<String> = found
+        .iter()
+        .map(|record| interrupt_text(record.thread, &record.interrupt.id))
+        .collect();
+    audit::of_resources(tx, tenant, Action::InterruptsResolve.word(), &resources).await
 }
 
 /// Shows an interrupt with its question and the JSON Schema of a valid answer.

@@ -30,6 +30,7 @@ use crate::runtime::{
 
 pub mod access;
 mod agents;
+mod approvals;
 mod assistants;
 mod audit;
 mod authentication;
@@ -256,6 +257,8 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(interrupts::list))
         .routes(routes!(interrupts::get))
         .routes(routes!(interrupts::resolve))
+        .routes(routes!(approvals::list))
+        .routes(routes!(approvals::revoke))
         // The Store.
         .routes(routes!(store::get, store::put, store::delete))
         .routes(routes!(store::search))

@@ -199,6 +199,7 @@ mod tests {
             calls: vec![],
             key: None,
             approvers: Default::default(),
+            ..Question::default()
         };
         let id = crate::domain::id::InterruptId::of_task(task, 0);
         Interrupt {

@@ -1,7 +1,8 @@
 //! Middleware: a human approves calls before they run.
 //!
 //! After each answer of the model, one interrupt asks about all calls that need approval; the other calls of the
-//! answer wait as well. The question depends on the state alone, so a repeated question is the same.
+//! answer wait as well. With [`InterruptMode::PerCall`] each call is asked about when it would start, and the others
+//! run. The question depends on the state alone, so a repeated question is the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,24 +12,55 @@ use serde_json::{Map, Value, json};
 
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
-use crate::definition::{ApprovalRule, FileRules};
+use crate::definition::description::describe;
+use crate::definition::{ApprovalRule, FileRules, InterruptMode};
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{EDITED_CALLS, ToolOutput};
-use crate::domain::interrupt::{Decision, DecisionKind, Decisions, Question, QuestionKind, ReviewAction};
+use crate::domain::condition::{ArgumentCondition, CompiledCondition};
+use crate::domain::interrupt::{
+    Decision, DecisionKind, Decisions, Expiry, Question, QuestionKind, ReviewAction, TOOL_APPROVAL,
+};
 use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
+use crate::domain::remembered::{DecisionScope, RememberedDecision};
 use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
 use crate::tool::{Halt, Scope, Toolbox};
 
+/// The reason of a rejection for which nobody has decided.
+const EXPIRED: &str = "Nobody decided in time.";
+
 /// The approval middleware.
 pub struct Approval {
-    rules: BTreeMap<String, ApprovalRule>,
+    rules: BTreeMap<String, Rule>,
     files: FileRules,
     approvers: Approvers,
+    mode: InterruptMode,
     tools: Toolbox,
+}
+
+/// A rule with its condition ready for use.
+struct Rule {
+    rule: ApprovalRule,
+    when: Option<CompiledCondition>,
+}
+
+impl Rule {
+    /// Invalid conditions were refused when the definition was read. Without its condition, a rule concerns all calls.
+    fn new(rule: ApprovalRule) -> Self {
+        let when = rule.choices().and_then(|choices| choices.when.as_ref());
+        Self {
+            when: when.map(ArgumentCondition::compile).and_then(Result::ok),
+            rule,
+        }
+    }
+
+    /// Returns whether the rule concerns a call. If its condition cannot be applied to the arguments, it does.
+    fn concerns(&self, call: &ToolCall) -> bool {
+        self.when.as_ref().is_none_or(|when| when.may_hold(&call.args))
+    }
 }
 
 impl Approval {
@@ -36,11 +68,18 @@ impl Approval {
     /// that prefix that have no rule of their own. An edit may name any of `tools`, which are all tools of the agent.
     pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: Toolbox) -> Self {
         Self {
-            rules,
+            rules: rules.into_iter().map(|(name, rule)| (name, Rule::new(rule))).collect(),
             files: FileRules::default(),
             approvers: Approvers::default(),
+            mode: InterruptMode::default(),
             tools,
         }
+    }
+
+    /// Sets the way of asking.
+    #[must_use]
+    pub fn with_mode(self, mode: InterruptMode) -> Self {
+        Self { mode, ..self }
     }
 
     /// Adds those who decide about calls whose rule names nobody.
@@ -55,14 +94,16 @@ impl Approval {
         Self { files, ..self }
     }
 
-    fn rule(&self, tool: &str) -> Option<&ApprovalRule> {
-        let begins = |rule: &str| rule.strip_suffix('*').is_some_and(|start| tool.starts_with(start));
+    /// Returns the rule that concerns a call: the one of its tool, else one of several tools.
+    fn rule(&self, call: &ToolCall) -> Option<&ApprovalRule> {
+        let begins = |rule: &str| rule.strip_suffix('*').is_some_and(|start| call.name.starts_with(start));
         let of_all = || self.rules.iter().find(|(name, _)| begins(name)).map(|(_, rule)| rule);
-        self.rules.get(tool).or_else(of_all)
+        let rule = self.rules.get(&call.name).or_else(of_all)?;
+        rule.concerns(call).then_some(&rule.rule)
     }
 
     fn allowed(&self, call: &ToolCall) -> &[DecisionKind] {
-        match self.rule(&call.name) {
+        match self.rule(call) {
             Some(rule) => rule.allowed(),
             None if self.files.needs_approval_of(call) => &DecisionKind::ALL,
             None => &[],
@@ -71,16 +112,36 @@ impl Approval {
 
     /// Returns those who decide about a call.
     fn approvers(&self, call: &ToolCall) -> &Approvers {
-        let named = self.rule(&call.name).and_then(ApprovalRule::approvers);
+        let named = self.rule(call).and_then(ApprovalRule::approvers);
         named.unwrap_or(&self.approvers)
     }
 
-    /// Groups calls by those who decide about them. The groups are in the order of their first calls.
+    /// Returns the time after which the question about a call expires, in seconds.
+    fn expires_after(&self, call: &ToolCall) -> Option<u64> {
+        self.rule(call).and_then(ApprovalRule::choices)?.expires_after_s
+    }
+
+    /// Returns the decision about a call whose question has expired.
+    fn decision_on_expiry(&self, call: &ToolCall) -> Decision {
+        let own = self.rule(call).and_then(ApprovalRule::choices);
+        let own = own.and_then(|choices| choices.on_expiry.clone());
+        own.map_or_else(
+            || Decision::Reject {
+                message: Some(EXPIRED.to_owned()),
+            },
+            |own| own.0,
+        )
+    }
+
+    /// Groups calls by those who decide about them, and by the time that they have for it. The groups are in the order
+    /// of their first calls.
     fn groups(&self, calls: &[ToolCall]) -> Vec<Vec<ToolCall>> {
         let mut groups: Vec<Vec<ToolCall>> = vec![];
         for call in calls {
-            let approvers = self.approvers(call);
-            let of_same = |group: &&mut Vec<ToolCall>| group.iter().all(|other| self.approvers(other) == approvers);
+            let is_same = |other: &ToolCall| {
+                self.approvers(other) == self.approvers(call) && self.expires_after(other) == self.expires_after(call)
+            };
+            let of_same = |group: &&mut Vec<ToolCall>| group.iter().all(is_same);
             match groups.iter_mut().find(of_same) {
                 Some(group) => group.push(call.clone()),
                 None => groups.push(vec![call.clone()]),
@@ -89,45 +150,118 @@ impl Approval {
         groups
     }
 
-    /// Returns the question about `calls`, which have the same approvers.
+    /// Returns the question about `calls`, which have the same approvers and the same time.
     fn question(&self, calls: &[ToolCall]) -> Question {
         let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
-        let configs: Vec<Value> = calls
-            .iter()
-            .map(|call| json!({"action_name": call.name, "allowed_decisions": self.allowed(call)}))
-            .collect();
+        let configs: Vec<Value> = calls.iter().map(|call| self.config(call)).collect();
         Question {
             kind: QuestionKind::ToolApproval,
             value: json!({"action_requests": requests, "review_configs": configs}),
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
-            key: None,
             approvers: calls
                 .first()
                 .map(|call| self.approvers(call).clone())
                 .unwrap_or_default(),
+            expiry: calls.first().and_then(|call| self.expires_after(call)).map(|after_s| Expiry {
+                after_s,
+                answer: json!({"decisions": calls.iter().map(|call| self.decision_on_expiry(call)).collect::<Vec<_>>()}),
+            }),
+            ..Question::default()
+        }
+    }
+
+    /// Returns the decision about the call at `at` in the answers to the questions that were asked before, if one of
+    /// them was about just this call. A client may have changed the calls since, or the definition may name other
+    /// approvers; the answer does not apply then.
+    fn answered(&self, scope: &Scope, calls: &[ToolCall], at: usize) -> Option<Decision> {
+        let call = calls.get(at)?;
+        if scope.answers.is_empty() {
+            return decisions(scope.answer.as_ref()?, calls.len())?.into_iter().nth(at);
+        }
+        let approvers = self.approvers(call);
+        let request = self.request(call);
+        let config = self.config(call);
+        scope.answers.iter().find_map(|(asked, answer)| {
+            let requests = asked.value.get("action_requests")?.as_array()?;
+            let place = requests.iter().position(|other| *other == request)?;
+            let is_same = asked.approvers == *approvers && asked.value["review_configs"].get(place) == Some(&config);
+            let given = decisions(answer, requests.len()).filter(|_| is_same)?;
+            given.into_iter().nth(place)
+        })
+    }
+
+    /// Returns the decision about a call that reviewers have given for the rest of the thread. A rejection precedes.
+    fn remembered(&self, scope: &Scope, call: &ToolCall, remembered: &[RememberedDecision]) -> Option<Decision> {
+        let approvers = self.approvers(call);
+        let covers = |decision: &&RememberedDecision| {
+            let is_allowed = self.allowed(call).contains(&decision.decision);
+            is_allowed && decision.covers(&scope.path, call, approvers)
+        };
+        if !self.scopes(call).contains(&DecisionScope::Thread) {
+            return None;
+        }
+        let mut found: Vec<&RememberedDecision> = remembered.iter().filter(covers).collect();
+        found.sort_by_key(|decision| decision.decision == DecisionKind::Approve);
+        found.first().map(|decision| decision.decision())
+    }
+
+    fn scopes(&self, call: &ToolCall) -> &[DecisionScope] {
+        self.rule(call).map_or(&DecisionScope::ALL, ApprovalRule::scopes)
+    }
+
+    fn config(&self, call: &ToolCall) -> Value {
+        json!({"action_name": call.name, "allowed_decisions": self.allowed(call)})
+    }
+
+    /// Returns the question about one call, which is answered by one decision.
+    fn question_about(&self, call: &ToolCall) -> Question {
+        let mut value = json!({"type": TOOL_APPROVAL});
+        if let (Value::Object(value), Value::Object(request)) = (&mut value, self.request(call)) {
+            value.extend(request);
+        }
+        let mut schema = decision_schema(self.allowed(call), self.scopes(call));
+        // An edit changes the arguments; it does not replace the tool.
+        let same = |spec: &&Arc<ToolSpec>| spec.name == call.name;
+        let own: Vec<Arc<ToolSpec>> = self.tools.specs().iter().filter(same).cloned().collect();
+        schema["$defs"] = json!({"action": action_schema(&own)});
+        Question {
+            kind: QuestionKind::ToolApproval,
+            value,
+            schema,
+            calls: vec![call.id.clone()],
+            approvers: self.approvers(call).clone(),
+            expiry: self.expires_after(call).map(|after_s| Expiry {
+                after_s,
+                answer: json!(self.decision_on_expiry(call)),
+            }),
+            ..Question::default()
         }
     }
 
     fn request(&self, call: &ToolCall) -> Value {
-        let own = match self.rule(&call.name) {
-            Some(ApprovalRule::Choices(choices)) => choices.description.clone(),
-            Some(ApprovalRule::Switch(_)) | None => None,
-        };
+        let own = self.rule(call).and_then(ApprovalRule::choices);
+        let own = own.and_then(|choices| choices.description.as_deref());
         let args = Value::Object(call.args.clone());
-        let description = own.unwrap_or_else(|| {
-            format!(
-                "Tool execution requires approval\n\nTool: {}\nArgs: {}",
-                call.name,
-                python(&args)
-            )
-        });
+        let description = own.map_or_else(
+            || {
+                format!(
+                    "Tool execution requires approval\n\nTool: {}\nArgs: {}",
+                    call.name,
+                    python(&args)
+                )
+            },
+            |own| describe(own, call),
+        );
         json!({"name": call.name, "args": args, "description": description, "tool_call_id": call.id})
     }
 
     /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it.
     fn answer_schema(&self, calls: &[ToolCall]) -> Value {
-        let positions: Vec<Value> = calls.iter().map(|call| decision_schema(self.allowed(call))).collect();
+        let positions: Vec<Value> = calls
+            .iter()
+            .map(|call| decision_schema(self.allowed(call), self.scopes(call)))
+            .collect();
         let may_edit = calls
             .iter()
             .any(|call| self.allowed(call).contains(&DecisionKind::Edit));
@@ -157,6 +291,10 @@ impl Middleware for Approval {
 
     async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let open = proposed_calls(state);
+        // Each call is asked about when it starts.
+        if self.mode == InterruptMode::PerCall {
+            return Ok(without_stale_edits(state, &open).into());
+        }
         let calls: Vec<ToolCall> = open
             .iter()
             .filter(|call| !self.allowed(call).is_empty())
@@ -165,18 +303,18 @@ impl Middleware for Approval {
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let groups = self.groups(&calls);
-        let questions: Vec<Question> = groups.iter().map(|group| self.question(group)).collect();
-        let answers = questions.iter().map(|question| answer_to(scope, question));
-        let decided: Option<Vec<Vec<Decision>>> = answers
-            .zip(&groups)
-            .map(|(answer, group)| decisions(answer?, group.len()))
+        let remembered = scope.remembered.of_thread(scope.thread).await?;
+        let known = |call: &ToolCall| self.remembered(scope, call, &remembered);
+        let decided: Option<Vec<Decision>> = calls
+            .iter()
+            .enumerate()
+            .map(|(at, call)| self.answered(scope, &calls, at).or_else(|| known(call)))
             .collect();
-        let Some(decided) = decided else {
-            return Err(Halt::Ask(questions));
+        let Some(decisions) = decided else {
+            let asked: Vec<ToolCall> = calls.iter().filter(|call| known(call).is_none()).cloned().collect();
+            let groups = self.groups(&asked);
+            return Err(Halt::Ask(groups.iter().map(|group| self.question(group)).collect()));
         };
-        let calls = groups.concat();
-        let decisions = decided.concat();
         let reviewed = calls
             .iter()
             .zip(&decisions)
@@ -193,7 +331,15 @@ impl Middleware for Approval {
     }
 
     fn approval_question(&self, call: &ToolCall) -> Option<Question> {
-        Some(self.question(std::slice::from_ref(call)))
+        Some(match self.mode {
+            InterruptMode::Batched => self.question(std::slice::from_ref(call)),
+            InterruptMode::PerCall => self.question_about(call),
+        })
+    }
+
+    fn remembered_answer(&self, scope: &Scope, call: &ToolCall, remembered: &[RememberedDecision]) -> Option<Value> {
+        let decision = self.remembered(scope, call, remembered)?;
+        serde_json::to_value(decision).ok()
     }
 
     fn receive(&self, _: &Scope, state: &State, call: &ToolCall, answer: ToolOutput) -> ToolOutput {
@@ -210,16 +356,6 @@ fn proposed_calls(state: &State) -> Vec<ToolCall> {
         .filter(|call| open.iter().any(|other| other.id == call.id))
         .cloned()
         .collect()
-}
-
-/// Returns the answer to a question, if it was asked and answered just like this. A client may have changed the calls
-/// since, or the definition may name other approvers; the answer does not apply then.
-fn answer_to<'a>(scope: &'a Scope, question: &Question) -> Option<&'a Value> {
-    let is_this = |asked: &Question| asked.value == question.value && asked.approvers == question.approvers;
-    match scope.answers.iter().find(|(asked, _)| is_this(asked)) {
-        Some((_, answer)) => Some(answer),
-        None => scope.answer.as_ref().filter(|_| scope.answers.is_empty()),
-    }
 }
 
 /// Parses the answer as `count` decisions. It was validated when it was given; if it does not match nevertheless, the
@@ -287,7 +423,10 @@ pub enum ApprovalCheck {
 impl ApprovalCheck {
     /// Returns the decision in the answer to the question about `call`; none if the answer cannot be parsed.
     pub fn of(call: &ToolCall, answer: &Value) -> Option<Self> {
-        let decision = decisions(answer, 1)?.pop()?;
+        let decision = match decisions(answer, 1) {
+            Some(mut list) => list.pop()?,
+            None => serde_json::from_value(answer.clone()).ok()?,
+        };
         let approved = approved(call, &decision).is_some();
         Some(match decision {
             Decision::Approve => Self::Run {
@@ -369,7 +508,7 @@ fn with_notice(state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOu
 
 /// Returns the schema of one decision. It uses conditions instead of alternatives, since their errors name the
 /// mistake.
-fn decision_schema(allowed: &[DecisionKind]) -> Value {
+fn decision_schema(allowed: &[DecisionKind], scopes: &[DecisionScope]) -> Value {
     let rules: Vec<Value> = allowed
         .iter()
         .filter_map(|kind| {
@@ -388,7 +527,8 @@ fn decision_schema(allowed: &[DecisionKind]) -> Value {
             }))
         })
         .collect();
-    let mut schema = json!({"type": "object", "properties": {"type": {"enum": allowed}}, "required": ["type"]});
+    let properties = json!({"type": {"enum": allowed}, "scope": {"enum": scopes}});
+    let mut schema = json!({"type": "object", "properties": properties, "required": ["type"]});
     if !rules.is_empty() {
         schema["allOf"] = Value::Array(rules);
     }

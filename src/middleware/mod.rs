@@ -27,11 +27,13 @@ use crate::domain::graph::Field;
 use crate::domain::interrupt::Question;
 use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
+use crate::domain::remembered::RememberedDecision;
 use crate::domain::state::{State, Update};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 pub mod approval;
+pub mod ask_user;
 pub mod background;
 pub mod context_editing;
 pub mod dangling_calls;
@@ -109,6 +111,12 @@ pub trait Middleware: Send + Sync {
         None
     }
 
+    /// Returns the answer to the question about `call` that reviewers have given before, for the rest of the thread.
+    fn remembered_answer(&self, scope: &Scope, call: &ToolCall, remembered: &[RememberedDecision]) -> Option<Value> {
+        let _ = (scope, call, remembered);
+        None
+    }
+
     /// Processes the result of a call before it is recorded. The result of a subagent may arrive long after its call
     /// went through [`Middleware::wrap_tool_call`], possibly in another process.
     fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: ToolOutput) -> ToolOutput {
@@ -120,6 +128,7 @@ pub trait Middleware: Send + Sync {
 /// Returns the built-in middleware that definitions may list with settings.
 pub fn listed() -> Vec<Arc<dyn Middleware>> {
     vec![
+        Arc::new(ask_user::AskUser::new()),
         Arc::new(context_editing::ContextEditing::default()),
         Arc::new(todos::Todos::new()),
     ]
@@ -281,7 +290,8 @@ mod tests {
             ..Default::default()
         };
         let model: Result<Arc<dyn crate::model::Model>, _> = Ok(Arc::new(crate::model::scripted::Scripted::new("m")));
-        let policies: [Arc<dyn Middleware>; 5] = [
+        let policies: [Arc<dyn Middleware>; 6] = [
+            Arc::new(ask_user::AskUser::new()),
             Arc::new(summarization::Summarization::new(
                 &settings,
                 &model,

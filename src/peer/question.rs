@@ -40,6 +40,7 @@ pub fn to_question(interrupt: PeerInterrupt) -> Question {
         calls,
         key: id,
         approvers: Approvers::default(),
+        ..Question::default()
     }
 }
 

@@ -122,7 +122,7 @@ pub(super) fn record_refusal(
 }
 
 /// Returns an interrupt as the audit shows it.
-pub(super) fn interrupt_text(thread: ThreadId, interrupt: &InterruptId) -> String {
+pub fn interrupt_text(thread: ThreadId, interrupt: &InterruptId) -> String {
     format!("{}/interrupt:{interrupt}", ResourceRef::Thread(thread))
 }
 
@@ -141,8 +141,20 @@ pub(super) async fn record_answer(
     }
     let resource = interrupt_text(thread, interrupt);
     let entry = AuditEntry::new(caller, Action::InterruptsResolve, resource, AuditOutcome::Allowed, now);
-    let decisions = answer.get("decisions").and_then(Value::as_array);
-    let types = decisions.map(|all| all.iter().map(|decision| decision["type"].clone()).collect::<Vec<_>>());
-    let detail = Map::from_iter(types.map(|types| ("decisions".to_owned(), json!(types))));
+    let list = answer.get("decisions").and_then(Value::as_array);
+    let single = || answer.get("type").map(|_| std::slice::from_ref(answer));
+    let decisions = list.map(Vec::as_slice).or_else(single);
+    let all_of = |key: &str| -> Vec<Value> {
+        let decisions = decisions.into_iter().flatten();
+        decisions.filter_map(|decision| decision.get(key).cloned()).collect()
+    };
+    let mut detail = Map::new();
+    if decisions.is_some() {
+        detail.insert("decisions".to_owned(), json!(all_of("type")));
+    }
+    let scopes = all_of("scope");
+    if !scopes.is_empty() {
+        detail.insert("scopes".to_owned(), json!(scopes));
+    }
     db::audit::insert(tx, &AuditEntry { detail, ..entry }).await
 }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::admission::QueueRoom;
 use super::children::Children;
 use super::commit_order::CommitOrder;
+use super::interrupts::StoredDecisions;
 use super::jobs::JobQueue;
 use super::journal::{LaneJournal, patiently};
 use super::prepare::{self, ReadyMachine};
@@ -342,6 +343,7 @@ impl Dispatcher {
             plan,
             only_notes,
             budget,
+            remembers,
         } = opening;
         let journal = LaneJournal::main(Arc::clone(run_context), segment, stop.clone(), Some(budget.clone()));
         let agent = if run.levels() == Some(0) {
@@ -349,12 +351,16 @@ impl Dispatcher {
         } else {
             Arc::clone(&known.agent)
         };
+        let mut scope = self.scope(run_context, &known, stop, budget);
+        if remembers {
+            scope.remembered = Arc::new(StoredDecisions(self.core.db.clone()));
+        }
         let driving = Loop {
             state_size: StateSize::new(self.core.sizes),
             agent: &agent,
             plan,
             lineage: &run.lineage,
-            scope: self.scope(run_context, &known, stop, budget),
+            scope,
             journal: &journal,
             breakpoints: Breakpoints {
                 before: run.request.interrupt_before.clone(),

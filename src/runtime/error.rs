@@ -163,6 +163,20 @@ pub enum ResolveError {
     Fault(#[from] db::DbError),
 }
 
+/// The refusal to revoke a remembered decision.
+#[derive(Debug, thiserror::Error)]
+pub enum RevokeError {
+    /// The thread has no such decision.
+    #[error("there is no such decision")]
+    NoDecision,
+    /// The decision is one of these approvers.
+    #[error("the decision is for {0} to revoke")]
+    AssignedToOthers(String),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
 /// The refusal to write into a state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateWriteError {

@@ -2,7 +2,7 @@
 //!
 //! An interrupt is resolved by an answer (`answer.rs`) of those to whom it is assigned (`approvers.rs`), by the server
 //! of the remote agent that raised it (`remote.rs`), or by the cancellation of the subagent that raised it
-//! (`cancel.rs`). It is dropped when the thread continues without an answer (`expire.rs`).
+//! (`cancel.rs`), or by its expiry (`expire.rs`). It is dropped when the thread continues without an answer.
 //!
 //! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
 //! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, AdmissionContext, Admitted};
@@ -30,6 +31,7 @@ mod approvers;
 mod cancel;
 mod deliver;
 mod expire;
+mod remember;
 mod remote;
 
 pub use answer::{InterruptReply, RespondError};
@@ -37,7 +39,8 @@ pub use answer::{InterruptReply, RespondError};
 pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, open_interrupts};
-pub(super) use expire::{drop_for_input, drop_for_update, drop_of_subagents};
+pub(super) use expire::{ExpiredInterrupts, drop_for_input, drop_for_update, drop_of_subagents, resume_expired};
+pub(super) use remember::StoredDecisions;
 pub(super) use remote::{is_answered_remotely, pending_of_subagent, resume_answered_remotely};
 
 /// The resolution of interrupts that a run brings.
@@ -51,6 +54,8 @@ pub enum Resolution {
     AnsweredAlone(InterruptId, Value),
     /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
     AnsweredRemotely(RunId),
+    /// The expiry of these interrupts. They get the answers that their questions name for that.
+    Expired(Vec<InterruptId>),
     /// The cancellation of subagents that waited. Their callers continue without them.
     Cancelled(Vec<RunId>),
 }
@@ -84,6 +89,7 @@ pub(super) async fn resolve(
     resolution: &Resolution,
     caller: &Identity,
 ) -> Result<(), StartError> {
+    let is_of_client = matches!(resolution, Resolution::Answered(_) | Resolution::AnsweredAlone(..));
     let answers = match resolution {
         Resolution::Answered(answer) => Some(answer::match_answer(tx, run.thread, answer, caller).await?),
         Resolution::AnsweredAlone(id, answer) => {
@@ -91,9 +97,17 @@ pub(super) async fn resolve(
             Some(answer::match_answer(tx, run.thread, &by_id, caller).await?)
         }
         Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
+        Resolution::Expired(ids) => Some(expire::answers(tx, run.thread, ids).await?),
         Resolution::Cancelled(_) => None,
     };
     for (id, answer) in answers.iter().flatten() {
+        if is_of_client && let Some(record) = db::interrupts::find(tx, run.thread, id).await? {
+            remember::remember(tx, run, &record, answer, caller).await?;
+        }
+        if matches!(resolution, Resolution::Expired(_)) {
+            db::interrupts::expire(tx, run.thread, id, answer, run.id, run.created_at).await?;
+            continue;
+        }
         db::interrupts::resolve(tx, run.thread, id, answer, run.id, run.created_at).await?;
         audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
     }
@@ -124,6 +138,14 @@ async fn continue_thread(
             };
             (request, metadata("settled_elsewhere", &[*child]))
         }
+        Resolution::Expired(ids) => {
+            let request = RunRequest {
+                // Another run may be at work on the thread; the job tries again when it has ended.
+                multitask: Multitask::Reject,
+                ..super::background::streamed_request()
+            };
+            (request, metadata("expired_interrupt_ids", ids))
+        }
         Resolution::Cancelled(children) => {
             let request = RunRequest {
                 stream_mode: vec!["values".to_owned()],
@@ -150,8 +172,8 @@ async fn continue_thread(
     }
 }
 
-fn metadata(key: &str, children: &[RunId]) -> Map<String, Value> {
-    Map::from_iter([(key.to_owned(), json!(children))])
+fn metadata<T: Serialize>(key: &str, ids: &[T]) -> Map<String, Value> {
+    Map::from_iter([(key.to_owned(), json!(ids))])
 }
 
 /// Returns the open interrupts of a thread, in the order in which they were raised.

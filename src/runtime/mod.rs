@@ -79,14 +79,14 @@ mod webhooks;
 pub use access::{AccessControl, AccessError, AccessRefusal, ResourceRef, SharingRules};
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
-pub use audit::{Audit, AuditSettings};
+pub use audit::{Audit, AuditSettings, interrupt_text};
 pub use background::known_status;
 pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
 pub use error::{
     AssignedToOthers, AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError,
-    StartError, StateWriteError,
+    RevokeError, StartError, StateWriteError,
 };
 pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
 pub use jobs::Deliveries;

@@ -34,6 +34,8 @@ pub(super) struct ReadyMachine {
     pub(super) only_notes: bool,
     /// The remaining budget.
     pub(super) budget: Budget,
+    /// True if decisions are remembered for the thread.
+    pub(super) remembers: bool,
 }
 
 /// The state of the thread at which a run begins.
@@ -45,6 +47,8 @@ struct Found {
     /// True if the run begins at a checkpoint that is not the newest.
     forked: bool,
     max_seq: i64,
+    /// True if decisions are remembered for the thread.
+    remembers: bool,
 }
 
 /// The gap in the numbers of the log after a crash. Pieces of answers that were streamed but never stored cannot share
@@ -91,6 +95,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         segment,
         own,
         forked,
+        remembers,
         ..
     } = found;
     let budget = budget(run_context, known).await?;
@@ -108,6 +113,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
             plan,
             only_notes: false,
             budget,
+            remembers,
         });
     }
     let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
@@ -129,6 +135,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
             plan,
             only_notes,
             budget,
+            remembers,
         });
     }
     match &run.request.input {
@@ -148,6 +155,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         plan,
         only_notes: false,
         budget,
+        remembers,
     })
 }
 
@@ -382,6 +390,7 @@ async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
                     own,
                     forked,
                     max_seq,
+                    remembers: db::remembered::any(tx, thread).await?,
                 })
             })
         })

@@ -32,6 +32,7 @@ pub mod literal;
 pub mod mcp;
 pub mod program;
 pub mod progress;
+pub mod remembered;
 pub mod remote;
 mod request_span;
 pub mod scope;

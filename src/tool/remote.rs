@@ -646,6 +646,7 @@ fn question(number: usize, asked: RemoteQuestion) -> Result<Question, String> {
         calls: vec![],
         key: Some(key),
         approvers: asked.approvers,
+        ..Question::default()
     })
 }
 

@@ -17,6 +17,7 @@ use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
 use crate::tool::program::ProgramScope;
+use crate::tool::remembered::RememberedDecisions;
 use crate::tool::{CallSlots, Items, ProgressSink};
 
 /// The context of one agent of a run. Cheap to clone.
@@ -51,6 +52,8 @@ pub struct Scope {
     pub store: Arc<dyn Items>,
     /// The background tasks.
     pub tasks: Arc<dyn Tasks>,
+    /// The decisions that reviewers have given for the rest of the thread.
+    pub remembered: Arc<dyn RememberedDecisions>,
     /// The task id of the current call: unique over all threads, and the same when the call is repeated after a crash.
     /// `None` outside of calls.
     pub task: Option<TaskId>,
@@ -130,6 +133,7 @@ impl Scope {
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             store: Arc::new(crate::tool::items::InMemoryItems::default()),
             tasks: Arc::new(crate::tool::background::NoTasks),
+            remembered: Arc::new(crate::tool::remembered::NothingRemembered),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             step_limit: None,
             sizes: SizeLimits::default(),

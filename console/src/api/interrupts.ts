@@ -16,10 +16,20 @@ export interface ReviewConfig {
 }
 
 export type Decision =
-  | { type: "approve" }
+  | { type: "approve"; scope?: "thread" }
   | { type: "edit"; edited_action: { name: string; args: JsonObject } }
-  | { type: "reject"; message?: string }
+  | { type: "reject"; message?: string; scope?: "thread" }
   | { type: "respond"; message: string };
+
+/** A question of the tool `ask_user`. */
+export interface UserQuestion {
+  question: string;
+  type: "text" | "multiple_choice" | "multi_select" | "json";
+  choices?: { value: string; description?: string }[];
+  allow_other?: boolean;
+  required?: boolean;
+  schema?: JsonObject;
+}
 
 export interface Interrupt {
   id: string;
@@ -36,6 +46,45 @@ export interface Interrupt {
   created_at: string;
   expires_at: string | null;
   resolution: { answer: Json; resolved_at: string | null; run_id: string | null } | null;
+}
+
+/** The calls that an interrupt asks about; none for other questions. */
+export function actionsOf({ kind, value }: Interrupt): ActionRequest[] {
+  if (kind === "tool_approval" && value["type"] === "tool_approval") return [value as unknown as ActionRequest];
+  return value.action_requests ?? [];
+}
+
+/** The schema of the decision about a call. */
+function decisionSchema(interrupt: Interrupt, index: number): JsonObject {
+  const properties = (interrupt.response_schema["properties"] ?? {}) as JsonObject;
+  if (interrupt.value["type"] === "tool_approval") return properties;
+  const list = (properties["decisions"] ?? {}) as JsonObject;
+  const positions = Array.isArray(list["prefixItems"]) ? list["prefixItems"] : [];
+  return (((positions[index] ?? {}) as JsonObject)["properties"] ?? {}) as JsonObject;
+}
+
+function wordsOf(schema: JsonObject, name: string): string[] {
+  const words = ((schema[name] ?? {}) as JsonObject)["enum"];
+  return Array.isArray(words) ? words.filter((word): word is string => typeof word === "string") : [];
+}
+
+/** The decisions that are allowed about a call. */
+export function allowedFor(interrupt: Interrupt, index: number): Decision["type"][] {
+  const action = actionsOf(interrupt)[index];
+  const config = interrupt.value.review_configs?.find(({ action_name }) => action_name === action?.name);
+  const words = config?.allowed_decisions ?? (wordsOf(decisionSchema(interrupt, index), "type") as Decision["type"][]);
+  return words.length > 0 ? words : ["approve", "reject"];
+}
+
+/** Whether a decision about a call may be remembered for the rest of the thread. */
+export function mayBeRemembered(interrupt: Interrupt, index: number): boolean {
+  return wordsOf(decisionSchema(interrupt, index), "scope").includes("thread");
+}
+
+/** The questions of the tool `ask_user`, if the interrupt is one. */
+export function questionsOf({ value }: Interrupt): UserQuestion[] | undefined {
+  const questions = value["questions"];
+  return value["type"] === "ask_user" && Array.isArray(questions) ? (questions as unknown as UserQuestion[]) : undefined;
 }
 
 /** How many waiting interrupts are read at once. */

@@ -2,13 +2,14 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 
 import { ApiError } from "../api/client";
-import { type ActionRequest, type Decision, type Interrupt, resolveInterrupt } from "../api/interrupts";
+import { type ActionRequest, actionsOf, allowedFor, type Decision, type Interrupt, mayBeRemembered, questionsOf, resolveInterrupt } from "../api/interrupts";
 import type { Json, JsonObject } from "../api/types";
 import { href } from "../lib/router";
 import { argsSchemaOf, initialOf, placeOf } from "../lib/schema";
 import { Icon } from "./Icon";
 import { JsonView, LongText } from "./JsonView";
 import { type FormErrors, SchemaForm } from "./SchemaForm";
+import { UserQuestions } from "./UserQuestions";
 import { Badge, Button, classes, ErrorNotice, Field, Time } from "./ui";
 
 const kinds = { tool_approval: "Approval", unknown_outcome: "Unknown outcome", question: "Question" };
@@ -40,19 +41,23 @@ interface ActionProperties {
   onDecide: (decision: Decision | undefined) => void;
   /** The only call of a question: its decision is sent at once. */
   isOnly: boolean;
+  /** Whether the decision may be remembered for the rest of the thread. */
+  isLasting: boolean;
   isBusy: boolean;
   errors: FormErrors;
 }
 
-function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isBusy, errors }: ActionProperties) {
+function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isLasting, isBusy, errors }: ActionProperties) {
   const [mode, setMode] = useState<Decision["type"]>();
   const [args, setArgs] = useState<JsonObject>(action.args);
   const [text, setText] = useState("");
+  const [isAlways, setAlways] = useState(false);
+  const scope = isAlways ? { scope: "thread" as const } : {};
   const schema = argsSchemaOf(interrupt.response_schema, action.name);
   const choose = (type: Decision["type"]) => {
     if (type === "approve") {
       setMode(undefined);
-      onDecide({ type });
+      onDecide({ type, ...scope });
     } else {
       setMode(mode === type ? undefined : type);
       setText("");
@@ -60,7 +65,7 @@ function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isBusy
   };
   const confirm = () => {
     if (mode === "edit") onDecide({ type: "edit", edited_action: { name: action.name, args } });
-    else if (mode === "reject") onDecide(text.trim() ? { type: "reject", message: text } : { type: "reject" });
+    else if (mode === "reject") onDecide(text.trim() ? { type: "reject", message: text, ...scope } : { type: "reject", ...scope });
     else if (mode === "respond") onDecide({ type: "respond", message: text });
     if (!isOnly) setMode(undefined);
   };
@@ -92,6 +97,12 @@ function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isBusy
           </Button>
         ))}
       </div>
+      {isLasting && (allowed.includes("approve") || allowed.includes("reject")) && (
+        <label className="row muted">
+          <input type="checkbox" checked={isAlways} disabled={isBusy} onChange={(event) => setAlways(event.target.checked)} />
+          Decide so about {action.name} for the rest of this thread
+        </label>
+      )}
       {mode && mode !== "approve" && (
         <form
           className="action-form"
@@ -178,7 +189,8 @@ function errorsOf(error: unknown): { action: number; errors: FormErrors } | unde
 /** A question to a human, with all that is needed to answer it. */
 export function InterruptCard({ interrupt, showsThread = false }: { interrupt: Interrupt; showsThread?: boolean }) {
   const queries = useQueryClient();
-  const actions = interrupt.value.action_requests ?? [];
+  const actions = actionsOf(interrupt);
+  const questions = questionsOf(interrupt);
   const [decisions, setDecisions] = useState<(Decision | undefined)[]>(() => actions.map(() => undefined));
   const answer = useMutation({
     mutationFn: (given: { decisions: Decision[] } | { response: Json }) => resolveInterrupt(interrupt, given),
@@ -198,7 +210,6 @@ export function InterruptCard({ interrupt, showsThread = false }: { interrupt: I
     setDecisions(next);
     if (isOnly && decision) answer.mutate({ decisions: [decision] });
   };
-  const allowedFor = (action: ActionRequest): Decision["type"][] => interrupt.value.review_configs?.find((config) => config.action_name === action.name)?.allowed_decisions ?? ["approve", "reject"];
   const isGone = answer.isSuccess;
   return (
     <article className="interrupt" aria-label={`${kinds[interrupt.kind]} for ${interrupt.agent_name}`} data-interrupt={interrupt.id}>
@@ -226,21 +237,24 @@ export function InterruptCard({ interrupt, showsThread = false }: { interrupt: I
               key={index}
               action={action}
               interrupt={interrupt}
-              allowed={allowedFor(action)}
+              allowed={allowedFor(interrupt, index)}
               decision={decisions[index]}
               onDecide={(decision) => decide(index, decision)}
               isOnly={isOnly}
+              isLasting={mayBeRemembered(interrupt, index)}
               isBusy={answer.isPending || isGone}
               errors={placed?.action === index ? placed.errors : {}}
             />
           ))
-        : <Question interrupt={interrupt} isBusy={answer.isPending || isGone} errors={placed?.errors ?? {}} onAnswer={(response) => answer.mutate({ response })} />}
+        : questions
+          ? <UserQuestions questions={questions} isBusy={answer.isPending || isGone} error={placed ? Object.values(placed.errors)[0] : undefined} onAnswer={(response) => answer.mutate({ response })} />
+          : <Question interrupt={interrupt} isBusy={answer.isPending || isGone} errors={placed?.errors ?? {}} onAnswer={(response) => answer.mutate({ response })} />}
       {actions.length > 1 && (
         <div className="row interrupt-foot">
           <Button kind="primary" small disabled={missing > 0} busy={answer.isPending} onClick={() => answer.mutate({ decisions: decisions.filter((decision): decision is Decision => decision !== undefined) })}>
             {missing > 0 ? `${missing} of ${actions.length} undecided` : `Send ${actions.length} decisions`}
           </Button>
-          {actions.every((action) => allowedFor(action).includes("approve")) && (
+          {actions.every((_action, index) => allowedFor(interrupt, index).includes("approve")) && (
             <Button small disabled={answer.isPending || isGone} onClick={() => answer.mutate({ decisions: actions.map(() => ({ type: "approve" as const })) })}>
               Approve all
             </Button>

@@ -162,6 +162,7 @@ impl Tool for Act {
                 calls,
                 key: None,
                 approvers: Default::default(),
+                ..Question::default()
             }
             .into());
         }

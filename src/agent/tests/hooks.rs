@@ -119,6 +119,7 @@ impl Doubtful {
             calls: vec![],
             key: None,
             approvers: Default::default(),
+            ..Question::default()
         };
         scope.answer.clone().ok_or_else(|| question().into())
     }

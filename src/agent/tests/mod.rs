@@ -144,6 +144,7 @@ impl Stage {
             context_scoping: crate::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             tasks: Arc::new(NoTasks),
+            remembered: Arc::new(crate::tool::remembered::NothingRemembered),
             store: Arc::new(InMemoryItems::default()),
             task: None,
             step_limit: None,

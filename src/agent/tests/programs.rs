@@ -65,6 +65,7 @@ fn question(key: &str) -> Question {
         calls: vec![],
         key: Some(key.to_owned()),
         approvers: Default::default(),
+        ..Question::default()
     }
 }
 

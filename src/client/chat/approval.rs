@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::input::{Entered, edit_in_editor};
+use super::questions;
 use super::session::Session;
 use crate::client::decisions::{self, ActionRequest};
 use crate::client::error::{ClientError, ClientResult};
@@ -97,6 +98,15 @@ async fn decide(session: &mut Session, request: &ActionRequest) -> ClientResult<
                 };
                 answer.map(|answer| decisions::respond(&answer))
             }
+            "w" | "always" if request.may_be_remembered => Some(decisions::always(decisions::approve())),
+            "d" | "deny" if request.may_be_remembered => {
+                let reason = if rest.is_empty() {
+                    ask_text(session, "Reason (may be empty): ").await?
+                } else {
+                    Some(rest.to_owned())
+                };
+                reason.map(|reason| decisions::always(decisions::reject(&reason)))
+            }
             "e" | "edit" => Box::pin(edit(session, request)).await?,
             "v" | "view" => {
                 session.write(&format!("{}\n", escape::json(&format!("{:#}", request.args))))?;
@@ -125,7 +135,17 @@ fn prompt(request: &ActionRequest) -> String {
     let allowed = words
         .iter()
         .filter(|word| request.allowed.is_empty() || request.allowed.iter().any(|allowed| allowed == word.0));
-    let shown: Vec<&str> = allowed.map(|word| word.1).chain(["[v]iew all", "[l]ater"]).collect();
+    let is_allowed = |kind: &str| request.allowed.is_empty() || request.allowed.iter().any(|allowed| allowed == kind);
+    let always = [("approve", "al[w]ays approve"), ("reject", "always [d]eny")];
+    let always = always
+        .into_iter()
+        .filter(|(kind, _)| request.may_be_remembered && is_allowed(kind))
+        .map(|(_, word)| word);
+    let shown: Vec<&str> = allowed
+        .map(|word| word.1)
+        .chain(always)
+        .chain(["[v]iew all", "[l]ater"])
+        .collect();
     format!("{} > ", shown.join("  "))
 }
 
@@ -188,9 +208,16 @@ async fn edit_text(session: &mut Session, text: &str, action: &Value) -> ClientR
 /// Asks a question that is no tool call, by the schema of its answer.
 async fn ask_question(session: &mut Session, interrupt: &Value, path: &str) -> ClientResult<Reply> {
     let head = escape::line(&format!("{path} asks:"));
-    let question = escape::text(&interrupts::question(interrupt));
-    session.write(&format!("\n{head}\n{question}\n"))?;
+    let question = match interrupt["value"]["type"] == "ask_user" {
+        // Each of its questions is shown when it is asked.
+        true => String::new(),
+        false => format!("{}\n", escape::text(&interrupts::question(interrupt))),
+    };
+    session.write(&format!("\n{head}\n{question}"))?;
     let schema = &interrupt["response_schema"];
+    if interrupt["value"]["type"] == "ask_user" {
+        return Box::pin(questions::ask_all(session, interrupt)).await;
+    }
     let Some(answer) = Box::pin(ask_value(session, "Answer", schema)).await? else {
         return Ok(Reply::Later);
     };
@@ -236,7 +263,7 @@ async fn ask_simple(session: &mut Session, label: &str, schema: &Value) -> Clien
 }
 
 /// Asks for one value. `Some(None)` is an empty answer, and `None` no answer.
-async fn ask_simple_or_nothing(
+pub(super) async fn ask_simple_or_nothing(
     session: &mut Session,
     label: &str,
     schema: &Value,

@@ -6,6 +6,7 @@
 mod approval;
 mod event;
 mod input;
+mod questions;
 mod session;
 mod slash;
 mod subscription;

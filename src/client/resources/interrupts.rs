@@ -65,7 +65,7 @@ pub(in crate::client) async fn run(
 async fn resolve(api: &ApiClient, arguments: &ResolveArguments) -> ClientResult<()> {
     // Answered ones are found, too: the same answer again is the same, and another one is refused with the reason.
     let found = find::interrupt(api, &arguments.interrupt, &STATUSES, MIN_RESOLVE_PREFIX).await?;
-    let body = decisions::answer(&found, &arguments.answer)?;
+    let body = decisions::answer(&found, &arguments.answer, arguments.always)?;
     let thread = text(&found, "thread_id");
     let id = text(&found, "id");
     let result = api
@@ -102,6 +102,11 @@ pub(in crate::client) fn question(interrupt: &Value) -> String {
         return names.join(", ");
     }
     let value = &interrupt["value"];
+    if value["type"] == "ask_user" {
+        let questions = value["questions"].as_array().into_iter().flatten();
+        let texts: Vec<&str> = questions.filter_map(|one| one["question"].as_str()).collect();
+        return texts.join(" / ");
+    }
     let text = content_text(value);
     if text.is_empty() { value.to_string() } else { text }
 }

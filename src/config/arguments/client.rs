@@ -358,6 +358,10 @@ pub struct ResolveArguments {
     /// The answer.
     #[command(flatten)]
     pub answer: AnswerOptions,
+    /// Remember the decision for the rest of the thread: later calls of the same tool by the same agent are not asked
+    /// about. For `--approve` and `--reject`.
+    #[arg(long)]
+    pub always: bool,
     /// The output.
     #[command(flatten)]
     pub output: OutputOptions,

@@ -151,7 +151,7 @@ fn of_vector(key: &[KeyPart]) -> String {
 }
 
 /// The tables with sealed columns. A column that is missing here keeps its values when keys change.
-static TABLES: [SealedTable; 13] = [
+static TABLES: [SealedTable; 14] = [
     SealedTable {
         name: "threads",
         bound_to: "threads",
@@ -199,6 +199,14 @@ static TABLES: [SealedTable; 13] = [
         columns: &[text("interrupt"), text("resolution"), text("before")],
         tenant: tenant_of_thread!("interrupts"),
         id: last,
+    },
+    SealedTable {
+        name: "remembered_decisions",
+        bound_to: "remembered_decisions",
+        key: &[("decision_id", KeyKind::Id)],
+        columns: &[text("body")],
+        tenant: tenant_of_thread!("remembered_decisions"),
+        id: first,
     },
     SealedTable {
         name: "remote_runs",

@@ -141,6 +141,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         calls: vec![],
         key: None,
         approvers: Default::default(),
+        ..Question::default()
     };
     let id = InterruptId::of_task(task, 0);
     let asked = Interrupt {

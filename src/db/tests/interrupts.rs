@@ -28,6 +28,7 @@ pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Inter
         calls: vec!["c".to_owned()],
         key: None,
         approvers: Default::default(),
+        ..Question::default()
     };
     let asker = InterruptSource::Call("c".to_owned());
     InterruptRecord {

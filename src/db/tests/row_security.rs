@@ -49,6 +49,7 @@ const FILL: &str = "\
     insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, status, interrupt, \
         created_at, seq, ordinal) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1, 0); \
     insert into interrupt_approvers values ({id}, 'q', 'user', 'ann'); \
+    insert into remembered_decisions values ({id}, {id}, {id}, ''); \
     insert into background_tasks values ({id}, {id}, {id}, {id}, '', '', '', {id}, '', true, true, null, 1); \
     insert into remote_runs (remote_run_id, task_id, url, agent_name, unwanted, attempts, version) \
         values ({id}, {id}, '', '', false, 0, 0); \

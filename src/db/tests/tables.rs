@@ -60,6 +60,7 @@ async fn tables_are_the_same_on_both_engines() {
                 "items",
                 "jobs",
                 "probes",
+                "remembered_decisions",
                 "remote_runs",
                 "runs",
                 "thread_bytes",
@@ -100,7 +101,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 45] = [
+const SEARCHES: [(&str, &str); 47] = [
     (
         "select queue from runs where depth = 0 and status = 'pending' and queue > 'a' order by queue limit 1",
         "runs_waiting",
@@ -247,6 +248,15 @@ const SEARCHES: [(&str, &str); 45] = [
         "interrupts_by_status",
     ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select thread_id from interrupts where status = 'pending' and expires_at is not null and expires_at <= 5 \
+         order by expires_at limit 9",
+        "interrupts_by_expiry",
+    ),
+    (
+        "select * from remembered_decisions where thread_id = {id} order by decision_id",
+        "remembered_decisions_by_thread",
+    ),
     (
         "select * from items where tenant = 'default' and owner = '' and namespace >= 'u.7.' and namespace < 'u.7/' \
          and (expires_at is null or expires_at > 5) order by namespace, key limit 10",

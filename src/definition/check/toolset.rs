@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::builtins::{BACKGROUND, Builtin, FILES, SUMMARIZATION, TODOS};
+use super::super::builtins::{ASK_USER, BACKGROUND, Builtin, FILES, SUMMARIZATION, TODOS};
 use super::super::{AgentDefinition, AgentSpec, SubagentDefinition, Workspace};
 
 /// Returns the tools of the main agent.
@@ -51,6 +51,9 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
 /// and that have no field.
 fn of_policies(spec: &AgentSpec) -> BTreeSet<&'static str> {
     let mut tools: BTreeSet<&str> = spec.store.tools().iter().copied().collect();
+    if spec.ask_user {
+        tools.extend(Builtin::tools_of(ASK_USER));
+    }
     if spec.todos {
         tools.extend(Builtin::tools_of(TODOS));
     }

@@ -25,6 +25,7 @@ fn question() -> Question {
         calls: vec![],
         key: None,
         approvers: Default::default(),
+        ..Question::default()
     }
 }
 

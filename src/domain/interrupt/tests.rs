@@ -14,6 +14,7 @@ fn approval() -> Question {
         calls: vec!["1".to_owned(), "2".to_owned()],
         key: None,
         approvers: Default::default(),
+        ..Question::default()
     }
 }
 

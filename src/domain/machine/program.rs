@@ -91,6 +91,7 @@ mod tests {
             calls: vec![],
             key: None,
             approvers: Default::default(),
+            ..Question::default()
         }
     }
 

@@ -132,6 +132,8 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
             Allow(InterruptsRead, Thread)
         }
         ("POST", "/threads/{thread_id}/interrupts/{interrupt_id}/resolve") => Allow(InterruptsResolve, Thread),
+        ("GET", "/threads/{thread_id}/approvals") => Allow(InterruptsRead, Thread),
+        ("DELETE", "/threads/{thread_id}/approvals/{approval_id}") => Allow(InterruptsResolve, Thread),
 
         ("GET", "/store/items") => Allow(StoreGet, Collection),
         ("PUT", "/store/items") => Allow(StorePut, Collection),

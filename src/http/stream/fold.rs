@@ -187,6 +187,7 @@ mod tests {
                 calls: vec![],
                 key: None,
                 approvers: Default::default(),
+                ..Question::default()
             },
             answer: None,
         }

@@ -9,17 +9,34 @@ use super::Object;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
+use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::interrupt::{Interrupt, QuestionKind};
+use crate::domain::time::Timestamp;
 
-/// An interrupt as threads and states show it: `{id, value}`.
+/// An interrupt as threads and states show it: `{id, value}`, and the name of a subagent.
 pub fn brief(interrupt: &Interrupt) -> Value {
-    json!({"id": interrupt.id, "value": interrupt.question.value})
+    with_agent(
+        json!({"id": interrupt.id, "value": interrupt.question.value}),
+        interrupt,
+    )
 }
 
-/// An interrupt as streams and waiting requests show it. Only [`InterruptView`] has the schema of a valid answer, since
-/// it can be long.
+/// Adds the name and the path of the subagent that asks. Interrupts of the main agent have neither.
+pub fn with_agent(mut shown: Value, interrupt: &Interrupt) -> Value {
+    if let [_, .., name] = interrupt.question.agent_path.as_slice() {
+        shown["agent_name"] = json!(name);
+        shown["agent_path"] = json!(interrupt.question.agent_path);
+    }
+    shown
+}
+
+/// An interrupt as streams and waiting requests show it. The schema of a valid answer can be long, so only some kinds
+/// have it here; [`InterruptView`] always has it.
 pub fn full(interrupt: &Interrupt) -> Value {
-    json!({"value": interrupt.question.value, "id": interrupt.id, "response_schema": null})
+    let question = &interrupt.question;
+    let schema = question.shows_schema().then_some(&question.schema);
+    let shown = json!({"value": question.value, "id": interrupt.id, "response_schema": schema});
+    with_agent(shown, interrupt)
 }
 
 /// An interrupt: a question to a human, and its answer.
@@ -59,6 +76,103 @@ pub struct InterruptView {
     /// The answer with its time and the resumed run; null while the interrupt is open.
     #[schema(value_type = Option<Object>)]
     pub resolution: Option<Value>,
+    /// The events of the interrupt, oldest first; only with `include=audit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit: Option<Vec<InterruptEvent>>,
+}
+
+/// Something that happened to an interrupt.
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+pub struct InterruptEvent {
+    /// The event.
+    pub event: InterruptEventKind,
+    /// The time.
+    #[schema(format = DateTime)]
+    pub at: String,
+    /// The user who did it; null for the server, and without authentication.
+    pub user: Option<String>,
+    /// The types of the decisions, in the order of the calls; null for other answers and events.
+    #[schema(value_type = Option<Vec<String>>)]
+    pub decisions: Option<Value>,
+    /// The run that brought the answer; null for other events.
+    pub run_id: Option<Uuid>,
+}
+
+/// The kinds of events of an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InterruptEventKind {
+    /// The interrupt was raised.
+    Raised,
+    /// An answer was refused, since the interrupt is assigned to others.
+    Refused,
+    /// The interrupt was answered.
+    Answered,
+    /// The interrupt got the answer for the case that nobody answers in time.
+    Expired,
+    /// The thread continued without an answer.
+    Dropped,
+    /// A decision that was remembered for the thread was revoked.
+    Revoked,
+}
+
+/// Returns the events of an interrupt, oldest first. The audit has entries only for callers that authenticate, and only
+/// for a time; what happened in the end is known without it.
+pub fn events_of(record: &InterruptRecord, entries: &[AuditEntry]) -> Vec<InterruptEvent> {
+    let event = |kind: InterruptEventKind, at: Timestamp| InterruptEvent {
+        event: kind,
+        at: at.to_string(),
+        user: None,
+        decisions: None,
+        run_id: None,
+    };
+    let of_entry = |entry: &AuditEntry| {
+        let kind = match entry.outcome {
+            AuditOutcome::Denied => InterruptEventKind::Refused,
+            AuditOutcome::Allowed if entry.detail.contains_key("revoked") => InterruptEventKind::Revoked,
+            AuditOutcome::Allowed => return None,
+        };
+        Some((
+            entry.created_at,
+            InterruptEvent {
+                user: Some(entry.user.clone()),
+                ..event(kind, entry.created_at)
+            },
+        ))
+    };
+    let end = match record.status {
+        InterruptState::Pending => None,
+        InterruptState::Resolved => Some(InterruptEventKind::Answered),
+        InterruptState::Expired => Some(InterruptEventKind::Expired),
+        InterruptState::Dropped => Some(InterruptEventKind::Dropped),
+    };
+    let mut all = vec![(record.created_at, event(InterruptEventKind::Raised, record.created_at))];
+    all.extend(entries.iter().filter_map(of_entry));
+    if let Some(kind) = end {
+        let at = record.resolved_at.unwrap_or(record.created_at);
+        let is_answer = |entry: &&AuditEntry| entry.outcome == AuditOutcome::Allowed && entry.created_at == at;
+        let user = entries
+            .iter()
+            .find(is_answer)
+            .filter(|_| kind == InterruptEventKind::Answered);
+        let answered = InterruptEvent {
+            user: user.map(|entry| entry.user.clone()),
+            decisions: record.resolution.as_ref().and_then(decision_types),
+            run_id: record.resumed_by.map(|run| run.0),
+            ..event(kind, at)
+        };
+        all.push((at, answered));
+    }
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, event)| event).collect()
+}
+
+/// Returns the types of the decisions in an answer. Arguments and messages are in the interrupt itself.
+fn decision_types(answer: &Value) -> Option<Value> {
+    let list = answer.get("decisions").and_then(Value::as_array);
+    let one = || answer.get("type").map(|_| std::slice::from_ref(answer));
+    let decisions = list.map(Vec::as_slice).or_else(one)?;
+    Some(decisions.iter().map(|decision| decision["type"].clone()).collect())
 }
 
 /// The users and roles to which an interrupt is assigned.
@@ -71,7 +185,7 @@ pub struct InterruptApprovers {
 }
 
 impl InterruptApprovers {
-    fn of(approvers: Approvers) -> Option<Self> {
+    pub(super) fn of(approvers: Approvers) -> Option<Self> {
         (!approvers.is_empty()).then(|| Self {
             users: approvers.users.into_iter().map(String::from).collect(),
             roles: approvers.roles.iter().map(|role| role.word().to_owned()).collect(),
@@ -135,6 +249,7 @@ impl From<InterruptRecord> for InterruptView {
                 "run_id": record.resumed_by,
             })
         });
+        let expires_at = record.expires_at().map(|at| at.to_string());
         let question = record.interrupt.question;
         Self {
             id: record.interrupt.id.0,
@@ -149,8 +264,9 @@ impl From<InterruptRecord> for InterruptView {
             value: with_call_ids(question.value, &question.calls),
             response_schema: question.schema,
             created_at: record.created_at.to_string(),
-            expires_at: None,
+            expires_at,
             resolution,
+            audit: None,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::machine::Failure;
 
 pub mod agent;
+pub mod approval;
 pub mod assistant;
 pub mod child_run;
 pub mod compaction;

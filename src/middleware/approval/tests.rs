@@ -36,11 +36,10 @@ fn policy() -> Approval {
     let rules = BTreeMap::from([
         (
             "send_email".to_owned(),
-            ApprovalRule::Choices(ApprovalChoices {
+            ApprovalRule::Choices(Box::new(ApprovalChoices {
                 allowed_decisions: three,
-                description: None,
-                approvers: Default::default(),
-            }),
+                ..ApprovalChoices::default()
+            })),
         ),
         ("pay".to_owned(), ApprovalRule::Switch(true)),
         ("lookup".to_owned(), ApprovalRule::Switch(false)),

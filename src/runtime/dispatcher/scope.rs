@@ -10,6 +10,7 @@ use crate::runtime::run_context::RunContext;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
+use crate::tool::remembered::NothingRemembered;
 use crate::tool::{CallSlots, ProgressSink, Scope};
 
 impl Dispatcher {
@@ -37,6 +38,8 @@ impl Dispatcher {
             clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.space_of(ownership)),
             tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
+            // A decision is given with an answer, which another run brings: this run meets none that is not there yet.
+            remembered: Arc::new(NothingRemembered),
             task: None,
             step_limit: run.request.step_limit(),
             sizes: self.core.sizes,

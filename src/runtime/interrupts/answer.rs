@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::approvers::check_answers;
-use super::{Interrupts, Resolution, pending};
+use super::{Interrupts, Resolution, pending, remember};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -31,13 +31,15 @@ pub(super) async fn match_answer(
     let open = pending(tx, thread).await?;
     let answers = assign(&open, answer)?;
     check_answers(caller, answers.iter().map(|(record, _)| *record))?;
-    for (record, answer) in &answers {
-        record.interrupt.question.check(answer)?;
+    let mut checked = Resume::default();
+    for (record, answer) in answers {
+        let question = &record.interrupt.question;
+        let answer = question.normalised(answer);
+        question.check(&answer)?;
+        remember::check(record, &answer)?;
+        checked.insert(record.interrupt.id.clone(), answer);
     }
-    let answers = answers.into_iter();
-    Ok(answers
-        .map(|(record, answer)| (record.interrupt.id.clone(), answer))
-        .collect())
+    Ok(checked)
 }
 
 /// An answer to one interrupt.
@@ -159,11 +161,10 @@ impl Interrupts {
         });
         let (record, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
         self.check_answer(caller, thread, &record)?;
+        let same = record.interrupt.question.normalised(answer.clone());
         match (record.status, record.resumed_by) {
             (InterruptState::Pending, _) => Ok(AnswerState::Open(assistant)),
-            (InterruptState::Resolved, Some(by)) if record.resolution.as_ref() == Some(answer) => {
-                Ok(AnswerState::AnsweredBy(by))
-            }
+            (InterruptState::Resolved, Some(by)) if record.resolution == Some(same) => Ok(AnswerState::AnsweredBy(by)),
             (status, _) => Err(ResolveError::Stale(status.word())),
         }
     }

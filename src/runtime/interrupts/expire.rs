@@ -1,9 +1,60 @@
-//! Interrupts without an answer: the thread continues without one, or the agent that asked was cancelled.
+//! Interrupts without an answer of a client: they have expired, the thread continues without an answer, or the agent
+//! that asked was cancelled.
 
-use super::lanes_of;
+use super::{Resolution, continue_thread, lanes_of, pending};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{InterruptId, RunId, ThreadId};
+use crate::domain::run::Resume;
 use crate::domain::time::Timestamp;
+use crate::runtime::admission::{AdmissionContext, Admitted};
+
+/// The result of looking for expired interrupts of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::runtime) enum ExpiredInterrupts {
+    /// There are none.
+    Nothing,
+    /// A run continues with their answers.
+    Resumed,
+    /// Another run is at work on the thread, or the run was refused.
+    NotNow,
+}
+
+/// Starts a run that continues a thread with the answers of its expired interrupts.
+pub(in crate::runtime) async fn resume_expired(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    context: &AdmissionContext,
+) -> DbResult<(ExpiredInterrupts, Option<Admitted>)> {
+    if db::threads::lock(tx, thread).await?.is_none() {
+        return Ok((ExpiredInterrupts::Nothing, None));
+    }
+    let mut due = pending(tx, thread).await?;
+    due.retain(|record| record.expires_at().is_some_and(|at| at <= context.now));
+    let Some(first) = due.first() else {
+        return Ok((ExpiredInterrupts::Nothing, None));
+    };
+    let Some(asked_by) = db::runs::get_by_id(tx, first.run).await? else {
+        return Ok((ExpiredInterrupts::NotNow, None));
+    };
+    let ids = due.iter().map(|record| record.interrupt.id.clone()).collect();
+    let started = continue_thread(tx, thread, asked_by.assistant, Resolution::Expired(ids), context).await?;
+    Ok(match started {
+        Some(admitted) => (ExpiredInterrupts::Resumed, Some(admitted)),
+        None => (ExpiredInterrupts::NotNow, None),
+    })
+}
+
+/// Returns the answers that expired interrupts get. They are not checked against the questions: a rule may reject on
+/// expiry what its reviewers can only approve.
+pub(super) async fn answers(tx: &mut Tx<'_>, thread: ThreadId, ids: &[InterruptId]) -> DbResult<Resume> {
+    let open = pending(tx, thread).await?;
+    let expired = open.into_iter().filter(|record| ids.contains(&record.interrupt.id));
+    let answered = |record: db::interrupts::InterruptRecord| {
+        let answer = record.interrupt.question.expiry?.answer;
+        Some((record.interrupt.id, answer))
+    };
+    Ok(expired.filter_map(answered).collect())
+}
 
 /// Drops all open interrupts of a thread for a run that begins with new input, and stops the subagents that waited.
 pub(in crate::runtime) async fn drop_for_input(

@@ -28,6 +28,7 @@ use crate::domain::time::Timestamp;
 
 mod cancel_remote;
 mod cron;
+mod expire_interrupts;
 mod notify_parent;
 mod poll_remote;
 mod sweep;
@@ -88,6 +89,7 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
         JobKind::PollRemote => &poll_remote::PollRemoteHandler,
         JobKind::CancelRemote => &cancel_remote::CancelRemoteHandler,
         JobKind::WatchInterrupt => &watch_interrupt::WatchInterruptHandler,
+        JobKind::ExpireInterrupts => &expire_interrupts::ExpireInterruptsHandler,
         JobKind::NotifyParent => &notify_parent::NotifyParentHandler,
         JobKind::Sweep => &sweep::SweepHandler,
         JobKind::SweepDeliveries => &sweep_deliveries::SweepDeliveriesHandler,

@@ -1,10 +1,13 @@
 //! Agents: delegation, interrupts, tools, files, limits, middleware.
 
+mod approval_rules;
+mod ask_user;
 pub(crate) mod background_tasks;
 mod cancelled_trees;
 mod cancelled_while_waiting;
 mod delegated_interrupts;
 mod embedding;
+mod expiring_interrupts;
 mod file_permissions;
 mod files;
 mod folder_mcp_servers;
@@ -22,6 +25,7 @@ mod nested_background_tasks;
 mod prompt_blocks;
 mod random_trees;
 mod registered_subagents;
+mod remembered_decisions;
 mod response_schemas;
 mod shared_state;
 mod skills;

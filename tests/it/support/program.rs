@@ -107,6 +107,7 @@ fn which() -> Question {
         calls: vec![],
         key: None,
         approvers: Default::default(),
+        ..Question::default()
     }
 }
 

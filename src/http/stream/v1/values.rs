@@ -120,7 +120,7 @@ pub(super) fn interrupt(interrupt: &Interrupt, asker: &Origin) -> Value {
     json!({
         "value": interrupt.question.value,
         "id": interrupt.id,
-        "response_schema": null,
+        "response_schema": interrupt.question.shows_schema().then_some(&interrupt.question.schema),
         "agent_name": asker.agent,
         "agent_path": asker.path,
         "tool_call_ids": interrupt.question.calls,

@@ -18,6 +18,7 @@ use crate::domain::limits::Totals;
 use crate::domain::machine::{Failure, MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::run::RunStatus;
 use crate::domain::state::State;
+use crate::http::wire::interrupt::with_agent;
 use agent::TrackedAgent;
 pub use filter::{Channel, Filter, whole_number};
 pub use frame_writer::{FRAMES, StreamFilter, V2Frame};
@@ -272,7 +273,10 @@ impl V2Presenter {
                 let name = FrameId::Fixed(format!("synth:{}:input|{segments}|{}", self.run_id(), interrupt.id));
                 out.put(Channel::Input, &agent.source, name, || {
                     let value = &interrupt.question.value;
-                    json!({"interrupt_id": interrupt.id, "payload": value, "value": value})
+                    with_agent(
+                        json!({"interrupt_id": interrupt.id, "payload": value, "value": value}),
+                        interrupt,
+                    )
                 });
             }
         }

@@ -172,6 +172,7 @@ fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
         calls: vec![],
         key: None,
         approvers: Default::default(),
+        ..Question::default()
     };
     let interrupt = Interrupt {
         id: InterruptId::of_task(task, 0),

@@ -229,6 +229,7 @@ impl Play {
             calls: vec!["c1".to_owned()],
             key: None,
             approvers: Default::default(),
+            ..Question::default()
         };
         let asked = agent.machine.hook_asked(&agent.plan, vec![question]).remove(0);
         let snapshot = agent.machine.head.and_then(|head| self.snapshots.get_mut(&head));
