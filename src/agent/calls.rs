@@ -156,7 +156,11 @@ impl Loop<'_> {
         mut call: ToolCall,
     ) -> Option<ToolCall> {
         loop {
-            let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(&call));
+            let mut policies = self
+                .agent
+                .stack()
+                .iter()
+                .filter(|policy| policy.needs_approval_in(&self.scope, &call));
             let Some(policy) = policies.next() else {
                 return Some(call);
             };
@@ -188,7 +192,11 @@ impl Loop<'_> {
 
     /// Returns those who approve a call: they also decide about its unknown outcome.
     fn approvers_of_call(&self, call: &ToolCall) -> Approvers {
-        let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(call));
+        let mut policies = self
+            .agent
+            .stack()
+            .iter()
+            .filter(|policy| policy.needs_approval_in(&self.scope, call));
         let question = policies.find_map(|policy| policy.approval_question(call));
         question.map(|question| question.approvers).unwrap_or_default()
     }
@@ -253,6 +261,7 @@ impl Loop<'_> {
             make: &make,
             scope,
             state,
+            may_repeat: repeats,
         };
         let call = job.call.clone();
         let called = scope.stop.run_until_cancelled(next.call(job.call));
@@ -314,7 +323,7 @@ impl Loop<'_> {
         match outcome.and_then(within_limits) {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
                 let text = format!("The call to `{}` failed: {}", call.name, failure.message);
-                Ok(CallOutcome::Answer(ToolOutput::error(call, text)))
+                Ok(CallOutcome::Answer(ToolOutput::error(call, text).with_failure(failure)))
             }
             outcome => outcome,
         }
@@ -472,6 +481,7 @@ fn halt_call(machine: &mut Machine, pending: &mut PendingWrites, at: usize, halt
 pub(super) fn record_answer(machine: &mut Machine, at: usize, answer: ToolOutput) {
     let answer = ToolOutput {
         writes: with_ids(answer.writes),
+        failure: None,
         ..answer
     };
     machine.set_call_status(at, CallStatus::Answered(Box::new(answer)));

@@ -418,6 +418,7 @@ impl Loop<'_> {
             ends: false,
             is_logged: false,
             changes: vec![],
+            failure: None,
         }
     }
 

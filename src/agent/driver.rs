@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
+use super::answer_filters::AnswerFilters;
 use super::call_ids::CallIdAllocator;
 use super::journal::{ExitReason, PendingWrite};
 use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, end_fact};
@@ -278,7 +279,8 @@ impl Loop<'_> {
     ) -> Result<ModelAnswer, Halt> {
         let begun = Instant::now();
         let model = format!("{}:{}", head.provider, head.model);
-        let mut answer = AnswerStream::new(head, self.journal);
+        let filters = AnswerFilters::of(&model_loop.stack);
+        let mut answer = AnswerStream::new(head, self.journal).with_filters(filters);
         let received = self.receive_answer(model_loop, request, &mut answer);
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
@@ -313,6 +315,10 @@ impl Loop<'_> {
                 Err(Halt::Stopped)
             }
             Ok(Some(Ok(mut message))) => {
+                if let Err(failure) = answer.complete_filtered(&mut message) {
+                    abort(answer, true);
+                    return Err(Halt::Fail(failure));
+                }
                 message.id.get_or_insert_with(|| answer.message().to_owned());
                 Ok(ModelAnswer {
                     message: *message,
@@ -322,7 +328,7 @@ impl Loop<'_> {
             Ok(Some(Err(error))) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
                 abort(answer, true);
-                Err(Halt::Fail(Failure::new(error.class(), client_failure_text(&error))))
+                Err(Halt::Fail(Failure::new(error.class(), error.client_text())))
             }
         }
     }
@@ -345,7 +351,6 @@ impl Loop<'_> {
                 ModelEvent::Done(mut message) => {
                     admit_answer(&mut message);
                     CallIdAllocator::make_unique(&mut message);
-                    answer.complete(&message);
                     return Ok(message);
                 }
             });
@@ -379,21 +384,6 @@ impl From<Halt> for StepError {
 impl From<ExitReason> for StepError {
     fn from(stop: ExitReason) -> Self {
         Self::Stopped(stop)
-    }
-}
-
-/// Returns the failure text for clients. The provider's message may contain confidential data and is only logged.
-fn client_failure_text(error: &ModelError) -> String {
-    match error {
-        ModelError::Refused { status, .. } => format!("The model provider refused the request (status {status})."),
-        ModelError::RateLimited { .. } => "The model provider is rate limiting this server.".to_owned(),
-        ModelError::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
-        ModelError::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
-        ModelError::Interrupted { .. } => "The model's answer ended before it was complete.".to_owned(),
-        ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
-        ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
-        ModelError::NothingToAsk | ModelError::NotAllowed(_) => error.to_string(),
-        ModelError::UnsupportedContent { message } | ModelError::Misconfigured { message } => message.clone(),
     }
 }
 

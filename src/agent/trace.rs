@@ -3,8 +3,6 @@
 //! Nothing of this happens when traces are off or the trace is not sampled. Spans have contents, such as messages and
 //! arguments, only if the settings ask for them.
 
-use std::borrow::Cow;
-
 use serde_json::{Map, Value, json};
 
 use super::Loop;
@@ -20,7 +18,7 @@ use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::domain::trace::{AttributeValue, SpanData, SpanId, SpanKind, TraceScope};
 use crate::middleware::ModelAnswer;
-use crate::model::ModelRequest;
+use crate::model::{ModelRequest, span_provider_name};
 use crate::tool::{CallOutcome, Halt};
 
 /// The most characters of a tool's name in a span. Models make names up.
@@ -36,7 +34,7 @@ impl Loop<'_> {
         let mut span = self.scope.trace.begin(SpanKind::Client)?;
         span.name = format!("chat {}", head.model);
         span.set("gen_ai.operation.name", "chat");
-        span.set("gen_ai.provider.name", provider_name(&head.provider).into_owned());
+        span.set("gen_ai.provider.name", span_provider_name(&head.provider).into_owned());
         span.set("gen_ai.request.model", head.model.clone());
         span.set("gen_ai.request.stream", true);
         self.set_place(&mut span);
@@ -170,19 +168,6 @@ impl Loop<'_> {
             Halt::Stopped => span.fail(CANCELLED),
         }
         true
-    }
-}
-
-/// Returns the name of a provider in the semantic conventions.
-fn provider_name(provider: &str) -> Cow<'_, str> {
-    match provider {
-        "google_genai" => "gcp.gemini".into(),
-        "google_vertexai" => "gcp.vertex_ai".into(),
-        "azure_openai" => "azure.ai.openai".into(),
-        "bedrock" => "aws.bedrock".into(),
-        "mistralai" => "mistral_ai".into(),
-        "xai" => "x_ai".into(),
-        other => other.into(),
     }
 }
 

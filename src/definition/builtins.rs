@@ -35,6 +35,9 @@ pub const LIMITS: &str = "LimitsMiddleware";
 /// Calls that fail again and again.
 pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 
+/// Rules for tool calls.
+pub const PERMISSIONS: &str = "PermissionsMiddleware";
+
 /// A policy of the server.
 #[derive(Debug)]
 pub struct Builtin {
@@ -78,7 +81,7 @@ const PLAIN: Builtin = Builtin {
 };
 
 /// All policies. Messages list those that can be listed in this order.
-pub static BUILTINS: [Builtin; 15] = [
+pub static BUILTINS: [Builtin; 16] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],
@@ -141,18 +144,18 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: MODEL_CALLS,
         listing: Listing::Listed {
-            field: Some("limits.model_calls"),
-            settings: &["run_limit"],
-            required: &["run_limit"],
+            field: None,
+            settings: &[],
+            required: &[],
         },
         ..PLAIN
     },
     Builtin {
         name: TOOL_CALLS,
         listing: Listing::Listed {
-            field: Some("limits.tool_calls"),
-            settings: &["run_limit"],
-            required: &["run_limit"],
+            field: None,
+            settings: &[],
+            required: &[],
         },
         ..PLAIN
     },
@@ -205,6 +208,11 @@ pub static BUILTINS: [Builtin; 15] = [
     },
     Builtin {
         name: LIMITS,
+        is_replaceable: false,
+        ..PLAIN
+    },
+    Builtin {
+        name: PERMISSIONS,
         is_replaceable: false,
         ..PLAIN
     },

@@ -12,14 +12,13 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL};
+use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL};
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool,
     read, source,
 };
-use crate::domain::limits::Limits;
 
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,7 +92,6 @@ struct Settings {
     sources: Vec<Value>,
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
-    run_limit: u64,
 }
 
 /// The values of fields that listed policies set.
@@ -105,8 +103,6 @@ struct ListedSettings {
     memory: Option<Vec<String>>,
     interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
     until: Option<UntilTool>,
-    model_calls: Option<u64>,
-    tool_calls: Option<u64>,
 }
 
 impl ListedSettings {
@@ -129,22 +125,10 @@ impl ListedSettings {
                 MEMORY => values.memory = Some(valid_elements(settings().sources)),
                 APPROVAL => values.interrupt_on = Some(settings().interrupt_on),
                 UNTIL => values.until = Some(UntilTool::Any(settings().tools)),
-                MODEL_CALLS => values.model_calls = Some(settings().run_limit),
-                TOOL_CALLS => values.tool_calls = Some(settings().run_limit),
                 _ => {}
             }
         }
         values
-    }
-
-    fn limits(&self, there: Option<&Limits>) -> Option<Limits> {
-        if self.model_calls.is_none() && self.tool_calls.is_none() {
-            return there.cloned();
-        }
-        let mut limits = there.cloned().unwrap_or_default();
-        limits.model_calls = self.model_calls.or(limits.model_calls);
-        limits.tool_calls = self.tool_calls.or(limits.tool_calls);
-        Some(limits)
     }
 }
 
@@ -171,7 +155,6 @@ impl AgentDefinition {
     pub fn resolved(&self) -> Self {
         let mut agent = self.clone();
         let values = ListedSettings::of(&self.middleware);
-        agent.limits = values.limits(self.limits.as_ref());
         agent.todos |= values.todos;
         agent.store = values.store.unwrap_or(agent.store);
         (agent.skills, agent.skill_tools) = values.skills.unwrap_or((agent.skills, agent.skill_tools));
@@ -193,14 +176,6 @@ impl AgentDefinition {
             (SKILLS, !self.skills.is_empty()),
             (MEMORY, !self.memory.is_empty()),
             (APPROVAL, !self.interrupt_on.is_empty()),
-            (
-                MODEL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
-            ),
-            (
-                TOOL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
-            ),
         ];
         let mut findings = check(&FieldPath::of(["middleware"]), &self.middleware, &fields, context);
         for (at, policy) in self
@@ -224,7 +199,6 @@ impl SubagentDefinition {
     pub(super) fn resolved(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.inheriting(parent);
         let values = ListedSettings::of(&subagent.middleware);
-        subagent.limits = values.limits(subagent.limits.as_ref());
         subagent.todos |= values.todos;
         subagent.store = values.store.or(subagent.store);
         (subagent.skills, subagent.skill_tools) = values.skills.unwrap_or((subagent.skills, subagent.skill_tools));
@@ -243,14 +217,6 @@ impl SubagentDefinition {
             (MEMORY, !self.memory.is_empty()),
             (APPROVAL, self.interrupt_on.is_some()),
             (UNTIL, self.until_tool.is_some()),
-            (
-                MODEL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
-            ),
-            (
-                TOOL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
-            ),
         ];
         check(&field.then("middleware"), &self.middleware, &fields, context)
     }
@@ -259,9 +225,6 @@ impl SubagentDefinition {
 /// Adds to a resolved subagent those of the policies that it does not have.
 pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     let values = ListedSettings::of(policies);
-    subagent.limits = ListedSettings::default()
-        .limits(subagent.limits.as_ref())
-        .or_else(|| values.limits(None));
     subagent.todos |= values.todos;
     let is_idle = subagent
         .store
@@ -297,8 +260,6 @@ pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
             MEMORY => subagent.memory.clear(),
             APPROVAL => subagent.interrupt_on = Some(BTreeMap::new()),
             UNTIL => subagent.until_tool = None,
-            MODEL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.model_calls.take())),
-            TOOL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.tool_calls.take())),
             _ => {}
         }
     }
@@ -318,8 +279,8 @@ pub(super) fn check(
         let name = policy.name.as_str();
         if let Some(problem) = name_problem(name, context) {
             findings.push(Diagnostic::error(field, problem));
-        } else if !seen.insert(name) {
-            findings.push(Diagnostic::error(field, format!("`{name}` is listed twice")));
+        } else if let Some(problem) = (!seen.insert(context.instance_of(policy))).then(|| context.repeated(name)) {
+            findings.push(Diagnostic::error(field, problem));
         } else {
             findings.extend(check_settings(&field, policy, context));
             let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
@@ -389,12 +350,6 @@ fn check_settings(field: &FieldPath, policy: &Policy, context: &ValidationContex
         findings.push(Diagnostic::error(FieldPath::of([*key]), "must be given"));
     }
     findings.extend(check_sources(policy));
-    if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
-        findings.push(Diagnostic::error(
-            FieldPath::of(["run_limit"]),
-            "must be a whole number of at least 1",
-        ));
-    }
     findings.into_iter().map(|finding| finding.under(field)).collect()
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
-use crate::definition::{ApprovalRule, FileRules};
+use crate::definition::{ApprovalRule, CallRules, FileRules};
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{EDITED_CALLS, ToolOutput};
 use crate::domain::interrupt::{Decision, DecisionKind, Decisions, Question, QuestionKind, ReviewAction};
@@ -27,6 +27,7 @@ use crate::tool::{Halt, Scope, Toolbox};
 pub struct Approval {
     rules: BTreeMap<String, ApprovalRule>,
     files: FileRules,
+    calls: CallRules,
     approvers: Approvers,
     tools: Toolbox,
 }
@@ -38,6 +39,7 @@ impl Approval {
         Self {
             rules,
             files: FileRules::default(),
+            calls: CallRules::default(),
             approvers: Approvers::default(),
             tools,
         }
@@ -55,6 +57,20 @@ impl Approval {
         Self { files, ..self }
     }
 
+    /// Adds the rules for calls of all tools, for calls that have no rule by tool name.
+    #[must_use]
+    pub fn with_calls(self, calls: CallRules) -> Self {
+        Self { calls, ..self }
+    }
+
+    /// Returns whether a human has to approve a call of the agent of this scope.
+    fn asks_in(&self, scope: &Scope, call: &ToolCall) -> bool {
+        match self.rule(&call.name) {
+            None if !self.files.needs_approval_of(call) => self.calls.asks_about(&scope.path, call),
+            Some(_) | None => !self.allowed(call).is_empty(),
+        }
+    }
+
     fn rule(&self, tool: &str) -> Option<&ApprovalRule> {
         let begins = |rule: &str| rule.strip_suffix('*').is_some_and(|start| tool.starts_with(start));
         let of_all = || self.rules.iter().find(|(name, _)| begins(name)).map(|(_, rule)| rule);
@@ -64,7 +80,7 @@ impl Approval {
     fn allowed(&self, call: &ToolCall) -> &[DecisionKind] {
         match self.rule(&call.name) {
             Some(rule) => rule.allowed(),
-            None if self.files.needs_approval_of(call) => &DecisionKind::ALL,
+            None if self.files.needs_approval_of(call) || self.calls.may_ask_about(call) => &DecisionKind::ALL,
             None => &[],
         }
     }
@@ -157,11 +173,7 @@ impl Middleware for Approval {
 
     async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let open = proposed_calls(state);
-        let calls: Vec<ToolCall> = open
-            .iter()
-            .filter(|call| !self.allowed(call).is_empty())
-            .cloned()
-            .collect();
+        let calls: Vec<ToolCall> = open.iter().filter(|call| self.asks_in(scope, call)).cloned().collect();
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
@@ -190,6 +202,10 @@ impl Middleware for Approval {
 
     fn needs_approval(&self, call: &ToolCall) -> bool {
         !self.allowed(call).is_empty()
+    }
+
+    fn needs_approval_in(&self, scope: &Scope, call: &ToolCall) -> bool {
+        self.asks_in(scope, call)
     }
 
     fn approval_question(&self, call: &ToolCall) -> Option<Question> {

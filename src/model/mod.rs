@@ -3,6 +3,7 @@
 //! [`Model`] is independent of providers. A model always streams; a caller that needs only the complete answer takes
 //! the last event.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,6 +191,21 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// Returns the text for clients. The provider's message may contain confidential data and is only logged.
+    pub fn client_text(&self) -> String {
+        match self {
+            Self::Refused { status, .. } => format!("The model provider refused the request (status {status})."),
+            Self::RateLimited { .. } => "The model provider is rate limiting this server.".to_owned(),
+            Self::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
+            Self::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
+            Self::Interrupted { .. } => "The model's answer ended before it was complete.".to_owned(),
+            Self::TimedOut { message } => format!("The model provider takes too long: {message}."),
+            Self::TooLarge { message } => format!("The model's answer is too large: {message}."),
+            Self::NothingToAsk | Self::NotAllowed(_) => self.to_string(),
+            Self::UnsupportedContent { message } | Self::Misconfigured { message } => message.clone(),
+        }
+    }
+
     /// Returns the error class, which clients receive instead of the provider's message.
     pub fn class(&self) -> &'static str {
         match self {
@@ -221,5 +237,18 @@ impl ModelError {
             | Self::NotAllowed(_)
             | Self::Misconfigured { .. } => false,
         }
+    }
+}
+
+/// Returns the name of a provider in the semantic conventions of OpenTelemetry.
+pub fn span_provider_name(provider: &str) -> Cow<'_, str> {
+    match provider {
+        "google_genai" => "gcp.gemini".into(),
+        "google_vertexai" => "gcp.vertex_ai".into(),
+        "azure_openai" => "azure.ai.openai".into(),
+        "bedrock" => "aws.bedrock".into(),
+        "mistralai" => "mistral_ai".into(),
+        "xai" => "x_ai".into(),
+        other => other.into(),
     }
 }

@@ -222,6 +222,7 @@ async fn an_undisclosed_tool_is_an_unknown_tool() {
             make: &make,
             scope: &scope,
             state: &state,
+            may_repeat: true,
         };
         match policy.wrap_tool_call(ToolCall::new("c", name, Map::new()), next).await {
             Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),
