@@ -204,10 +204,13 @@ impl AgentFactory {
     /// Returns the error of the first model of a definition that the tenant may not use.
     fn forbidden_model(&self, definition: &AgentDefinition) -> Option<ModelError> {
         let below = definition.delegates();
-        let below = below.iter().filter_map(|subagent| subagent.model.as_ref());
-        [&definition.model]
+        let policies = below.iter().flat_map(|subagent| &subagent.middleware);
+        let of_policies = policies.chain(&definition.middleware).filter_map(Policy::model);
+        let below = below.iter().filter_map(|subagent| subagent.model.as_deref());
+        [definition.model.as_str()]
             .into_iter()
             .chain(below)
+            .chain(of_policies)
             .find_map(|model| self.providers.check_allowed(model).err())
     }
 

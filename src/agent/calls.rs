@@ -261,6 +261,7 @@ impl Loop<'_> {
             make: &make,
             scope,
             state,
+            spec: tool.as_ref().map(|tool| &**tool.spec()),
             may_repeat: repeats,
         };
         let call = job.call.clone();

@@ -38,6 +38,16 @@ pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 /// Rules for tool calls.
 pub const PERMISSIONS: &str = "PermissionsMiddleware";
 
+/// A model chooses the tools that are offered.
+pub const TOOL_SELECTOR: &str = "LLMToolSelectorMiddleware";
+/// A model makes up the results of tools.
+pub const TOOL_EMULATOR: &str = "LLMToolEmulator";
+/// A model grades the work.
+pub const RUBRIC: &str = "RubricMiddleware";
+
+/// The policies whose setting `model` is the name of a model.
+pub const WITH_MODEL: [&str; 3] = [TOOL_SELECTOR, TOOL_EMULATOR, RUBRIC];
+
 /// A policy of the server.
 #[derive(Debug)]
 pub struct Builtin {

@@ -12,8 +12,8 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL};
-use super::check::ValidationContext;
+use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL};
+use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool,
@@ -36,6 +36,15 @@ impl Policy {
             name: name.to_owned(),
             settings: Map::new(),
         }
+    }
+
+    /// Returns the model that the settings name.
+    pub fn model(&self) -> Option<&str> {
+        let model = self
+            .settings
+            .get("model")
+            .filter(|_| WITH_MODEL.contains(&self.name.as_str()));
+        model.and_then(Value::as_str)
     }
 }
 
@@ -283,6 +292,8 @@ pub(super) fn check(
             findings.push(Diagnostic::error(field, problem));
         } else {
             findings.extend(check_settings(&field, policy, context));
+            let model = policy.model().into_iter();
+            findings.extend(model.flat_map(|model| check_model(&field.then("model"), model, context)));
             let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
             if let Some(other) = Builtin::field(name).filter(|_| is_given) {
                 let message = format!("`{name}` is also given as the field `{other}`");

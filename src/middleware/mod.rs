@@ -28,7 +28,7 @@ use crate::domain::interrupt::Question;
 use crate::domain::machine::{Failure, HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
-use crate::model::{Model, ModelError, ModelRequest};
+use crate::model::{Model, ModelError, ModelRequest, ToolSpec};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 pub mod approval;
@@ -37,8 +37,10 @@ pub mod context_editing;
 pub mod dangling_calls;
 pub mod delegation;
 pub mod files;
+mod forced_call;
 pub mod limits;
 pub mod memory;
+pub mod model_call;
 pub mod model_call_limit;
 pub mod permissions;
 pub mod pii;
@@ -46,12 +48,15 @@ pub mod prompt_override;
 pub mod prompt_suffix;
 mod reminder;
 pub mod repeated_failures;
+pub mod rubric;
 pub mod skills;
 pub mod store;
 pub mod structured;
 pub mod todos;
 pub mod tool_call_limit;
+pub mod tool_emulation;
 pub mod tool_retry;
+pub mod tool_selection;
 pub mod until_tool;
 
 /// Middleware of the agent loop. Every method has a default that does nothing.
@@ -163,6 +168,9 @@ pub fn listed() -> Vec<Arc<dyn Middleware>> {
         Arc::new(tool_call_limit::ToolCallLimit::default()),
         Arc::new(tool_retry::ToolRetry::default()),
         Arc::new(pii::Pii::default()),
+        Arc::new(tool_selection::ToolSelection::default()),
+        Arc::new(tool_emulation::ToolEmulation::default()),
+        Arc::new(rubric::Rubric::default()),
         Arc::new(todos::Todos::new()),
     ]
 }
@@ -322,6 +330,8 @@ pub struct NextCall<'a> {
     pub scope: &'a Scope,
     /// The state at the start of the step.
     pub state: &'a State,
+    /// The specification of the tool, if there is such a tool.
+    pub spec: Option<&'a ToolSpec>,
     /// True if the call may be made again although nobody knows whether it took effect.
     pub may_repeat: bool,
 }

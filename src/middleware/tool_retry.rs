@@ -283,6 +283,7 @@ mod tests {
             scope: &scope,
             state: &state,
             may_repeat,
+            spec: None,
         };
         let result = policy.wrap_tool_call(call(), next).await;
         let made = attempts.load(Ordering::Relaxed);

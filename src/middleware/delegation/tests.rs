@@ -61,6 +61,7 @@ async fn outcome_of(policy: &Subagents, call: ToolCall) -> CallOutcome {
         scope: &scope,
         state: &state,
         may_repeat: true,
+        spec: None,
     };
     policy.wrap_tool_call(call, next).await.expect("an outcome")
 }

@@ -236,6 +236,7 @@ async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, H
                 scope: &scope,
                 state: &state,
                 may_repeat: true,
+                spec: None,
             },
         )
         .await

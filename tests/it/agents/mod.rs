@@ -18,6 +18,7 @@ mod limits;
 mod mcp;
 mod memory;
 mod memory_files;
+mod model_policies;
 mod models;
 mod nested_background_tasks;
 mod prompt_blocks;
