@@ -64,6 +64,7 @@ mod credentials;
 mod data_commands;
 mod definitions;
 mod encryption;
+mod explain;
 mod health;
 mod init;
 mod key_commands;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, json};
 
+use super::answer_filters::AnswerFilters;
 use super::call_ids::CallIdAllocator;
 use super::journal::Journal;
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
 use crate::domain::json_limits::without_nul;
+use crate::domain::machine::Failure;
 use crate::domain::message::{Content, InvalidToolCall, Message, Role};
 
 /// The stream of one answer. A model sends one message; a remote agent may send several, one after the other.
@@ -27,6 +29,7 @@ pub(super) struct AnswerStream<'a> {
     /// The calls of the current message so far, by their index.
     calls: Vec<(usize, InvalidToolCall)>,
     ids: CallIdAllocator,
+    filters: AnswerFilters,
 }
 
 impl<'a> AnswerStream<'a> {
@@ -43,7 +46,13 @@ impl<'a> AnswerStream<'a> {
             reasoning: String::new(),
             calls: vec![],
             ids: CallIdAllocator::default(),
+            filters: AnswerFilters::default(),
         }
+    }
+
+    /// Has the texts of the answer pass these filters.
+    pub(super) fn with_filters(self, filters: AnswerFilters) -> Self {
+        Self { filters, ..self }
     }
 
     /// Returns the id of the current message.
@@ -54,8 +63,8 @@ impl<'a> AnswerStream<'a> {
     /// Publishes a piece from a model or a remote agent.
     pub(super) fn push(&mut self, chunk: Chunk) {
         let chunk = match chunk {
-            Chunk::Text(text) => Chunk::Text(without_nul(text)),
-            Chunk::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
+            Chunk::Text(text) => Chunk::Text(self.filters.push_text(without_nul(text))),
+            Chunk::Reasoning(text) => Chunk::Reasoning(self.filters.push_reasoning(without_nul(text))),
             Chunk::Call { index, id, name, args } => Chunk::Call {
                 index,
                 id: self.ids.chunk_id(index, id.map(without_nul)),
@@ -64,7 +73,42 @@ impl<'a> AnswerStream<'a> {
             },
             Chunk::Begin | Chunk::End { .. } | Chunk::Void => chunk,
         };
-        self.send(chunk);
+        if !self.is_held_back(&chunk) {
+            self.send(chunk);
+        }
+    }
+
+    /// Returns whether a filter has held back all of a piece.
+    fn is_held_back(&self, chunk: &Chunk) -> bool {
+        let is_empty = matches!(chunk, Chunk::Text(text) | Chunk::Reasoning(text) if text.is_empty());
+        is_empty && !self.filters.is_empty()
+    }
+
+    /// Publishes what the filters have held back.
+    fn release(&mut self) -> Result<(), Failure> {
+        if self.filters.is_empty() {
+            return Ok(());
+        }
+        let [reasoning, text] = self.filters.finish()?;
+        for chunk in [Chunk::Reasoning(reasoning), Chunk::Text(text)] {
+            if !self.is_held_back(&chunk) {
+                self.send(chunk);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the stream of a model with its complete answer, after the filters have rewritten it.
+    ///
+    /// # Errors
+    /// The failure of a filter that does not let the answer pass.
+    pub(super) fn complete_filtered(&mut self, answer: &mut Message) -> Result<(), Failure> {
+        self.release()?;
+        if !self.filters.is_empty() {
+            self.filters.rewrite(answer)?;
+        }
+        self.complete(answer);
+        Ok(())
     }
 
     fn send(&mut self, chunk: Chunk) {
@@ -148,7 +192,9 @@ impl<'a> AnswerStream<'a> {
 
     /// Ends the stream early. Returns the event to store for a message that has begun and will not end; none if
     /// nothing of it has arrived.
-    pub(super) fn abort(self, failed: bool) -> Option<Fact> {
+    pub(super) fn abort(mut self, failed: bool) -> Option<Fact> {
+        // What a filter does not let pass stays unpublished.
+        let _ = self.release();
         let Self {
             head,
             first,

@@ -9,8 +9,8 @@ use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegist
 use super::{Agent, AgentKind, Forks, ModelLoop, SharedState};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Provenance,
-    STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, FileRules, HarnessProfiles, Location,
+    Policy, Provenance, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -27,6 +27,7 @@ use crate::middleware::dangling_calls::DanglingCalls;
 use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
 use crate::middleware::files::FileTools;
 use crate::middleware::limits::UsageLimits;
+use crate::middleware::permissions::CallPermissions;
 use crate::middleware::prompt_override::PromptOverride;
 use crate::middleware::prompt_suffix::PromptSuffix;
 use crate::middleware::repeated_failures::RepeatedFailures;
@@ -36,7 +37,7 @@ use crate::middleware::structured::native::NativeAnswer;
 use crate::middleware::summarization::Summarization;
 use crate::middleware::todos::Todos;
 use crate::middleware::until_tool;
-use crate::middleware::{Contribution, Middleware};
+use crate::middleware::{AgentParts, Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::peer::Peers;
@@ -210,10 +211,13 @@ impl AgentFactory {
         let summarizers = rules
             .chain([&definition.summarization])
             .filter_map(SummarizationRule::model);
+        let policies = below.iter().flat_map(|subagent| &subagent.middleware);
+        let of_policies = policies.chain(&definition.middleware).filter_map(Policy::model);
         [definition.model.as_str()]
             .into_iter()
             .chain(models)
             .chain(summarizers)
+            .chain(of_policies)
             .find_map(|model| self.providers.check_allowed(model).err())
     }
 
@@ -360,7 +364,12 @@ impl AgentFactory {
     }
 
     /// Returns the policies of an agent but for those that depend on its tools. The first is outermost.
-    fn stack(&self, draft: &Draft, summarization: Option<&Summarization>) -> Vec<Arc<dyn Middleware>> {
+    fn stack(
+        &self,
+        draft: &Draft,
+        model: &Result<Arc<dyn Model>, ModelError>,
+        summarization: Option<&Summarization>,
+    ) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
             stack.push(Arc::new(FileTools::new(draft.workspace(), &draft.spec)));
@@ -400,23 +409,40 @@ impl AgentFactory {
             });
         }
         stack.extend(draft.knowledge());
-        for listed in &draft.spec.middleware {
-            if let Some(own) = self.policies.get(&listed.name) {
-                // Invalid settings were refused when the definition was read.
-                let configured = own.configured(&listed.settings).ok().flatten();
-                put(&mut stack, &configured.unwrap_or_else(|| Arc::clone(own)));
-            }
-        }
-        // Listed policies are innermost, in the order of the list.
-        stack.sort_by_key(|policy| {
-            draft
-                .spec
-                .middleware
-                .iter()
-                .position(|listed| listed.name == policy.name())
-                .map_or(0, |at| at + 1)
-        });
+        self.add_listed(&mut stack, draft, model);
         stack
+    }
+
+    /// Adds the listed policies. They are innermost, in the order of the list.
+    fn add_listed(
+        &self,
+        stack: &mut Vec<Arc<dyn Middleware>>,
+        draft: &Draft,
+        model: &Result<Arc<dyn Model>, ModelError>,
+    ) {
+        let format = draft.spec.response_format.as_ref().map(AnswerFormat::of);
+        let alternatives = format.iter().flat_map(AnswerFormat::alternatives);
+        let answer_tools: Vec<String> = alternatives.filter_map(|form| definition::form_name(&form)).collect();
+        let models = |name: &str| self.providers.model(name);
+        let parts = AgentParts {
+            model,
+            models: &models,
+            answer_tools: &answer_tools,
+        };
+        let mut order = HashMap::new();
+        for (at, listed) in draft.spec.middleware.iter().enumerate() {
+            let Some(own) = self.policies.get(&listed.name) else {
+                order.insert(listed.name.clone(), at + 1);
+                continue;
+            };
+            // Invalid settings were refused when the definition was read.
+            let configured = own.configured(&listed.settings).ok().flatten();
+            let policy = configured.unwrap_or_else(|| Arc::clone(own));
+            let policy = policy.for_agent(&parts).unwrap_or(policy);
+            order.insert(policy.name().to_owned(), at + 1);
+            put(stack, &policy);
+        }
+        stack.sort_by_key(|policy| order.get(policy.name()).copied().unwrap_or(0));
     }
 
     /// Returns the forks of an agent, which are built from it.
@@ -448,7 +474,7 @@ impl AgentFactory {
             .cloned()
             .collect();
         let summarization = self.summarization(&draft.spec, &model);
-        let mut stack = self.stack(&draft, summarization.as_ref());
+        let mut stack = self.stack(&draft, &model, summarization.as_ref());
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let mut system_prompt = draft.spec.system_prompt.clone();
         contributions
@@ -468,10 +494,14 @@ impl AgentFactory {
                     .map(|(name, text)| (mcp::model_tool_name(name), text.clone())),
             );
         let files = FileRules::new(&draft.spec.permissions);
-        if files.may_interrupt() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+        let calls = CallRules::new(&draft.spec.permissions);
+        if calls.may_ask()
+            || files.may_interrupt()
+            || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty())
+        {
             let approval = Approval::new(by_model_name(&draft.spec.interrupt_on), toolbox.clone());
             let approval = approval.with_files(files).with_approvers(draft.spec.approvers.clone());
-            let approval = approval.with_mode(draft.spec.interrupt_mode);
+            let approval = approval.with_mode(draft.spec.interrupt_mode).with_calls(calls.clone());
             stack.push(Arc::new(approval));
         }
         if let Some(text) = draft.fork_prompt.as_ref().filter(|own| !own.is_blank()) {
@@ -480,6 +510,7 @@ impl AgentFactory {
         let limits = draft.spec.limits.clone().unwrap_or_default();
         let repeated = RepeatedFailures::new(limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
+        stack.extend(CallPermissions::new(calls).map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(UsageLimits));
         let forks = self.forks(&draft, &model);
         let is_fork = draft.fork_prompt.is_some();

@@ -167,7 +167,11 @@ impl Loop<'_> {
         remembered: &[RememberedDecision],
     ) -> Option<ToolCall> {
         loop {
-            let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(&call));
+            let mut policies = self
+                .agent
+                .stack()
+                .iter()
+                .filter(|policy| policy.needs_approval_in(&self.scope, &call));
             let Some(policy) = policies.next() else {
                 return Some(call);
             };
@@ -200,7 +204,12 @@ impl Loop<'_> {
 
     /// Returns the decisions for the rest of the thread, if one of these calls needs approval and has none.
     async fn remembered_for(&self, machine: &Machine, ready: &[usize]) -> Result<Arc<[RememberedDecision]>, Halt> {
-        let needs_approval = |call: &ToolCall| self.agent.stack().iter().any(|policy| policy.needs_approval(call));
+        let needs_approval = |call: &ToolCall| {
+            self.agent
+                .stack()
+                .iter()
+                .any(|policy| policy.needs_approval_in(&self.scope, call))
+        };
         let mut calls = ready.iter().filter_map(|at| machine.call(*at));
         if !calls.any(|call| needs_approval(&call) && !machine.is_reviewed(&call)) {
             return Ok(Arc::default());
@@ -210,7 +219,11 @@ impl Loop<'_> {
 
     /// Returns those who approve a call: they also decide about its unknown outcome.
     fn approvers_of_call(&self, call: &ToolCall) -> Approvers {
-        let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(call));
+        let mut policies = self
+            .agent
+            .stack()
+            .iter()
+            .filter(|policy| policy.needs_approval_in(&self.scope, call));
         let question = policies.find_map(|policy| policy.approval_question(call));
         question.map(|question| question.approvers).unwrap_or_default()
     }
@@ -275,6 +288,8 @@ impl Loop<'_> {
             make: &make,
             scope,
             state,
+            spec: tool.as_ref().map(|tool| &**tool.spec()),
+            may_repeat: repeats,
         };
         let call = job.call.clone();
         let called = scope.stop.run_until_cancelled(next.call(job.call));
@@ -336,7 +351,7 @@ impl Loop<'_> {
         match outcome.and_then(within_limits) {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
                 let text = format!("The call to `{}` failed: {}", call.name, failure.message);
-                Ok(CallOutcome::Answer(ToolOutput::error(call, text)))
+                Ok(CallOutcome::Answer(ToolOutput::error(call, text).with_failure(failure)))
             }
             outcome => outcome,
         }
@@ -494,6 +509,7 @@ fn halt_call(machine: &mut Machine, pending: &mut PendingWrites, at: usize, halt
 pub(super) fn record_answer(machine: &mut Machine, at: usize, answer: ToolOutput) {
     let answer = ToolOutput {
         writes: with_ids(answer.writes),
+        failure: None,
         ..answer
     };
     machine.set_call_status(at, CallStatus::Answered(Box::new(answer)));

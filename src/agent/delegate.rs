@@ -431,6 +431,7 @@ impl Loop<'_> {
             ends: false,
             is_logged: false,
             changes: vec![],
+            failure: None,
         }
     }
 

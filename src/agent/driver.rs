@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
+use super::answer_filters::AnswerFilters;
 use super::call_ids::CallIdAllocator;
 use super::journal::{ExitReason, PendingWrite};
 use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, end_fact};
@@ -286,7 +287,8 @@ impl Loop<'_> {
     ) -> Result<ModelAnswer, Halt> {
         let begun = Instant::now();
         let model = format!("{}:{}", head.provider, head.model);
-        let mut answer = AnswerStream::new(head, self.journal);
+        let filters = AnswerFilters::of(&model_loop.stack);
+        let mut answer = AnswerStream::new(head, self.journal).with_filters(filters);
         let received = self.receive_answer(model_loop, request, &mut answer);
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
@@ -321,6 +323,10 @@ impl Loop<'_> {
                 Err(Halt::Stopped)
             }
             Ok(Some(Ok(mut message))) => {
+                if let Err(failure) = answer.complete_filtered(&mut message) {
+                    abort(answer, true);
+                    return Err(Halt::Fail(failure));
+                }
                 message.id.get_or_insert_with(|| answer.message().to_owned());
                 Ok(ModelAnswer {
                     message: *message,
@@ -353,7 +359,6 @@ impl Loop<'_> {
                 ModelEvent::Done(mut message) => {
                     admit_answer(&mut message);
                     CallIdAllocator::make_unique(&mut message);
-                    answer.complete(&message);
                     return Ok(message);
                 }
             });

@@ -44,6 +44,7 @@ use crate::model::{Model, ModelError};
 use crate::tool::{ArgumentCheck, Runnable, Scope, Tool, Toolbox};
 
 mod answer;
+mod answer_filters;
 pub mod assemble;
 mod call_ids;
 mod calls;
@@ -182,17 +183,21 @@ impl Agent {
         self.check_content(update)
     }
 
-    /// Validates that the content of human messages can be sent to the agent's model. A program accepts any content.
+    /// Validates that the content of human messages can be sent to the agent's model, and that its policies take them. A
+    /// program accepts any content.
     ///
     /// # Errors
     /// Names the message and the block.
     pub fn check_content(&self, update: &Update) -> Result<(), Invalid> {
-        let Some(Ok(model)) = self.model_loop().map(|own| &own.model) else {
-            return Ok(());
-        };
+        let model = self.model_loop().and_then(|own| own.model.as_ref().ok());
         for (at, message) in update.messages.iter().enumerate() {
-            if let Some((block, reason)) = message.unsupported(|block| model.refusal(block)) {
+            let refusal = |block: &Value| model.and_then(|model| model.refusal(block));
+            if let Some((block, reason)) = message.unsupported(refusal) {
                 return Err(Invalid::new(format!("messages[{at}].content[{block}]"), reason));
+            }
+            let mut problems = self.stack().iter().filter_map(|policy| policy.input_problem(message));
+            if let Some(problem) = problems.next() {
+                return Err(Invalid::new(format!("messages[{at}].content"), problem));
             }
         }
         Ok(())

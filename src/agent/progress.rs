@@ -56,6 +56,8 @@ impl Loop<'_> {
     fn record(&self, pending: &mut PendingWrites, event: ProgressEvent) {
         match event {
             ProgressEvent::Custom(value) => pending.push(PendingWrite::Fact(Fact::Custom { value })),
+            // The pieces have not passed the policies that rewrite results.
+            ProgressEvent::Output { .. } if self.agent.stack().iter().any(|policy| policy.withholds_tool_output()) => {}
             ProgressEvent::Output { call, text } => self.journal.publish_output(call, text),
         }
     }

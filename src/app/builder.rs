@@ -192,10 +192,12 @@ impl Builder {
     /// Lets definitions list this policy.
     fn name_policy(&mut self, name: &str, policy: &Arc<dyn Middleware>) {
         let policy = Arc::clone(policy);
+        let setting = policy.distinguished_by();
         let registered = RegisteredPolicy::new(move |settings| match policy.configured(settings) {
             Ok(configured) => configured.map(|_| vec![]),
             Err(findings) => Some(findings),
-        });
+        })
+        .distinguished_by(setting);
         self.settings
             .embedded
             .names

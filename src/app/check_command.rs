@@ -1,4 +1,5 @@
-//! `adjutant check`: the report about the configuration, and with `--connect` about what it refers to, as text or JSON.
+//! `adjutant check`: the report about the configuration, with `--connect` about what it refers to, and with
+//! `--explain` about the policies of an agent, as text or JSON.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::builder::Prepared;
 use super::connect::{self, CheckStatus, ConnectionCheck};
+use super::explain::explain;
 use crate::config::{self, CheckCommand, LoadedConfig, Problem, Problems};
 
 /// The result of `adjutant check`.
@@ -27,11 +29,28 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
             Ok(_) | Err(_) => None,
         };
         let has_failed = |checks: &Vec<ConnectionCheck>| checks.iter().any(|check| check.status == CheckStatus::Fail);
-        let is_usable = prepared.is_ok() && !checks.as_ref().is_some_and(has_failed);
+        let explained = command.explain.as_ref().zip(prepared.as_ref().ok());
+        let explained =
+            explained.map(|(agent, prepared)| explain(prepared, agent).map_err(|error| format!("{error:#}")));
+        let is_explained = explained.as_ref().is_none_or(Result::is_ok);
+        let is_usable = prepared.is_ok() && is_explained && !checks.as_ref().is_some_and(has_failed);
         let loaded = prepared.as_ref().map(Prepared::loaded);
-        let text = match command.json {
-            true => format!("{:#}\n", json_report(loaded, checks.as_deref(), is_usable)),
-            false => text_report(loaded, checks.as_deref(), command.connect),
+        let text = if command.json {
+            let mut report = json_report(loaded, checks.as_deref(), is_usable);
+            match &explained {
+                Some(Ok(agent)) => report["explanation"] = json!(agent),
+                Some(Err(problem)) => report["explanation"] = json!({"error": problem}),
+                None => {}
+            }
+            format!("{report:#}\n")
+        } else {
+            let mut text = text_report(loaded, checks.as_deref(), command.connect);
+            match &explained {
+                Some(Ok(agent)) => text.push_str(&agent.text()),
+                Some(Err(problem)) => text.push_str(&format!("\nnothing is explained: {problem}\n")),
+                None => {}
+            }
+            text
         };
         CheckResult { text, is_usable }
     })

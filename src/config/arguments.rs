@@ -170,6 +170,10 @@ pub struct CheckCommand {
     /// The time limit of each of these checks, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub timeout: u16,
+    /// Also print the policies of this agent and of its subagents in their order, with the tools, texts, fields and
+    /// settings that each of them brings.
+    #[arg(long, value_name = "AGENT")]
+    pub explain: Option<String>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -39,6 +39,19 @@ pub const SUMMARIZATION: &str = crate::domain::summarization::NODE;
 /// Calls that fail again and again.
 pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 
+/// Rules for tool calls.
+pub const PERMISSIONS: &str = "PermissionsMiddleware";
+
+/// A model chooses the tools that are offered.
+pub const TOOL_SELECTOR: &str = "LLMToolSelectorMiddleware";
+/// A model makes up the results of tools.
+pub const TOOL_EMULATOR: &str = "LLMToolEmulator";
+/// A model grades the work.
+pub const RUBRIC: &str = "RubricMiddleware";
+
+/// The policies whose setting `model` is the name of a model.
+pub const WITH_MODEL: [&str; 3] = [TOOL_SELECTOR, TOOL_EMULATOR, RUBRIC];
+
 /// A policy of the server.
 #[derive(Debug)]
 pub struct Builtin {
@@ -82,7 +95,7 @@ const PLAIN: Builtin = Builtin {
 };
 
 /// All policies. Messages list those that can be listed in this order.
-pub static BUILTINS: [Builtin; 17] = [
+pub static BUILTINS: [Builtin; 18] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],
@@ -155,18 +168,18 @@ pub static BUILTINS: [Builtin; 17] = [
     Builtin {
         name: MODEL_CALLS,
         listing: Listing::Listed {
-            field: Some("limits.model_calls"),
-            settings: &["run_limit"],
-            required: &["run_limit"],
+            field: None,
+            settings: &[],
+            required: &[],
         },
         ..PLAIN
     },
     Builtin {
         name: TOOL_CALLS,
         listing: Listing::Listed {
-            field: Some("limits.tool_calls"),
-            settings: &["run_limit"],
-            required: &["run_limit"],
+            field: None,
+            settings: &[],
+            required: &[],
         },
         ..PLAIN
     },
@@ -226,6 +239,11 @@ pub static BUILTINS: [Builtin; 17] = [
     },
     Builtin {
         name: LIMITS,
+        is_replaceable: false,
+        ..PLAIN
+    },
+    Builtin {
+        name: PERMISSIONS,
         is_replaceable: false,
         ..PLAIN
     },

@@ -16,8 +16,8 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
 use super::{
-    AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, SubagentDefinition,
-    SummarizationRule, UnknownSubagent,
+    AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, Policy,
+    SubagentDefinition, SummarizationRule, UnknownSubagent,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::condition::ArgumentCondition;
@@ -34,8 +34,7 @@ mod tool;
 mod toolset;
 
 use skills::Knowledge;
-pub(super) use tool::MOST_RETRIES;
-pub use tool::{check_tool, tool_name_problem};
+pub use tool::{MOST_RETRIES, check_tool, tool_name_problem};
 
 /// The deepest nesting of delegations that a definition may allow.
 pub const DEEPEST: u32 = 32;
@@ -62,10 +61,32 @@ pub struct ValidationContext {
     pub clients: ClientRules,
 }
 
+impl ValidationContext {
+    /// Returns what tells a listed policy from the others in its list: its name, and the setting by which several of
+    /// its kind differ.
+    pub(super) fn instance_of(&self, policy: &Policy) -> (String, Option<String>) {
+        let registered = self.middleware.get(&policy.name);
+        let setting = registered.and_then(|registered| policy.settings.get(registered.distinguished_by?));
+        (policy.name.clone(), setting.map(Value::to_string))
+    }
+
+    /// Returns the message about a policy that is listed twice.
+    pub(super) fn repeated(&self, name: &str) -> String {
+        let setting = self
+            .middleware
+            .get(name)
+            .and_then(|registered| registered.distinguished_by);
+        let same = setting.map(|setting| format!(" with the same `{setting}`"));
+        format!("`{name}` is listed twice{}", same.unwrap_or_default())
+    }
+}
+
 /// The part of a registered policy that definitions have to know.
 #[derive(Clone, Default)]
 pub struct RegisteredPolicy {
     check: Option<Arc<CheckSettings>>,
+    /// The setting by which several of its kind in one list differ.
+    distinguished_by: Option<&'static str>,
 }
 
 /// Checks settings; returns `None` if the policy takes no settings.
@@ -76,6 +97,16 @@ impl RegisteredPolicy {
     pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync + 'static) -> Self {
         Self {
             check: Some(Arc::new(check)),
+            distinguished_by: None,
+        }
+    }
+
+    /// Allows several policies of this name in one list, if they differ in this setting.
+    #[must_use]
+    pub fn distinguished_by(self, setting: Option<&'static str>) -> Self {
+        Self {
+            distinguished_by: setting,
+            ..self
         }
     }
 

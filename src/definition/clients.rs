@@ -124,6 +124,9 @@ impl Check<'_> {
     fn policies(&mut self, field: &FieldPath, policies: &[Policy]) {
         for (at, policy) in policies.iter().enumerate() {
             let field = field.then(at);
+            if let Some(model) = policy.model() {
+                self.model(&field.then("model"), model);
+            }
             if !Builtin::is_listed(&policy.name) {
                 self.name(field, &policy.name, "tools");
                 continue;

@@ -21,6 +21,7 @@ mod agent;
 mod answer;
 mod approval;
 pub mod builtins;
+mod call_rules;
 pub mod check;
 mod clients;
 pub mod compat;
@@ -60,6 +61,8 @@ pub use agent::{
 };
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
 pub use approval::{ApprovalChoices, ApprovalRule, ExpiryDecision, InterruptMode, MAX_EXPIRY_S};
+pub use call_rules::CallRules;
+pub use check::MOST_RETRIES;
 pub use clients::ClientRules;
 pub use compat::{TaskDialect, UnknownSubagent};
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};

@@ -1,12 +1,16 @@
-//! File permissions: the files that an agent may read and change, and those for which a human is asked.
+//! Permissions: the files that an agent may read and change, the calls that it may make, and those for which a human is
+//! asked.
 //!
-//! The first rule that concerns an operation on a path decides. An operation that no rule concerns is allowed. Rules
-//! apply to the file tools of every source, and to nothing else.
+//! A rule names operations on files or tools. The first rule that concerns an operation on a path decides. An operation
+//! that no rule concerns is allowed. Rules that name operations apply to the file tools of every source, and to nothing
+//! else; [`super::call_rules`] applies those that name tools.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::call_rules::{glob, tool_glob};
 use super::diagnostic::{Diagnostic, FieldPath};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
@@ -19,11 +23,22 @@ const MOST: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Permission {
-    /// The operations.
+    /// The operations on files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operations: Vec<FileOperation>,
+    /// The tools, instead of operations: patterns, in which `*` stands for any text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<String>,
+    /// The values of arguments of the tools: a pattern for each name. Names of arguments inside others have dots.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub arguments: BTreeMap<String, String>,
     /// The paths: absolute patterns, in which `**` spans folders.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<String>,
-    /// The decision on these operations.
+    /// The agents that call the tools: patterns for the names from the main agent down, as in `main/researcher`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub agents: Vec<String>,
+    /// The decision.
     pub mode: PermissionMode,
 }
 
@@ -56,6 +71,7 @@ pub enum PermissionMode {
     /// The operation is refused.
     Deny,
     /// The operation is allowed once a human has approved the call.
+    #[serde(alias = "ask")]
     Interrupt,
 }
 
@@ -79,7 +95,8 @@ impl FileRules {
             paths: permission.paths.iter().filter_map(path).collect(),
             mode: permission.mode,
         };
-        Self(permissions.iter().map(rule).collect())
+        let of_files = permissions.iter().filter(|permission| permission.tools.is_empty());
+        Self(of_files.map(rule).collect())
     }
 
     /// Returns whether a rule may require approval.
@@ -168,7 +185,7 @@ impl FileRules {
 }
 
 /// Returns the folder that holds all paths that a pattern matches, or the path itself if the pattern matches no other.
-fn trunk(pattern: &str) -> String {
+pub(super) fn trunk(pattern: &str) -> String {
     let plain = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = pattern
         .split('/')
@@ -190,15 +207,7 @@ pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Diagno
     }
     for (at, permission) in permissions.iter().enumerate() {
         let field = field.then(at);
-        if permission.operations.is_empty() {
-            error(
-                field.then("operations"),
-                "must name at least one of read, write".to_owned(),
-            );
-        }
-        if permission.paths.is_empty() || permission.paths.len() > MOST {
-            error(field.then("paths"), format!("must name from 1 to {MOST} paths"));
-        }
+        check_subject(&field, permission, &mut error);
         for (at, path) in permission.paths.iter().enumerate() {
             let problem = match Pattern::with_dots(path) {
                 _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
@@ -217,6 +226,65 @@ pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Diagno
         }
     }
     findings
+}
+
+/// Checks what a rule is about.
+fn check_subject(field: &FieldPath, permission: &Permission, error: &mut impl FnMut(FieldPath, String)) {
+    let Permission {
+        operations,
+        tools,
+        arguments,
+        paths,
+        agents,
+        mode: _,
+    } = permission;
+    if operations.is_empty() && tools.is_empty() {
+        error(
+            field.then("operations"),
+            "must name at least one of read, write; or `tools` names the tools that the rule is about".to_owned(),
+        );
+    }
+    if !operations.is_empty() && !tools.is_empty() {
+        error(
+            field.then("tools"),
+            "goes without `operations`: a rule is about operations on files or about tools".to_owned(),
+        );
+    }
+    let most_paths = paths.len() > MOST || paths.is_empty() && tools.is_empty();
+    if most_paths {
+        error(field.then("paths"), format!("must name from 1 to {MOST} paths"));
+    }
+    for (name, length) in [
+        ("tools", tools.len()),
+        ("arguments", arguments.len()),
+        ("agents", agents.len()),
+    ] {
+        if length > MOST {
+            error(
+                field.then(name),
+                format!("has {length} entries; at most {MOST} are allowed"),
+            );
+        }
+        if length > 0 && tools.is_empty() && name != "tools" {
+            error(field.then(name), "goes with `tools`".to_owned());
+        }
+    }
+    let wrong = |pattern: &str, why: String| format!("`{pattern}` is no pattern: {why}");
+    for (at, tool) in tools.iter().enumerate() {
+        if let Err(why) = tool_glob(tool) {
+            error(field.then("tools").then(at), wrong(tool, why));
+        }
+    }
+    for (name, pattern) in arguments {
+        if let Err(why) = glob(pattern, false) {
+            error(field.then("arguments").then(name), wrong(pattern, why));
+        }
+    }
+    for (at, agent) in agents.iter().enumerate() {
+        if let Err(why) = glob(agent, true) {
+            error(field.then("agents").then(at), wrong(agent, why));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -300,6 +368,19 @@ mod tests {
                 json!([{"operations": ["read"]}]),
                 "p[0].paths: must name from 1 to 256 paths",
             ),
+            (
+                json!([{"operations": ["read"], "tools": ["a"], "paths": ["/a"]}]),
+                "p[0].tools: goes without `operations`",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["/a"], "agents": ["a"]}]),
+                "p[0].agents: goes with `tools`",
+            ),
+            (
+                json!([{"tools": ["a"], "arguments": {"to": "[a"}}]),
+                "p[0].arguments.to: `[a` is no pattern",
+            ),
+            (json!([{"tools": ["x".repeat(1_001)]}]), "p[0].tools[0]: `xxx"),
             (
                 json!([{"operations": ["read"], "paths": ["a"]}]),
                 "p[0].paths[0]: `a` must begin with /",

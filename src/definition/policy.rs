@@ -12,16 +12,13 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::builtins::{
-    APPROVAL, ASK_USER, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL,
-};
-use super::check::ValidationContext;
+use super::builtins::{APPROVAL, ASK_USER, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL};
+use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, InterruptMode, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition,
     UntilTool, read, source,
 };
-use crate::domain::limits::Limits;
 
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +36,15 @@ impl Policy {
             name: name.to_owned(),
             settings: Map::new(),
         }
+    }
+
+    /// Returns the model that the settings name.
+    pub fn model(&self) -> Option<&str> {
+        let model = self
+            .settings
+            .get("model")
+            .filter(|_| WITH_MODEL.contains(&self.name.as_str()));
+        model.and_then(Value::as_str)
     }
 }
 
@@ -96,7 +102,6 @@ struct Settings {
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     interrupt_mode: InterruptMode,
-    run_limit: u64,
 }
 
 /// The values of fields that listed policies set.
@@ -110,8 +115,6 @@ struct ListedSettings {
     interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
     interrupt_mode: Option<InterruptMode>,
     until: Option<UntilTool>,
-    model_calls: Option<u64>,
-    tool_calls: Option<u64>,
 }
 
 impl ListedSettings {
@@ -139,22 +142,10 @@ impl ListedSettings {
                     values.interrupt_on = Some(settings.interrupt_on);
                 }
                 UNTIL => values.until = Some(UntilTool::Any(settings().tools)),
-                MODEL_CALLS => values.model_calls = Some(settings().run_limit),
-                TOOL_CALLS => values.tool_calls = Some(settings().run_limit),
                 _ => {}
             }
         }
         values
-    }
-
-    fn limits(&self, there: Option<&Limits>) -> Option<Limits> {
-        if self.model_calls.is_none() && self.tool_calls.is_none() {
-            return there.cloned();
-        }
-        let mut limits = there.cloned().unwrap_or_default();
-        limits.model_calls = self.model_calls.or(limits.model_calls);
-        limits.tool_calls = self.tool_calls.or(limits.tool_calls);
-        Some(limits)
     }
 }
 
@@ -181,7 +172,6 @@ impl AgentDefinition {
     pub fn resolved(&self) -> Self {
         let mut agent = self.clone();
         let values = ListedSettings::of(&self.middleware);
-        agent.limits = values.limits(self.limits.as_ref());
         agent.todos |= values.todos;
         agent.ask_user |= values.ask_user;
         agent.store = values.store.unwrap_or(agent.store);
@@ -206,14 +196,6 @@ impl AgentDefinition {
             (SKILLS, !self.skills.is_empty()),
             (MEMORY, !self.memory.is_empty()),
             (APPROVAL, !self.interrupt_on.is_empty()),
-            (
-                MODEL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
-            ),
-            (
-                TOOL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
-            ),
         ];
         let mut findings = check(&FieldPath::of(["middleware"]), &self.middleware, &fields, context);
         for (at, policy) in self
@@ -237,7 +219,6 @@ impl SubagentDefinition {
     pub(super) fn resolved(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.inheriting(parent);
         let values = ListedSettings::of(&subagent.middleware);
-        subagent.limits = values.limits(subagent.limits.as_ref());
         subagent.todos |= values.todos;
         subagent.ask_user |= values.ask_user;
         subagent.store = values.store.or(subagent.store);
@@ -259,14 +240,6 @@ impl SubagentDefinition {
             (MEMORY, !self.memory.is_empty()),
             (APPROVAL, self.interrupt_on.is_some()),
             (UNTIL, self.until_tool.is_some()),
-            (
-                MODEL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
-            ),
-            (
-                TOOL_CALLS,
-                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
-            ),
         ];
         check(&field.then("middleware"), &self.middleware, &fields, context)
     }
@@ -275,9 +248,6 @@ impl SubagentDefinition {
 /// Adds to a resolved subagent those of the policies that it does not have.
 pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     let values = ListedSettings::of(policies);
-    subagent.limits = ListedSettings::default()
-        .limits(subagent.limits.as_ref())
-        .or_else(|| values.limits(None));
     subagent.todos |= values.todos;
     subagent.ask_user |= values.ask_user;
     let is_idle = subagent
@@ -316,8 +286,6 @@ pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
             MEMORY => subagent.memory.clear(),
             APPROVAL => subagent.interrupt_on = Some(BTreeMap::new()),
             UNTIL => subagent.until_tool = None,
-            MODEL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.model_calls.take())),
-            TOOL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.tool_calls.take())),
             _ => {}
         }
     }
@@ -337,10 +305,12 @@ pub(super) fn check(
         let name = policy.name.as_str();
         if let Some(problem) = name_problem(name, context) {
             findings.push(Diagnostic::error(field, problem));
-        } else if !seen.insert(name) {
-            findings.push(Diagnostic::error(field, format!("`{name}` is listed twice")));
+        } else if let Some(problem) = (!seen.insert(context.instance_of(policy))).then(|| context.repeated(name)) {
+            findings.push(Diagnostic::error(field, problem));
         } else {
             findings.extend(check_settings(&field, policy, context));
+            let model = policy.model().into_iter();
+            findings.extend(model.flat_map(|model| check_model(&field.then("model"), model, context)));
             let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
             if let Some(other) = Builtin::field(name).filter(|_| is_given) {
                 let message = format!("`{name}` is also given as the field `{other}`");
@@ -408,12 +378,6 @@ fn check_settings(field: &FieldPath, policy: &Policy, context: &ValidationContex
         findings.push(Diagnostic::error(FieldPath::of([*key]), "must be given"));
     }
     findings.extend(check_sources(policy));
-    if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
-        findings.push(Diagnostic::error(
-            FieldPath::of(["run_limit"]),
-            "must be a whole number of at least 1",
-        ));
-    }
     findings.into_iter().map(|finding| finding.under(field)).collect()
 }
 

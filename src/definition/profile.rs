@@ -295,7 +295,12 @@ mod tests {
         assert_eq!(big.system_prompt.text(), "own\n\nbase\n\nexact");
         assert_eq!(big.excluded_tools, ["grep", "ls"]);
         assert_eq!(Value::Object(big.model_settings), json!({"a": 3, "b": 2}));
-        assert_eq!(big.limits.and_then(|limits| limits.tool_calls), Some(2));
+        let limits: Vec<&Value> = big
+            .middleware
+            .iter()
+            .map(|policy| &policy.settings["run_limit"])
+            .collect();
+        assert_eq!(limits, [&json!(2)]);
         let small = all.applied(agent(json!({"model": "lab:small"})));
         assert_eq!(small.system_prompt.text(), "base\n\nprovider");
         let other = agent(json!({"model": "other:x", "system_prompt": "own",

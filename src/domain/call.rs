@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::id::RunId;
 use super::interrupt::ReviewAction;
 use super::item::ItemChange;
+use super::machine::Failure;
 use super::message::{Message, ToolCall, ToolStatus};
 use super::state::{State, Update};
 
@@ -59,6 +60,10 @@ pub struct ToolOutput {
     /// Writes to the Store. They are stored together with the output and are no longer part of it then.
     #[serde(skip)]
     pub changes: Vec<ItemChange>,
+    /// The failure of the tool that the output reports to the model. It is for the middleware around the call, and not
+    /// stored.
+    #[serde(skip)]
+    pub failure: Option<Failure>,
 }
 
 impl ToolOutput {
@@ -69,6 +74,16 @@ impl ToolOutput {
             ends: false,
             is_logged: false,
             changes: vec![],
+            failure: None,
+        }
+    }
+
+    /// Returns the output with the failure that it reports.
+    #[must_use]
+    pub fn with_failure(self, failure: Failure) -> Self {
+        Self {
+            failure: Some(failure),
+            ..self
         }
     }
 

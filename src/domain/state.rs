@@ -155,12 +155,28 @@ impl Update {
 }
 
 /// Fields of policies: stored with the thread, hidden from clients, and not passed to or from a subagent.
-const PRIVATE: [&str; 4] = [
+const PRIVATE: [&str; 8] = [
     "hitl_edited_tool_calls",
     "memory_contents",
     SKILLS,
     "skills_load_errors",
+    THREAD_MODEL_CALLS,
+    RUN_MODEL_CALLS,
+    THREAD_TOOL_CALLS,
+    RUN_TOOL_CALLS,
 ];
+
+/// The private field with the number of model calls on the thread, for its limit.
+pub const THREAD_MODEL_CALLS: &str = "thread_model_call_count";
+
+/// The private field with the number of model calls since the last input.
+pub const RUN_MODEL_CALLS: &str = "run_model_call_count";
+
+/// The private field with the numbers of tool calls on the thread, by limit.
+pub const THREAD_TOOL_CALLS: &str = "thread_tool_call_count";
+
+/// The private field with the numbers of tool calls since the last input, by limit.
+pub const RUN_TOOL_CALLS: &str = "run_tool_call_count";
 
 /// The private field with the skills that an agent has loaded. If a client deletes it, they are loaded again.
 pub const SKILLS: &str = "skills_metadata";
@@ -186,7 +202,7 @@ const NOT_SHARED: [&str; 6] = [
 const FORKED: &str = "_deepagents_forked_context";
 
 /// Fields that are not copied to a fork, since they belong to the current turn of the agent.
-const NOT_FORKED: [&str; 9] = [
+const NOT_FORKED: [&str; 13] = [
     "todos",
     "structured_response",
     PINNED_SKILLS,
@@ -196,6 +212,10 @@ const NOT_FORKED: [&str; 9] = [
     summarization::STATUS,
     "_summarization_session_id",
     "_skill_tools_disclosed",
+    THREAD_MODEL_CALLS,
+    RUN_MODEL_CALLS,
+    THREAD_TOOL_CALLS,
+    RUN_TOOL_CALLS,
 ];
 
 /// Returns whether the field is hidden from clients: it has a leading underscore, or is listed in `PRIVATE`.

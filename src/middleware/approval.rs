@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
 use crate::definition::description::describe;
-use crate::definition::{ApprovalRule, FileRules, InterruptMode};
+use crate::definition::{ApprovalRule, CallRules, FileRules, InterruptMode};
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{EDITED_CALLS, ToolOutput};
 use crate::domain::condition::{ArgumentCondition, CompiledCondition};
@@ -36,6 +36,7 @@ const EXPIRED: &str = "Nobody decided in time.";
 pub struct Approval {
     rules: BTreeMap<String, Rule>,
     files: FileRules,
+    calls: CallRules,
     approvers: Approvers,
     mode: InterruptMode,
     tools: Toolbox,
@@ -70,6 +71,7 @@ impl Approval {
         Self {
             rules: rules.into_iter().map(|(name, rule)| (name, Rule::new(rule))).collect(),
             files: FileRules::default(),
+            calls: CallRules::default(),
             approvers: Approvers::default(),
             mode: InterruptMode::default(),
             tools,
@@ -94,6 +96,20 @@ impl Approval {
         Self { files, ..self }
     }
 
+    /// Adds the rules for calls of all tools, for calls that have no rule by tool name.
+    #[must_use]
+    pub fn with_calls(self, calls: CallRules) -> Self {
+        Self { calls, ..self }
+    }
+
+    /// Returns whether a human has to approve a call of the agent of this scope.
+    fn asks_in(&self, scope: &Scope, call: &ToolCall) -> bool {
+        match self.rule(call) {
+            None if !self.files.needs_approval_of(call) => self.calls.asks_about(&scope.path, call),
+            Some(_) | None => !self.allowed(call).is_empty(),
+        }
+    }
+
     /// Returns the rule that concerns a call: the one of its tool, else one of several tools.
     fn rule(&self, call: &ToolCall) -> Option<&ApprovalRule> {
         let begins = |rule: &str| rule.strip_suffix('*').is_some_and(|start| call.name.starts_with(start));
@@ -105,7 +121,7 @@ impl Approval {
     fn allowed(&self, call: &ToolCall) -> &[DecisionKind] {
         match self.rule(call) {
             Some(rule) => rule.allowed(),
-            None if self.files.needs_approval_of(call) => &DecisionKind::ALL,
+            None if self.files.needs_approval_of(call) || self.calls.may_ask_about(call) => &DecisionKind::ALL,
             None => &[],
         }
     }
@@ -295,11 +311,7 @@ impl Middleware for Approval {
         if self.mode == InterruptMode::PerCall {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let calls: Vec<ToolCall> = open
-            .iter()
-            .filter(|call| !self.allowed(call).is_empty())
-            .cloned()
-            .collect();
+        let calls: Vec<ToolCall> = open.iter().filter(|call| self.asks_in(scope, call)).cloned().collect();
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
@@ -328,6 +340,10 @@ impl Middleware for Approval {
 
     fn needs_approval(&self, call: &ToolCall) -> bool {
         !self.allowed(call).is_empty()
+    }
+
+    fn needs_approval_in(&self, scope: &Scope, call: &ToolCall) -> bool {
+        self.asks_in(scope, call)
     }
 
     fn approval_question(&self, call: &ToolCall) -> Option<Question> {

@@ -25,11 +25,11 @@ use crate::definition::{Diagnostic, read};
 use crate::domain::call::{ToolOutput, edited_call};
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Question;
-use crate::domain::machine::{HookPoint, Jump};
+use crate::domain::machine::{Failure, HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::remembered::RememberedDecision;
 use crate::domain::state::{State, Update};
-use crate::model::ModelRequest;
+use crate::model::{Model, ModelError, ModelRequest, ToolSpec};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 pub mod approval;
@@ -39,18 +39,27 @@ pub mod context_editing;
 pub mod dangling_calls;
 pub mod delegation;
 pub mod files;
+mod forced_call;
 pub mod limits;
 pub mod memory;
 pub mod model_call;
+pub mod model_call_limit;
+pub mod permissions;
+pub mod pii;
 pub mod prompt_override;
 pub mod prompt_suffix;
 mod reminder;
 pub mod repeated_failures;
+pub mod rubric;
 pub mod skills;
 pub mod store;
 pub mod structured;
 pub mod summarization;
 pub mod todos;
+pub mod tool_call_limit;
+pub mod tool_emulation;
+pub mod tool_retry;
+pub mod tool_selection;
 pub mod until_tool;
 
 /// Middleware of the agent loop. Every method has a default that does nothing.
@@ -68,6 +77,18 @@ pub trait Middleware: Send + Sync {
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
         let _ = settings;
         Ok(None)
+    }
+
+    /// Returns the setting by which several of this middleware in one list differ; `None` if it can be listed once.
+    /// Then the configured ones have different names.
+    fn distinguished_by(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Creates the middleware for one agent, with the parts of the agent that it needs; `None` if it needs none.
+    fn for_agent(&self, parts: &AgentParts<'_>) -> Option<Arc<dyn Middleware>> {
+        let _ = parts;
+        None
     }
 
     /// Returns the hook points at which [`Middleware::hook`] is called.
@@ -94,6 +115,23 @@ pub trait Middleware: Send + Sync {
         next.ask(request).await
     }
 
+    /// Returns a filter for the text of an answer, which is applied while the answer is streamed; `None` if the text
+    /// stays as it is. The filter of the innermost middleware comes first.
+    fn answer_filter(&self) -> Option<Box<dyn TextFilter>> {
+        None
+    }
+
+    /// Returns the reason why the agent does not take a message from a client; `None` if it does.
+    fn input_problem(&self, message: &Message) -> Option<String> {
+        let _ = message;
+        None
+    }
+
+    /// Returns whether the pieces of results that tools send while they run are kept from clients.
+    fn withholds_tool_output(&self) -> bool {
+        false
+    }
+
     /// Wraps a tool call.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         next.call(call).await
@@ -103,6 +141,12 @@ pub trait Middleware: Send + Sync {
     fn needs_approval(&self, call: &ToolCall) -> bool {
         let _ = call;
         false
+    }
+
+    /// Returns whether a human has to approve `call` of the agent of this scope, whatever its source.
+    fn needs_approval_in(&self, scope: &Scope, call: &ToolCall) -> bool {
+        let _ = scope;
+        self.needs_approval(call)
     }
 
     /// Returns the question about `call`, which needs approval.
@@ -130,8 +174,36 @@ pub fn listed() -> Vec<Arc<dyn Middleware>> {
     vec![
         Arc::new(ask_user::AskUser::new()),
         Arc::new(context_editing::ContextEditing::default()),
+        Arc::new(model_call_limit::ModelCallLimit::default()),
+        Arc::new(tool_call_limit::ToolCallLimit::default()),
+        Arc::new(tool_retry::ToolRetry::default()),
+        Arc::new(pii::Pii::default()),
+        Arc::new(tool_selection::ToolSelection::default()),
+        Arc::new(tool_emulation::ToolEmulation::default()),
+        Arc::new(rubric::Rubric::default()),
         Arc::new(todos::Todos::new()),
     ]
+}
+
+/// The parts of an agent that a middleware may need.
+#[derive(Clone, Copy)]
+pub struct AgentParts<'a> {
+    /// The agent's model.
+    pub model: &'a Result<Arc<dyn Model>, ModelError>,
+    /// Returns the model of a name.
+    pub models: &'a (dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Sync),
+    /// The tools by which the model gives its final answer.
+    pub answer_tools: &'a [String],
+}
+
+impl AgentParts<'_> {
+    /// Returns the model of this name, or the agent's own.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn model_named(&self, name: Option<&str>) -> Result<Arc<dyn Model>, ModelError> {
+        name.map_or_else(|| self.model.clone(), |name| (self.models)(name))
+    }
 }
 
 /// Parses the settings of a middleware.
@@ -177,6 +249,18 @@ impl From<Update> for HookResult {
             reviewed: vec![],
         }
     }
+}
+
+/// Rewrites a text that arrives in pieces.
+pub trait TextFilter: Send {
+    /// Takes the next piece. Returns the text that may be shown now; the rest is held back.
+    fn push(&mut self, text: &str) -> String;
+
+    /// Ends the text. Returns the rest of it.
+    ///
+    /// # Errors
+    /// The failure of a run whose answer must not be taken.
+    fn finish(&mut self) -> Result<String, Failure>;
 }
 
 /// The model's answer on its way back through the middleware.
@@ -256,6 +340,10 @@ pub struct NextCall<'a> {
     pub scope: &'a Scope,
     /// The state at the start of the step.
     pub state: &'a State,
+    /// The specification of the tool, if there is such a tool.
+    pub spec: Option<&'a ToolSpec>,
+    /// True if the call may be made again although nobody knows whether it took effect.
+    pub may_repeat: bool,
 }
 
 impl NextCall<'_> {
@@ -289,7 +377,7 @@ mod tests {
             tool: true,
             ..Default::default()
         };
-        let model: Result<Arc<dyn crate::model::Model>, _> = Ok(Arc::new(crate::model::scripted::Scripted::new("m")));
+        let model: Result<Arc<dyn Model>, _> = Ok(Arc::new(crate::model::scripted::Scripted::new("m")));
         let policies: [Arc<dyn Middleware>; 6] = [
             Arc::new(ask_user::AskUser::new()),
             Arc::new(summarization::Summarization::new(

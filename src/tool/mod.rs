@@ -128,6 +128,15 @@ impl Delegation {
     }
 }
 
+/// The classes of failures after which nobody knows whether a call took effect.
+pub const UNCERTAIN: [&str; 5] = [
+    "ToolTimeoutError",
+    "ToolConnectionError",
+    "McpConnectionError",
+    "ToolAnswerError",
+    "ToolPanicError",
+];
+
 /// The reason why a tool, a hook or a model call did not run to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Halt {

@@ -1,8 +1,12 @@
 //! Checks the policies that are listed, inherited and blocked, and the mode of subagents.
 
 use super::super::builtins::APPROVAL;
-use super::super::{AgentDefinition, FieldPath, SubagentDefinition, SubagentMode, inherit, permission, policy};
-use super::Check;
+use super::super::mcp::McpReference;
+use super::super::{
+    AgentDefinition, FieldPath, Permission, SubagentDefinition, SubagentMode, call_rules, inherit, permission, policy,
+    suggestion,
+};
+use super::{Check, is_known_tool};
 
 impl Check<'_> {
     pub(super) fn policies(&mut self, agent: &AgentDefinition) {
@@ -11,6 +15,7 @@ impl Check<'_> {
         let permissions = FieldPath::of(["permissions"]);
         self.findings
             .extend(permission::check(&permissions, &agent.permissions));
+        self.permitted_tools(&permissions, &agent.permissions);
         let general = &agent.general_purpose_subagent;
         let field = FieldPath::of(["general_purpose_subagent"]);
         let fields = [(APPROVAL, general.interrupt_on.is_some())];
@@ -40,8 +45,24 @@ impl Check<'_> {
             let permissions = subagent.permissions.as_deref().unwrap_or_default();
             self.findings
                 .extend(permission::check(&field.then("permissions"), permissions));
+            self.permitted_tools(&field.then("permissions"), permissions);
             self.mode(&field, subagent);
             self.findings.extend(subagent.check_initial(&field));
+        }
+    }
+
+    /// Warns of rules about tools that do not exist.
+    fn permitted_tools(&mut self, field: &FieldPath, permissions: &[Permission]) {
+        for (at, permission) in permissions.iter().enumerate() {
+            for (number, tool) in permission.tools.iter().enumerate() {
+                let is_server = McpReference::read(tool).is_some_and(|one| one.problem(&self.servers).is_none());
+                if call_rules::is_pattern(tool) || is_server || is_known_tool(tool, self.context) {
+                    continue;
+                }
+                let known = suggestion(tool, self.context.tools.iter().map(String::as_str), "declared are");
+                let message = format!("there is no tool `{tool}`, so that the rule is about nothing; {known}");
+                self.warn(&field.then(at).then("tools").then(number), message);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
 /// The maximum of `max_retries`.
-pub(in crate::definition) const MOST_RETRIES: u32 = 10;
+pub const MOST_RETRIES: u32 = 10;
 
 /// The longest time-out of a tool, in seconds.
 const LONGEST_TIMEOUT_S: f64 = 86_400.0;

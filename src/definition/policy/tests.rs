@@ -9,10 +9,19 @@ fn context() -> ValidationContext {
     ValidationContext {
         tools: set(&["lookup", "publish"]),
         providers: set(&["scripted"]),
-        middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
+        middleware: [
+            ("audit".to_owned(), RegisteredPolicy::default()),
+            ("limit".to_owned(), limit()),
+        ]
+        .into(),
         clients: ClientRules::everything(),
         ..ValidationContext::default()
     }
+}
+
+/// Returns a policy with settings, of which several with different tools can be listed.
+fn limit() -> RegisteredPolicy {
+    RegisteredPolicy::new(|_| Some(vec![])).distinguished_by(Some("tool"))
 }
 
 fn findings(mut body: Value) -> Vec<String> {
@@ -45,12 +54,11 @@ fn what_a_listed_policy_is_told_is_what_a_field_says() {
         "TodoListMiddleware", {"name": "StoreMiddleware", "namespace": ["a"]},
         {"name": "SkillsMiddleware", "sources": ["/s", {"path": "/t", "label": "T"}], "tools": ["publish"]},
         {"name": "MemoryMiddleware", "sources": ["/AGENTS.md"]},
-        {"name": "HumanInTheLoopMiddleware", "interrupt_on": {"lookup": true}},
-        {"name": "ModelCallLimitMiddleware", "run_limit": 3}, {"name": "ToolCallLimitMiddleware", "run_limit": 4}]}));
+        {"name": "HumanInTheLoopMiddleware", "interrupt_on": {"lookup": true}}]}));
     let fields = resolved(
         json!({"todos": true, "store": {"namespace": ["a"]}, "memory": ["/AGENTS.md"],
         "skills": ["/s", {"path": "/t", "label": "T"}], "skill_tools": ["publish"], "interrupt_on": {"lookup": true},
-        "limits": {"tokens": 9, "model_calls": 3, "tool_calls": 4}}),
+        "limits": {"tokens": 9}}),
     );
     assert_eq!(
         AgentDefinition {
@@ -93,20 +101,30 @@ fn what_cannot_be_listed_is_refused_with_what_can() {
 }
 
 #[test]
+fn a_policy_is_listed_several_times_where_a_setting_tells_them_apart() {
+    let listed = |tools: [&str; 2]| {
+        let limits = tools.map(|tool| json!({"name": "limit", "tool": tool}));
+        findings(json!({"middleware": limits}))
+    };
+    assert_eq!(listed(["lookup", "publish"]), [""; 0]);
+    assert_eq!(
+        listed(["lookup", "lookup"]),
+        ["middleware[1]: `limit` is listed twice with the same `tool`"]
+    );
+}
+
+#[test]
 fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
     let reported = findings(json!({"middleware": [
         {"name": "StoreMiddleware", "readonly": true}, {"name": "SkillsMiddleware", "sources": ["skills"]},
-        {"name": "MemoryMiddleware"}, {"name": "ModelCallLimitMiddleware", "run_limit": 0},
-        {"name": "ToolCallLimitMiddleware", "run_limit": "many"}, {"name": "audit", "level": 3},
+        {"name": "MemoryMiddleware"}, {"name": "audit", "level": 3},
         {"name": "UntilToolMiddleware", "tools": ["lookup"]}]}));
     for part in [
         "middleware[0].readonly: unknown key; did you mean `read_only`? allowed are: namespace, read_only",
         "middleware[1].sources[0]: `skills` is relative",
         "middleware[2].sources: must be given",
-        "middleware[3].run_limit: must be a whole number of at least 1",
-        "middleware[4].run_limit: must be ",
-        "middleware[5]: `audit` is the program's and takes no settings",
-        "middleware[6]: `UntilToolMiddleware` is for subagents",
+        "middleware[3]: `audit` is the program's and takes no settings",
+        "middleware[4]: `UntilToolMiddleware` is for subagents",
     ] {
         assert!(
             reported.iter().any(|reported| reported.starts_with(part)),
@@ -119,7 +137,7 @@ fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
 fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
     let parent = |subagent: Value| {
         let body = json!({"system_prompt": "Be kind.", "memory": ["/p.md"], "todos": true,
-            "middleware": ["audit", {"name": "ModelCallLimitMiddleware", "run_limit": 3}],
+            "middleware": ["audit", {"name": "limit", "tool": "a"}, {"name": "limit", "tool": "b"}],
             "interrupt_on": {"lookup": true}, "store": true, "subagents": [subagent]});
         resolved(body).subagents.remove(0)
     };
@@ -133,16 +151,15 @@ fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
     assert_eq!(all.system_prompt.text().as_str(), "Be kind.\n\nBe brief.");
     assert!(all.todos);
     assert_eq!(all.memory, ["/p.md", "/a.md"]);
-    assert_eq!(all.limits.and_then(|limits| limits.model_calls), Some(3));
     let names: Vec<&str> = all.middleware.iter().map(|policy| policy.name.as_str()).collect();
-    assert_eq!(names, ["TodoListMiddleware", "audit", "ModelCallLimitMiddleware"]);
+    assert_eq!(names, ["TodoListMiddleware", "audit", "limit", "limit"]);
     let some = parent(
         json!({"name": "a", "inherit": {"middleware": ["audit", "TodoListMiddleware"]},
-        "middleware": [{"name": "ModelCallLimitMiddleware", "run_limit": 5}],
+        "middleware": [{"name": "limit", "tool": "c"}],
         "block_middleware": ["TodoListMiddleware", "StoreMiddleware", "HumanInTheLoopMiddleware"]}),
     );
     let names: Vec<&str> = some.middleware.iter().map(|policy| policy.name.as_str()).collect();
-    assert_eq!(names, vec!["audit", "ModelCallLimitMiddleware"]);
+    assert_eq!(names, vec!["audit", "limit"]);
     assert!(!some.todos);
     assert_eq!(some.store, Some(StoreRule::Switch(false)));
     assert_eq!(some.interrupt_on.map(|rules| rules.len()), Some(0));

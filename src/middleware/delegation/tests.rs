@@ -60,6 +60,8 @@ async fn outcome_of(policy: &Subagents, call: ToolCall) -> CallOutcome {
         make: &make,
         scope: &scope,
         state: &state,
+        may_repeat: true,
+        spec: None,
     };
     policy.wrap_tool_call(call, next).await.expect("an outcome")
 }

@@ -41,6 +41,8 @@ async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
         make: &make,
         scope: &scope,
         state,
+        may_repeat: true,
+        spec: None,
     };
     let policy = FileTools::new(Arc::new(StateFiles), &AgentDefinition::default().spec("a"));
     match policy.wrap_tool_call(call.clone(), next).await {

@@ -223,6 +223,8 @@ async fn an_undisclosed_tool_is_an_unknown_tool() {
             make: &make,
             scope: &scope,
             state: &state,
+            may_repeat: true,
+            spec: None,
         };
         match policy.wrap_tool_call(ToolCall::new("c", name, Map::new()), next).await {
             Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),

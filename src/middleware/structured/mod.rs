@@ -262,6 +262,7 @@ impl Tool for Form {
             ends: true,
             is_logged: false,
             changes: vec![],
+            failure: None,
         }))
     }
 }

@@ -235,6 +235,8 @@ async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, H
                 make: &make,
                 scope: &scope,
                 state: &state,
+                may_repeat: true,
+                spec: None,
             },
         )
         .await

@@ -378,3 +378,63 @@ fn check_as_json_has_the_configuration_and_every_diagnostic() {
     assert_eq!(configuration["agents"][0]["graph_id"], "newcomer");
     assert_eq!(report["diagnostics"][0]["severity"], "warning");
 }
+
+#[test]
+fn the_policies_of_an_agent_are_explained_in_their_order() {
+    let configuration = format!(
+        "{AGENT}todos = true\npermissions = [{{ tools = [\"task\"], mode = \"ask\" }}]\n\
+         middleware = [{{ name = \"PIIMiddleware\", type = \"email\" }}, {{ name = \"ToolCallLimitMiddleware\", run_limit = 3 }}]\n\
+         [[agents.newcomer.subagents]]\nname = \"helper\"\ndescription = \"Helps with one piece of work.\"\n\
+         middleware = [{{ name = \"ModelCallLimitMiddleware\", run_limit = 9 }}]\n"
+    );
+    let folder = folder(&[("adjutant.toml", &configuration)]);
+    let (succeeds, said) = ends_with(folder.path(), &["check", "--explain", "newcomer", "--json"], &[]);
+    assert!(succeeds, "{said}");
+    let report: Value = serde_json::from_str(&said).expect("JSON");
+    let explained = &report["explanation"];
+    let names = |agent: &Value| -> Vec<String> {
+        let stack = agent["stack"].as_array().expect("a stack");
+        stack
+            .iter()
+            .filter_map(|policy| policy["name"].as_str().map(str::to_owned))
+            .collect()
+    };
+    let stack = names(explained);
+    let place = |name: &str| {
+        stack
+            .iter()
+            .position(|other| other == name)
+            .unwrap_or_else(|| panic!("{name}: {stack:?}"))
+    };
+    let order = [
+        "FilesystemMiddleware",
+        "TodoListMiddleware",
+        "PIIMiddleware[email]",
+        "ToolCallLimitMiddleware",
+        "HumanInTheLoopMiddleware",
+        "PermissionsMiddleware",
+        "LimitsMiddleware",
+    ];
+    assert!(order.map(place).is_sorted(), "{stack:?}");
+    let policy = |name: &str| explained["stack"][place(name)].clone();
+    assert_eq!(policy("TodoListMiddleware")["tools"], json!(["write_todos"]));
+    assert!(policy("TodoListMiddleware")["prompt"].is_string());
+    assert_eq!(policy("PIIMiddleware[email]")["settings"], json!({"type": "email"}));
+    assert_eq!(
+        policy("PermissionsMiddleware")["settings"]["permissions"][0]["tools"],
+        json!(["task"])
+    );
+    let helper = explained["subagents"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|agent| agent["name"] == "helper");
+    assert!(names(helper.expect("the helper")).contains(&"ModelCallLimitMiddleware".to_owned()));
+    let (succeeds, said) = ends_with(folder.path(), &["check", "--explain", "newcomer"], &[]);
+    assert!(
+        succeeds && said.contains("1. FilesystemMiddleware") && said.contains("subagent `helper`"),
+        "{said}"
+    );
+    let (succeeds, said) = ends_with(folder.path(), &["check", "--explain", "newcommer"], &[]);
+    assert!(!succeeds && said.contains("did you mean `newcomer`?"), "{said}");
+}

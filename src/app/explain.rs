@@ -1,0 +1,248 @@
+//! `adjutant check --explain AGENT`: the policies of an agent in their order, with what each of them brings.
+//!
+//! The agent is assembled as the server would, but nothing is connected to: the tools of MCP servers are named as the
+//! definition names them.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::builder::Prepared;
+use super::{peers, providers, tools};
+use crate::agent::Agent;
+use crate::agent::assemble::AgentFactory;
+use crate::definition::builtins::{
+    APPROVAL, BACKGROUND, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
+    TODOS, UNTIL,
+};
+use crate::definition::{AgentDefinition, HarnessProfiles, Policy, Provenance, SubagentDefinition, suggestion};
+use crate::domain::machine::HookPoint;
+use crate::middleware::Middleware;
+use crate::shutdown::Shutdown;
+use crate::tool::remote;
+
+/// The characters of a text that are shown in a line.
+const SHOWN: usize = 100;
+
+/// The fields of a definition that are settings of a policy of the server.
+const FIELDS: [(&str, &[&str]); 13] = [
+    (FILES, &["files", "permissions", "tool_token_limit_before_evict"]),
+    (
+        SUBAGENTS,
+        &[
+            "max_subagent_depth",
+            "task_description",
+            "task_system_prompt",
+            "task_dialect",
+            "unknown_subagent",
+        ],
+    ),
+    (BACKGROUND, &[]),
+    (TODOS, &["todos"]),
+    (STORE, &["store"]),
+    (SKILLS, &["skills", "skill_tools"]),
+    (MEMORY, &["memory"]),
+    (APPROVAL, &["interrupt_on", "permissions", "approvers"]),
+    (UNTIL, &["until_tool"]),
+    (STRUCTURED, &["response_format"]),
+    (PERMISSIONS, &["permissions"]),
+    (LIMITS, &["limits"]),
+    (REPEATED_FAILURES, &["limits"]),
+];
+
+/// An agent, explained.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct AgentExplanation {
+    /// The name.
+    name: String,
+    /// The model.
+    model: String,
+    /// The instructions of the definition, to which the policies add theirs.
+    system_prompt: String,
+    /// The tools that the definition names.
+    tools: Vec<String>,
+    /// The policies, outermost first.
+    stack: Vec<PolicyExplanation>,
+    /// The subagents that are defined with the agent.
+    subagents: Vec<AgentExplanation>,
+}
+
+/// A policy of an agent, and what it brings.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct PolicyExplanation {
+    /// The name.
+    name: String,
+    /// The places in the loop where it runs, besides those around calls.
+    hooks: Vec<&'static str>,
+    /// The tools.
+    tools: Vec<String>,
+    /// The text that it adds to the instructions.
+    prompt: Option<String>,
+    /// The fields of the state.
+    fields: Vec<&'static str>,
+    /// The settings that the definition gives.
+    settings: Map<String, Value>,
+}
+
+/// Explains the agent of this `graph_id`.
+///
+/// # Errors
+/// If there is no such agent, or it cannot be assembled.
+pub(super) fn explain(prepared: &Prepared, graph_id: &str) -> anyhow::Result<AgentExplanation> {
+    let config = &prepared.loaded().config;
+    let registered = prepared.registered();
+    let definition = config.agents.get(graph_id).ok_or_else(|| {
+        let known = suggestion(graph_id, config.agents.keys().map(String::as_str), "there are");
+        anyhow!("there is no agent `{graph_id}`; {known}")
+    })?;
+    let client = remote::client().context("could not create the HTTP client for tools")?;
+    let mut all_tools = tools(config, &client)?;
+    all_tools.extend(registered.tools.clone());
+    let providers = providers(config).with_own(registered.sources());
+    // Nothing is started that would have to be ended.
+    let shutdown = Shutdown::new(std::time::Duration::ZERO);
+    let factory = AgentFactory {
+        tools: Arc::new(all_tools),
+        runnables: Arc::new(registered.runnables.clone()),
+        policies: Arc::new(registered.policies.clone()),
+        profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
+        ..AgentFactory::new(providers, peers(config, &shutdown)?)
+    };
+    let applied = factory.profiles.applied(definition.resolved());
+    let known = factory.register(graph_id, definition, &Provenance::File(graph_id.to_owned()))?;
+    Ok(main_agent(&known.agent, &applied))
+}
+
+fn main_agent(agent: &Agent, definition: &AgentDefinition) -> AgentExplanation {
+    let given = fields_of(definition);
+    let registry = agent.subagents();
+    let delegates = definition.delegates();
+    let below = delegates.iter().filter_map(|subagent| {
+        let built = registry?.get(&subagent.name, 1)?;
+        Some(subagent_of(&built, subagent, definition))
+    });
+    AgentExplanation {
+        name: agent.name.clone(),
+        model: definition.model.clone(),
+        system_prompt: definition.system_prompt.text(),
+        tools: definition.tools.clone(),
+        stack: stack(agent, &definition.middleware, &given),
+        subagents: below.collect(),
+    }
+}
+
+fn subagent_of(agent: &Agent, subagent: &SubagentDefinition, parent: &AgentDefinition) -> AgentExplanation {
+    let mut given = fields_of(parent);
+    given.retain(|name, _| ["files", "interrupt_on", "permissions", "store", "approvers"].contains(&name.as_str()));
+    given.extend(fields_of(subagent));
+    AgentExplanation {
+        name: agent.name.clone(),
+        model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
+        system_prompt: subagent.system_prompt.text(),
+        tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+        stack: stack(agent, &subagent.middleware, &given),
+        subagents: vec![],
+    }
+}
+
+/// Returns the fields that a definition gives.
+fn fields_of(definition: &impl Serialize) -> Map<String, Value> {
+    let Ok(Value::Object(mut given)) = serde_json::to_value(definition) else {
+        return Map::new();
+    };
+    let is_default = |value: &Value| {
+        let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
+        is_empty || matches!(value, Value::Null | Value::Bool(false))
+    };
+    given.retain(|_, value| !is_default(value));
+    given
+}
+
+fn stack(agent: &Agent, listed: &[Policy], given: &Map<String, Value>) -> Vec<PolicyExplanation> {
+    let explained = agent
+        .stack()
+        .iter()
+        .map(|policy| explain_policy(policy.as_ref(), listed, given));
+    explained.collect()
+}
+
+fn explain_policy(policy: &dyn Middleware, listed: &[Policy], given: &Map<String, Value>) -> PolicyExplanation {
+    let contribution = policy.contribution();
+    let name = policy.name();
+    let of_list = listed
+        .iter()
+        .find(|listed| is_instance(name, listed, policy.distinguished_by()));
+    let fields = FIELDS
+        .iter()
+        .find(|(other, _)| *other == name)
+        .map_or(&[][..], |(_, fields)| *fields);
+    let of_fields = fields
+        .iter()
+        .filter_map(|field| Some(((*field).to_owned(), given.get(*field)?.clone())));
+    let mut settings: Map<String, Value> = of_fields.collect();
+    settings.extend(of_list.map(|listed| listed.settings.clone()).unwrap_or_default());
+    PolicyExplanation {
+        name: name.to_owned(),
+        hooks: policy
+            .hook_points()
+            .iter()
+            .map(|point| HookPoint::word(*point))
+            .collect(),
+        tools: contribution.tools.iter().map(|tool| tool.spec().name.clone()).collect(),
+        prompt: contribution.prompt,
+        fields: contribution.fields.iter().map(|field| field.name).collect(),
+        settings,
+    }
+}
+
+/// Returns whether a policy of the stack is this one of a list.
+fn is_instance(name: &str, listed: &Policy, distinguished_by: Option<&str>) -> bool {
+    let setting = distinguished_by.and_then(|setting| listed.settings.get(setting)?.as_str());
+    match setting {
+        Some(setting) => name == format!("{}[{setting}]", listed.name),
+        None => name == listed.name,
+    }
+}
+
+impl AgentExplanation {
+    /// Returns the explanation as text.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        self.write(&mut text, "agent");
+        text
+    }
+
+    fn write(&self, text: &mut String, kind: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "\n{kind} `{}`, model {}", self.name, self.model);
+        line(text, "instructions", &self.system_prompt);
+        line(text, "tools", &self.tools.join(", "));
+        for (at, policy) in self.stack.iter().enumerate() {
+            let _ = writeln!(text, "  {}. {}", at + 1, policy.name);
+            line(text, "hooks", &policy.hooks.join(", "));
+            line(text, "tools", &policy.tools.join(", "));
+            line(text, "prompt", policy.prompt.as_deref().unwrap_or_default());
+            line(text, "fields", &policy.fields.join(", "));
+            for (name, value) in &policy.settings {
+                line(text, "setting", &format!("{name} = {value}"));
+            }
+        }
+        for subagent in &self.subagents {
+            subagent.write(text, "subagent");
+        }
+    }
+}
+
+/// Adds a line, unless there is nothing to say.
+fn line(text: &mut String, name: &str, value: &str) {
+    let flat = value.split_whitespace().collect::<Vec<_>>().join(" ");
+    if flat.is_empty() {
+        return;
+    }
+    let shown: String = flat.chars().take(SHOWN).collect();
+    let more = if shown.len() < flat.len() { "…" } else { "" };
+    let _ = writeln!(text, "       {name:<13}{shown}{more}");
+}

@@ -1,0 +1,360 @@
+//! Permissions for tool calls: the rules of `permissions` that name tools.
+//!
+//! The first rule that concerns a call decides. A call that no rule concerns is allowed. Where a rule cannot be sure, it
+//! restricts: a rule that denies or asks concerns a call if one of its values matches, a rule that allows only if all
+//! do.
+
+use std::sync::Arc;
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde_json::Value;
+
+use super::mcp::model_tool_name;
+use super::permission::{Permission, PermissionMode, trunk};
+use crate::domain::message::ToolCall;
+use crate::domain::path::{below, normalise};
+use crate::domain::pattern::Pattern;
+
+/// The maximum length of a pattern, in bytes.
+const LONGEST_PATTERN: usize = 1_000;
+
+/// The arguments of tools that are paths.
+pub(super) const PATH_ARGUMENTS: [&str; 9] = [
+    "path",
+    "paths",
+    "file_path",
+    "filename",
+    "file",
+    "directory",
+    "source",
+    "destination",
+    "target",
+];
+
+/// The file tools that work on everything below their path.
+const TREE_TOOLS: [&str; 4] = ["ls", "glob", "grep", "delete"];
+
+/// The compiled rules of an agent for calls of tools. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct CallRules(Arc<[CallRule]>);
+
+struct CallRule {
+    /// The place in the list of `permissions`.
+    at: usize,
+    tools: Vec<GlobMatcher>,
+    arguments: Vec<(String, GlobMatcher)>,
+    /// Each pattern with a folder that holds all paths that the pattern matches. None if the rule is about any path.
+    paths: Option<Vec<(Pattern, String)>>,
+    /// None if the rule is about every agent.
+    agents: Option<Vec<GlobMatcher>>,
+    mode: PermissionMode,
+}
+
+impl CallRules {
+    /// Compiles the rules that name tools. Invalid patterns were refused when the definition was read.
+    pub fn new(permissions: &[Permission]) -> Self {
+        let all = permissions.iter().enumerate();
+        let rules = all.filter(|(_, permission)| !permission.tools.is_empty());
+        Self(rules.map(|(at, permission)| CallRule::new(at, permission)).collect())
+    }
+
+    /// Returns whether there are no rules.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether a rule may require approval.
+    pub fn may_ask(&self) -> bool {
+        self.0.iter().any(|rule| rule.mode == PermissionMode::Interrupt)
+    }
+
+    /// Returns whether a rule may require approval of this call, whichever agent makes it.
+    pub fn may_ask_about(&self, call: &ToolCall) -> bool {
+        let asking = self.0.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
+        let mut asking = asking.filter(|rule| rule.names(&call.name));
+        asking.any(|rule| rule.fits(call))
+    }
+
+    /// Returns whether a human has to approve this call of the agent at this path.
+    pub fn asks_about(&self, agent: &[String], call: &ToolCall) -> bool {
+        self.deciding(agent, call)
+            .is_some_and(|rule| rule.mode == PermissionMode::Interrupt)
+    }
+
+    /// Checks that the agent at this path may make a call.
+    ///
+    /// # Errors
+    /// Returns the text for the model, which names the rule.
+    pub fn check(&self, agent: &[String], call: &ToolCall) -> Result<(), String> {
+        match self.deciding(agent, call) {
+            Some(rule) if rule.mode == PermissionMode::Deny => Err(format!(
+                "Error: permission denied: you may not make this call of `{}` (permissions[{}]). It was not made.",
+                call.name, rule.at
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Returns whether every call of a tool by the agent at this path is denied.
+    pub fn always_denies(&self, agent: &[String], tool: &str) -> bool {
+        let concerned = self.0.iter().filter(|rule| rule.names(tool) && rule.is_about(agent));
+        for rule in concerned {
+            match (rule.mode, rule.is_conditional()) {
+                (PermissionMode::Deny, true) => {}
+                (mode, _) => return mode == PermissionMode::Deny,
+            }
+        }
+        false
+    }
+
+    fn deciding(&self, agent: &[String], call: &ToolCall) -> Option<&CallRule> {
+        let mut rules = self.0.iter();
+        rules.find(|rule| rule.names(&call.name) && rule.is_about(agent) && rule.fits(call))
+    }
+}
+
+impl CallRule {
+    fn new(at: usize, permission: &Permission) -> Self {
+        let tools = permission.tools.iter().filter_map(|tool| tool_glob(tool).ok());
+        let argument = |(name, pattern): (&String, &String)| Some((name.clone(), glob(pattern, false).ok()?));
+        let path = |text: &String| Some((Pattern::with_dots(text).ok()?, trunk(text)));
+        let agents = permission.agents.iter().filter_map(|agent| glob(agent, true).ok());
+        Self {
+            at,
+            tools: tools.collect(),
+            arguments: permission.arguments.iter().filter_map(argument).collect(),
+            paths: (!permission.paths.is_empty()).then(|| permission.paths.iter().filter_map(path).collect()),
+            agents: (!permission.agents.is_empty()).then(|| agents.collect()),
+            mode: permission.mode,
+        }
+    }
+
+    fn names(&self, tool: &str) -> bool {
+        self.tools.iter().any(|pattern| pattern.is_match(tool))
+    }
+
+    fn is_about(&self, agent: &[String]) -> bool {
+        let path = agent.join("/");
+        self.agents
+            .as_ref()
+            .is_none_or(|patterns| patterns.iter().any(|pattern| pattern.is_match(&path)))
+    }
+
+    fn is_conditional(&self) -> bool {
+        self.paths.is_some() || !self.arguments.is_empty()
+    }
+
+    /// Returns whether the arguments of a call are such as the rule is about.
+    fn fits(&self, call: &ToolCall) -> bool {
+        let arguments = self.arguments.iter().all(|(name, pattern)| {
+            let mut values = vec![];
+            collect_values(&Value::Object(call.args.clone()), name, &mut values);
+            self.holds(&values, |value| pattern.is_match(value))
+        });
+        arguments
+            && self
+                .paths
+                .as_ref()
+                .is_none_or(|patterns| self.fits_paths(patterns, call))
+    }
+
+    fn fits_paths(&self, patterns: &[(Pattern, String)], call: &ToolCall) -> bool {
+        let is_tree = TREE_TOOLS.contains(&call.name.as_str());
+        let mut paths = vec![];
+        for name in PATH_ARGUMENTS {
+            collect_texts(call.args.get(name).unwrap_or(&Value::Null), &mut paths);
+        }
+        if paths.is_empty() && is_tree {
+            paths.push("/".to_owned());
+        }
+        let restricts = self.mode != PermissionMode::Allow;
+        self.holds(&paths, |path| match normalise(path) {
+            Ok(path) => patterns.iter().any(|(pattern, trunk)| {
+                let reaches = || restricts && is_tree && (below(trunk, &path).is_some() || *trunk == path);
+                pattern.matches(path.trim_start_matches('/')) || reaches()
+            }),
+            // A path that leads out of the workspace may be any.
+            Err(_) => restricts,
+        })
+    }
+
+    /// Returns whether values match: one is enough for a rule that restricts, and all have to for one that allows.
+    fn holds(&self, values: &[String], matches: impl Fn(&str) -> bool) -> bool {
+        let mut values = values.iter();
+        match self.mode {
+            PermissionMode::Allow => values.len() > 0 && values.all(|value| matches(value)),
+            PermissionMode::Deny | PermissionMode::Interrupt => values.any(|value| matches(value)),
+        }
+    }
+}
+
+/// Adds the values of an argument: those at a path of keys with dots between them, in lists too.
+fn collect_values(value: &Value, path: &str, into: &mut Vec<String>) {
+    if let Value::Array(items) = value {
+        items.iter().for_each(|item| collect_values(item, path, into));
+        return;
+    }
+    if let Some(own) = value.get(path) {
+        return collect_texts(own, into);
+    }
+    if let Some((first, rest)) = path.split_once('.')
+        && let Some(inner) = value.get(first)
+    {
+        collect_values(inner, rest, into);
+    }
+}
+
+/// Adds the texts of a value: each of a list, and other values as JSON.
+fn collect_texts(value: &Value, into: &mut Vec<String>) {
+    match value {
+        Value::Null => {}
+        Value::String(text) => into.push(text.clone()),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, into)),
+        Value::Bool(_) | Value::Number(_) | Value::Object(_) => into.push(value.to_string()),
+    }
+}
+
+/// Compiles a pattern.
+///
+/// # Errors
+/// Returns the reason if the pattern is invalid.
+pub(super) fn glob(pattern: &str, keeps_separators: bool) -> Result<GlobMatcher, String> {
+    if pattern.is_empty() || pattern.len() > LONGEST_PATTERN {
+        return Err(format!("it must have from 1 to {LONGEST_PATTERN} bytes"));
+    }
+    let glob = GlobBuilder::new(pattern).literal_separator(keeps_separators).build();
+    glob.map(|glob| glob.compile_matcher())
+        .map_err(|error| error.kind().to_string())
+}
+
+/// Compiles a pattern for the names of tools. Tools of an MCP server are `server/tool`.
+///
+/// # Errors
+/// As [`glob`].
+pub(super) fn tool_glob(pattern: &str) -> Result<GlobMatcher, String> {
+    let name = match pattern.split_once('/') {
+        Some((server, tool)) if is_pattern(pattern) => format!("{server}__{tool}"),
+        Some(_) | None => model_tool_name(pattern),
+    };
+    glob(&name, false)
+}
+
+/// Returns whether a text is a pattern and no name.
+pub(super) fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '[', '{', '\\'])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::permission::check;
+    use super::super::{FieldPath, FileRules};
+    use super::*;
+
+    fn rules(value: Value) -> CallRules {
+        let permissions: Vec<Permission> = serde_json::from_value(value).expect("rules");
+        assert_eq!(check(&FieldPath::default(), &permissions), []);
+        assert!(
+            !FileRules::new(&permissions).may_interrupt(),
+            "rules about calls are no rules about files"
+        );
+        CallRules::new(&permissions)
+    }
+
+    fn decision(rules: &CallRules, agent: &str, tool: &str, args: Value) -> &'static str {
+        let path: Vec<String> = agent.split('/').map(str::to_owned).collect();
+        let call = ToolCall::new("c", tool, args.as_object().cloned().unwrap_or_default());
+        match (rules.check(&path, &call), rules.asks_about(&path, &call)) {
+            (Err(_), _) => "deny",
+            (Ok(()), true) => "ask",
+            (Ok(()), false) => "allow",
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_concerns_a_call_decides() {
+        let rules = rules(json!([
+            {"tools": ["send_email"], "arguments": {"to": "*@example.com"}},
+            {"tools": ["send_*"], "agents": ["main/intern"], "mode": "deny"},
+            {"tools": ["send_*", "docs/*"], "mode": "ask"},
+        ]));
+        for (agent, tool, args, expected) in [
+            ("main", "send_email", json!({"to": "ann@example.com"}), "allow"),
+            (
+                "main",
+                "send_email",
+                json!({"to": ["ann@example.com", "eve@evil.com"]}),
+                "ask",
+            ),
+            ("main", "send_email", json!({}), "ask"),
+            ("main/intern", "send_email", json!({"to": "eve@evil.com"}), "deny"),
+            ("main/intern", "send_email", json!({"to": "ann@example.com"}), "allow"),
+            ("main/chief/intern", "send_fax", json!({}), "ask"),
+            ("main", "docs__search", json!({}), "ask"),
+            ("main", "lookup", json!({"to": "eve@evil.com"}), "allow"),
+        ] {
+            assert_eq!(
+                decision(&rules, agent, tool, args.clone()),
+                expected,
+                "{agent} {tool} {args}"
+            );
+        }
+        assert!(rules.may_ask() && !rules.is_empty() && CallRules::default().is_empty());
+    }
+
+    #[test]
+    fn arguments_inside_others_and_of_other_types_are_compared() {
+        let rules = rules(json!([
+            {"tools": ["*"], "arguments": {"options.mode": "wipe*"}, "mode": "deny"},
+            {"tools": ["*"], "arguments": {"rows.id": "7", "force": "true"}, "mode": "deny"},
+        ]));
+        assert_eq!(
+            decision(&rules, "a", "x", json!({"options": {"mode": "wipe\nall"}})),
+            "deny"
+        );
+        assert_eq!(decision(&rules, "a", "x", json!({"options.mode": "wipe"})), "deny");
+        assert_eq!(
+            decision(&rules, "a", "x", json!({"rows": [{"id": 1}, {"id": 7}], "force": true})),
+            "deny"
+        );
+        assert_eq!(
+            decision(&rules, "a", "x", json!({"rows": [{"id": 1}], "force": true})),
+            "allow"
+        );
+    }
+
+    #[test]
+    fn paths_are_compared_in_their_normal_form_and_those_that_lead_outside_are_restricted() {
+        let rules = rules(json!([
+            {"tools": ["fs/*", "grep"], "paths": ["/work/**"]},
+            {"tools": ["fs/*", "grep"], "paths": ["/**"], "mode": "deny"},
+        ]));
+        for (tool, args, expected) in [
+            ("fs__read", json!({"path": "work/./a"}), "allow"),
+            ("fs__read", json!({"path": "/work/../etc/passwd"}), "deny"),
+            (
+                "fs__move",
+                json!({"source": "/work/a", "destination": "/etc/a"}),
+                "deny",
+            ),
+            ("fs__read", json!({"paths": ["/work/a", "/work/b"]}), "allow"),
+            ("grep", json!({"pattern": "x"}), "deny"),
+            ("fs__status", json!({}), "allow"),
+        ] {
+            assert_eq!(decision(&rules, "a", tool, args.clone()), expected, "{tool} {args}");
+        }
+    }
+
+    #[test]
+    fn a_tool_whose_every_call_is_denied_is_known() {
+        let rules = rules(json!([
+            {"tools": ["a"], "arguments": {"x": "1"}, "mode": "deny"},
+            {"tools": ["b"], "arguments": {"x": "1"}},
+            {"tools": ["*"], "agents": ["main/**"], "mode": "deny"},
+        ]));
+        let path = |text: &str| -> Vec<String> { text.split('/').map(str::to_owned).collect() };
+        assert!(rules.always_denies(&path("main/x"), "a") && rules.always_denies(&path("main/x/y"), "c"));
+        assert!(!rules.always_denies(&path("main/x"), "b") && !rules.always_denies(&path("other"), "a"));
+    }
+}
