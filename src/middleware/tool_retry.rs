@@ -337,9 +337,7 @@ mod tests {
             kind: QuestionKind::Question,
             value: json!("why?"),
             schema: json!({}),
-            calls: vec![],
-            key: None,
-            approvers: crate::domain::approvers::Approvers::default(),
+            ..Question::default()
         };
         let asked = Err(Halt::from(question));
         assert_eq!(made(&policy(json!({})), true, asked.clone()).await, (asked, 1));
