@@ -62,13 +62,21 @@ fn beginning(line: &str) -> Option<&str> {
     line.split_once("summary=\"")?.1.split('"').next()
 }
 
+/// Waits for the lines of all requests that have been answered. Lines are logged in their order, so they are there when
+/// the line of a later request is.
+async fn logs_all_lines(server: &TestServer, root: &Client) {
+    root.get("/audit?limit=1").await.ok();
+    server.log().gets_one_of(&["detail, created_at from audit"]).await;
+}
+
 /// Returns the statements that a server makes for this work.
 async fn statements_of(server: &TestServer, root: &Client, work: impl Future) -> Statements {
+    // Lines of earlier requests may still be on their way.
+    server.log().clear();
+    logs_all_lines(server, root).await;
     server.log().clear();
     work.await;
-    // Lines are logged in their order, so those of the work are there when this one is.
-    root.get("/audit?limit=1").await.ok();
-    server.log().gets_one_of(&["from audit where tenant"]).await;
+    logs_all_lines(server, root).await;
     let text = server.log().text();
     let lines = text.lines().filter(|line| line.contains("sqlx::query"));
     Statements(lines.map(str::to_owned).collect())
