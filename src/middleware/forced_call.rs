@@ -6,14 +6,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::MiddlewareModel;
 use super::model_call::ask_model;
 use crate::definition::SystemPrompt;
 use crate::domain::message::Message;
-use crate::model::{Model, ModelError, ModelRequest, ToolChoice, ToolSpec};
+use crate::model::{ModelRequest, ToolChoice, ToolSpec};
 use crate::tool::{ArgumentCheck, Halt, Scope};
-
-/// The model of a middleware.
-pub(super) type MiddlewareModel = Result<Arc<dyn Model>, ModelError>;
 
 /// A question to a model.
 pub(super) struct ForcedCall<'a> {

@@ -185,13 +185,16 @@ pub fn listed() -> Vec<Arc<dyn Middleware>> {
     ]
 }
 
+/// The model of a middleware, or why it cannot be used.
+pub type MiddlewareModel = Result<Arc<dyn Model>, ModelError>;
+
 /// The parts of an agent that a middleware may need.
 #[derive(Clone, Copy)]
 pub struct AgentParts<'a> {
     /// The agent's model.
-    pub model: &'a Result<Arc<dyn Model>, ModelError>,
+    pub model: &'a MiddlewareModel,
     /// Returns the model of a name.
-    pub models: &'a (dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Sync),
+    pub models: &'a (dyn Fn(&str) -> MiddlewareModel + Sync),
     /// The tools by which the model gives its final answer.
     pub answer_tools: &'a [String],
 }

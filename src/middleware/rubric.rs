@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::forced_call::{ForcedCall, MiddlewareModel, beginning};
+use super::forced_call::{ForcedCall, beginning};
 use super::structured::FIELD as STRUCTURED_RESPONSE;
-use super::{AgentParts, Contribution, HookResult, Middleware, read_settings};
+use super::{AgentParts, Contribution, HookResult, Middleware, MiddlewareModel, read_settings};
 use crate::definition::{Diagnostic, FieldPath, builtins};
 use crate::domain::graph::Field;
 use crate::domain::machine::{HookPoint, Jump};

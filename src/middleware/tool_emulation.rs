@@ -7,9 +7,8 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::forced_call::MiddlewareModel;
 use super::model_call::ask_model;
-use super::{AgentParts, Middleware, NextCall, read_settings};
+use super::{AgentParts, Middleware, MiddlewareModel, NextCall, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, SystemPrompt, builtins};
 use crate::domain::call::ToolOutput;

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::forced_call::{ForcedCall, MiddlewareModel, beginning};
-use super::{AgentParts, Middleware, ModelAnswer, NextModel, read_settings};
+use super::forced_call::{ForcedCall, beginning};
+use super::{AgentParts, Middleware, MiddlewareModel, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, builtins};
 use crate::domain::machine::Failure;

@@ -118,9 +118,8 @@ fn mask(kind: PiiKind, found: &str) -> String {
             None => format!("{HIDDEN}:{}", last(4, found.rsplit(':').next().unwrap_or_default())),
         },
         PiiKind::MacAddress => format!("**:**:**:**:**:{}", last(2, found)),
-        PiiKind::Url => HIDDEN.to_owned(),
         PiiKind::Custom if found.chars().count() > 8 => format!("{HIDDEN}{}", last(4, found)),
-        PiiKind::Custom => HIDDEN.to_owned(),
+        PiiKind::Url | PiiKind::Custom => HIDDEN.to_owned(),
     }
 }
 

@@ -83,7 +83,7 @@ impl PiiSettings {
                 Err(Diagnostic::error(field("type"), message))
             }
             (PiiKind::Custom, None) => {
-                let known = suggestion(&self.r#type, PiiKind::NAMES.into_iter(), "known are");
+                let known = suggestion(&self.r#type, PiiKind::NAMES, "known are");
                 let message = format!(
                     "`{}` is not known; {known}; a `pattern` says what another kind is",
                     self.r#type
