@@ -57,7 +57,7 @@ struct ToolSelectionSettings {
     system_prompt: Option<String>,
     /// The number of attempts after the first one, if the model makes no choice.
     max_retries: u32,
-    /// What happens then.
+    /// The reaction when the model makes no choice in all attempts.
     on_parsing_failure: OnNoSelection,
 }
 

@@ -69,7 +69,7 @@ pub(super) struct Detector {
     dfa: dfa::DFA,
 }
 
-/// What is known about a match at one place of a text that may go on.
+/// The knowledge about a match at one place of a text that may go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Probe {
     /// More text may make a match, or a longer one.

@@ -15,10 +15,10 @@ use crate::middleware::TextFilter;
 pub(super) const FAILURE: &str = "PIIDetectionError";
 /// The number of bytes of a digest that are shown.
 const SHOWN_DIGEST: usize = 4;
-/// What masking puts in the place of a part that is hidden.
+/// The text that masking puts in the place of a hidden part.
 const HIDDEN: &str = "****";
 
-/// What happens to personal data.
+/// The treatment of personal data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PiiStrategy {

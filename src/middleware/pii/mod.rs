@@ -47,7 +47,7 @@ struct PiiSettings {
     r#type: String,
     /// The regular expression of a kind of its own.
     pattern: Option<String>,
-    /// What happens to the data.
+    /// The treatment of the data.
     strategy: PiiStrategy,
     /// True if the messages of humans are rewritten.
     apply_to_input: bool,
