@@ -59,14 +59,23 @@ struct Fixture {
     assistant: String,
     cron: String,
     delivery: String,
+    approval: String,
 }
 
 impl Fixture {
-    /// Creates the resources. The thread has a run that waits for an approval.
+    /// Creates the resources. The thread has a remembered decision and a run that waits for an approval.
     async fn create(owner: &Client) -> Self {
         let made = owner.post("/threads", json!({"metadata": {"mark": MARK}})).await.ok();
         let thread = made["thread_id"].as_str().expect("an id").to_owned();
         let human = Human::at(owner.clone(), "agent", &thread);
+        human.says(script().calls(mail("m0", "others")).says("sent")).await;
+        let remembered = json!([{"type": "approve", "scope": "thread", "for": {"to": {"equals": "others"}}}]);
+        human
+            .decides(&human.question().await, remembered)
+            .await
+            .finishes()
+            .await;
+        let approvals = owner.get(&format!("/threads/{thread}/approvals")).await.ok();
         let webhook = json!("http://127.0.0.1:9/nobody-listens");
         let text = script().calls(mail("m1", MARK)).says("sent").to_string();
         let body = json!({"assistant_id": "agent", "webhook": webhook, "metadata": {"mark": MARK},
@@ -93,6 +102,7 @@ impl Fixture {
             assistant: text(&assistant["assistant_id"]),
             cron: text(&cron["cron_id"]),
             delivery: text(&deliveries[0]["delivery_id"]),
+            approval: text(&approvals["approvals"][0]["approval_id"]),
             thread,
         }
     }
@@ -105,6 +115,7 @@ impl Fixture {
             format!("/threads/{}/state", self.thread),
             format!("/threads/{}/runs", self.thread),
             format!("/threads/{}/interrupts", self.thread),
+            format!("/threads/{}/approvals", self.thread),
             format!("/assistants/{}", self.assistant),
             format!("/runs/crons/{}", self.cron),
             "/store/items?namespace=marks&key=mark".to_owned(),
@@ -124,6 +135,7 @@ impl Fixture {
             .replace("{assistant_id}", &self.assistant)
             .replace("{cron_id}", &self.cron)
             .replace("{delivery_id}", &self.delivery)
+            .replace("{approval_id}", &self.approval)
             .replace("{graph_id}", "agent")
             .replace("{namespace}", "researcher")
     }
@@ -254,6 +266,7 @@ impl Fixture {
                 | "/threads/{thread_id}/runs/{run_id}/state"
                 | "/threads/{thread_id}/interrupts"
                 | "/threads/{thread_id}/interrupts/{interrupt_id}"
+                | "/threads/{thread_id}/approvals"
                 | "/interrupts"
                 | "/webhooks/deliveries"
                 | "/webhooks/deliveries/{delivery_id}"
@@ -264,6 +277,7 @@ impl Fixture {
                 "/assistants/{assistant_id}"
                 | "/threads/{thread_id}"
                 | "/threads/{thread_id}/runs/{run_id}"
+                | "/threads/{thread_id}/approvals/{approval_id}"
                 | "/runs/crons/{cron_id}",
             ) => (Users, None),
             _ => panic!("{method} {pattern} is new: decide who may use it, here and in src/http/access/rules.rs"),
