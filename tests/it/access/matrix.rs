@@ -102,7 +102,7 @@ impl Fixture {
             assistant: text(&assistant["assistant_id"]),
             cron: text(&cron["cron_id"]),
             delivery: text(&deliveries[0]["delivery_id"]),
-            approval: text(&approvals["approvals"][0]["approval_id"]),
+            approval: text(&approvals["approvals"][0]["id"]),
             thread,
         }
     }
