@@ -174,9 +174,10 @@ async function useThreadStreams() {
   const again = [];
   for await (const part of threads.joinStream(threadId, { lastEventId: seen[0].id })) {
     again.push(part.id);
-    if (again.length === seen.length - 1) break;
+    if (part.event === "metadata" && part.data.status === "run_done") break;
   }
-  assert.deepEqual(again, ids(seen.slice(1), "id"));
+  // The SDK reconnects when a connection breaks, and may then get its last part again.
+  assert.deepEqual([...new Set(again)], [...new Set(ids(seen.slice(1), "id"))]);
   await threads.delete(threadId);
 }
 
