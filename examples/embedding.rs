@@ -33,9 +33,13 @@ middleware = ["HouseStyle"]
 name = "counter"
 description = "Counts the words of a text."
 runnable = "count"
+
+[agents.counter]
+runnable = "count"
 "#;
 
-/// A subagent that is a program: receives the state with its task as the last message, and returns what it writes.
+/// An agent that is a program, with nothing but a name of its own, and a subagent of the desk. It receives the state with
+/// its task as the last message, and returns what it writes.
 async fn count(_: Scope, state: State) -> Result<Update, Halt> {
     let text = state
         .messages

@@ -14,10 +14,11 @@ use futures::future::BoxFuture;
 use reqwest::Client;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use crate::agent::assemble::AgentFactory;
 use crate::auth::Authenticator;
-use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
+use crate::config::{self, Config, KeySource, ProviderSection, Storage, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbError, DbLimits, Engine, RowAccess};
 use crate::definition::builtins::policy_tools;
@@ -35,6 +36,7 @@ use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::domain::trace::Tracer;
 use crate::events::Events;
+use crate::events::live::LiveLimits;
 use crate::http::{
     self, ApiParts, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
     StreamLimits, TenantSites,
@@ -42,7 +44,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
-use crate::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers};
+use crate::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers, RequestSettings};
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
@@ -54,6 +56,7 @@ use crate::telemetry::Telemetry;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
 use crate::tool::remote::server::ServiceLimits;
 use crate::tool::remote::{self, RemoteTool};
+use crate::tool::sandboxes::{SandboxService, SandboxServices};
 use crate::tool::{Tool, demo};
 
 mod builder;
@@ -64,11 +67,13 @@ mod credentials;
 mod data_commands;
 mod definitions;
 mod encryption;
+mod execution;
 mod explain;
 mod health;
 mod init;
 mod key_commands;
 mod keys;
+mod migrate_command;
 mod start_report;
 mod telemetry;
 mod tenants;
@@ -81,6 +86,7 @@ pub use data_commands::run as run_data_command;
 pub use health::ask as ask_health;
 pub use init::run as init;
 pub use key_commands::run as run_key_command;
+pub use migrate_command::run as run_migrate_command;
 
 use builder::Registered;
 
@@ -136,6 +142,14 @@ impl App {
         let sources = agent_sources(&config, registered, providers, &tenants, &shutdown).await?;
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
+        if db.engine() == Engine::Postgres {
+            let limits = LiveLimits {
+                interval: config.cluster.live_interval(),
+                bytes_per_second: config.cluster.live_bytes_per_s,
+            };
+            let exchanging = events.clone().exchange_chunks(limits, metrics.live().clone());
+            spawn_essential(&shutdown, "chunks of answers", exchanging);
+        }
         let telemetry = telemetry::open(&config.telemetry, &metrics, &shutdown)?;
         let tracer = telemetry::tracer(&config.telemetry, telemetry.as_ref(), &clock);
         let quotas = Arc::new(config.quotas.quotas(&config.prices));
@@ -152,6 +166,7 @@ impl App {
             webhooks: webhooks(&config).context("could not create the webhook sender")?,
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
+            claims: config.cluster.role.claims(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
             bounds: run_bounds(&config.runtime),
             sizes: SizeLimits {
@@ -240,18 +255,27 @@ impl App {
                 answers: ResponseBudget::new(self.config.server.max_answer_bytes),
                 settings: ApiSettings {
                     access_log: self.config.log.access,
+                    serves_clients: self.config.cluster.role.serves_clients(),
                     ..api_settings(&self.config.server, address, &self.tenants)
                 },
             };
             let document = format!("http://{}/docs", health::reachable(address));
-            tracing::info!(%address, database = %self.config.storage.url, document, "listening");
-            let soft = self.shutdown.soft().clone();
+            let role = self.config.cluster.role.word();
+            tracing::info!(%address, database = %self.config.storage.url, role, document, "listening");
             let max_connections = self
                 .config
                 .server
                 .max_connections
                 .unwrap_or_else(http::max_connections_for_descriptors);
-            let serving = http::serve(listener, http::router(api), max_connections, soft);
+            let drained = CancellationToken::new();
+            let serving = http::serve(listener, http::router(api), max_connections, drained.clone());
+            let draining = async {
+                self.shutdown.soft().cancelled().await;
+                // Requests are answered until the work has left, so that it can be asked whether the server is ready.
+                tokio::join!(tokio::time::sleep(self.config.server.drain()), self.runtime.runs.rest());
+                drained.cancel();
+            };
+            let serving = async { tokio::join!(serving, draining) };
             let hard = self.shutdown.hard().clone();
             let serving = async {
                 hard.run_until_cancelled(serving.boxed()).await;
@@ -294,6 +318,7 @@ async fn agent_sources(
     tools.extend(registered.tools);
     let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
     let files = definitions::of_files(config, Problems::default());
+    let sandboxes = sandboxes(config, &client)?;
     let servers = mcp_servers(client, &config.answers, shutdown).with_tenants(Arc::clone(tenants));
     servers
         .replace(&files.all_servers())
@@ -306,6 +331,8 @@ async fn agent_sources(
         policies: Arc::new(registered.policies),
         servers,
         peers: peers(config, shutdown).context("could not create the HTTP client for remote agents")?,
+        commands: registered.commands,
+        sandboxes,
         profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         agents: NamePatterns::default(),
         tenants: Arc::new(parts_of_tenants),
@@ -345,6 +372,7 @@ fn api_settings(server: &config::Server, address: SocketAddr, tenants: &Tenants)
         hosts: HostRules::new(&all_hosts, Some(address.ip())),
         sites,
         access_log: false,
+        serves_clients: true,
     }
 }
 
@@ -420,11 +448,17 @@ async fn database(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Db> {
     let storage = &config.storage;
     let keys = encryption::master_keys(config.encryption.as_ref()).await?;
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
-    let limits = DbLimits {
-        statement: storage.statement_timeout(),
-    };
-    let opened = Db::open_with_keys(storage.url.expose(), limits, keys, &spawn).await;
+    let opened = Db::open_with_keys(storage.url.expose(), database_limits(storage), keys, &spawn).await;
     opened.with_context(|| format!("could not open {}", storage.url))
+}
+
+fn database_limits(storage: &Storage) -> DbLimits {
+    DbLimits {
+        statement: storage.statement_timeout(),
+        connect: storage.connect_timeout(),
+        connections: storage.connections,
+        blob_min_chars: storage.blob_min_chars,
+    }
 }
 
 /// Adds what to do if a server has the SQLite file open.
@@ -552,6 +586,17 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
         base_url: section.base_url.clone(),
         api_key: api_key(section),
         windows: context_windows(section),
+        requests: request_settings(section),
+    }
+}
+
+/// Returns the configured settings of requests to a provider.
+fn request_settings(section: &ProviderSection) -> RequestSettings {
+    RequestSettings {
+        headers: section.headers.clone(),
+        max_retries: section.max_retries.and_then(|retries| usize::try_from(retries).ok()),
+        first_token: section.first_token(),
+        between_tokens: section.between_tokens(),
     }
 }
 
@@ -584,10 +629,7 @@ fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shu
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
     };
-    let of_services = ServiceLimits {
-        max_bytes: answers.max_tool_bytes,
-        pieces: piece_limits(answers),
-    };
+    let of_services = service_limits(answers);
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
@@ -599,6 +641,24 @@ fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shu
         spawn,
         soft,
     }
+}
+
+/// Returns the limits of answers of services of tools and sandboxes.
+fn service_limits(answers: &config::AnswersSection) -> ServiceLimits {
+    ServiceLimits {
+        max_bytes: answers.max_tool_bytes,
+        pieces: piece_limits(answers),
+    }
+}
+
+/// Creates the clients of the sandbox services.
+fn sandboxes(config: &Config, client: &Client) -> anyhow::Result<SandboxServices> {
+    let limits = service_limits(&config.answers);
+    let services = config.sandboxes.iter().map(|(name, definition)| {
+        let service = SandboxService::new(name, definition, client.clone(), limits);
+        Ok((name.clone(), service?))
+    });
+    Ok(SandboxServices::new(services.collect::<anyhow::Result<Vec<_>>>()?))
 }
 
 /// Creates a tool behind HTTP.

@@ -23,12 +23,13 @@
 //! | [`cedar`] | access policies: reading, validation, rulings; pure | `domain` |
 //! | [`net`] | HTTP clients, the reader of event streams, and the SSRF guard | `domain` |
 //! | [`model`] | language models and their providers | `domain`, `definition`, `net` |
-//! | [`tool`] | tools, MCP servers, programs | `domain`, `definition`, `net`, `model` |
+//! | [`sandbox`] | confines the commands of agents; the processes that do so | nothing |
+//! | [`tool`] | tools, MCP servers, programs, commands, sandboxes behind HTTP | `domain`, `definition`, `net`, `model`, `sandbox` |
 //! | [`peer`] | clients for remote agents on other servers | `domain`, `definition`, `net`, `model`, `tool` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `definition`, `model`, `tool` |
 //! | [`agent`] | the loop of one agent | those above but `net` |
 //! | [`db`] | SQL, and nothing but SQL; seals what it stores | `domain`, `definition` |
-//! | [`events`] | the log and its subscribers | `domain`, `db`, `shutdown` |
+//! | [`events`] | the log and its subscribers | `domain`, `db`, `metrics`, `shutdown` |
 //! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `middleware`; `metrics`, `shutdown` |
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
@@ -72,6 +73,7 @@
 //! | delivery | a webhook request that reports the end of a run, repeated until it succeeds or attempts run out |
 //! | account | on whose behalf a run works: a user of a tenant, with an API key or without |
 //! | quota | what an API key, a user or a tenant may use of something, at a time or on a day |
+//! | blob | base64 content of texts, stored once for each tenant under the digest of its bytes |
 //! | item | a JSON object in the Store; outlives threads |
 //! | namespace | for items, the path of labels they are stored under; for agents, the path of tasks from the main agent |
 //! | state | the messages, files and fields of a thread at one checkpoint |
@@ -80,6 +82,8 @@
 //! | lane | the checkpoints of one agent on a thread: the main agent's, or one child run's |
 //! | event | an entry of a thread's log (a checkpoint or a fact), or a piece of an answer that is only streamed |
 //! | projection | the translation of events into the frames of one stream protocol or mode |
+//! | sandbox | a place apart from the server, where the files of an agent are and its commands run |
+//! | sandbox service | another program that has sandboxes, behind HTTP |
 //! | interrupt | a question to a human for which a run waits |
 //! | approvers | the users and roles to whom an interrupt is assigned |
 //! | access policy | a policy in the language Cedar that permits or forbids actions, beyond the roles |
@@ -92,14 +96,14 @@
 //! | step | one turn of the agent's loop: a hook, a model call, or all tool calls of one answer |
 //! | hook point | a place in the loop where middleware runs: before or after the agent, before or after the model |
 //! | middleware | a policy around the loop, such as approvals or limits; one file each |
-//! | program | a subagent in code instead of a model with tools ([`Runnable`]); a remote agent is one |
+//! | program | an agent in code instead of a model with tools ([`Runnable`]); a remote agent is one |
 //! | budget | the limits of a run and its tree, with what has been used |
 //! | worker | the part of a server process that claims and executes runs |
 //! | lease | a worker's claim on a run, which expires unless the worker renews it |
 //! | fence | the number of a claim, which grows with each claim; a commit with an older number is refused |
 //! | span | the record of one piece of work, with a start, an end and attributes |
 //! | trace | the spans of one request or run, over all servers that took part |
-//! | job | durable work with a due time, attempts and a claim: a webhook delivery, a cron, a poll or a cancellation of a remote run, a sweep |
+//! | job | durable work with a due time, attempts and a claim: a webhook delivery, a cron, a poll or a cancellation of a remote run, the end of a sandbox, a sweep |
 //!
 //! # One request: `POST /threads/{id}/runs/stream`
 //!
@@ -178,6 +182,7 @@ pub mod model;
 pub mod net;
 pub mod peer;
 pub mod runtime;
+pub mod sandbox;
 pub mod shutdown;
 pub mod telemetry;
 pub mod tool;

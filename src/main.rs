@@ -17,6 +17,10 @@ use clap_complete::Shell;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    // Before anything is read: a process of a sandbox starts in the directory of an agent.
+    if let Some(code) = adjutant::sandbox::play_role() {
+        return code;
+    }
     #[cfg(target_os = "linux")]
     keep_pages_small();
     let command = Arguments::read().into_command();
@@ -24,8 +28,9 @@ fn main() -> ExitCode {
         ProgramCommand::Init(command) => print_result(app::init(command)),
         ProgramCommand::Health(command) => print_result(ask_health(command)),
         ProgramCommand::Completions { shell } => print_completions(*shell),
-        ProgramCommand::Serve(settings) => serve_until_stopped(load(settings)),
+        ProgramCommand::Serve(command) => serve_until_stopped(load(&command.settings_with_role())),
         ProgramCommand::Check(command) => check(load(&command.settings), command),
+        ProgramCommand::Migrate(settings) => migrate(load(settings)),
         ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
         ProgramCommand::Data(command) => manage_data(load(command.settings()), command),
         ProgramCommand::Client(command) => talk_to_server(load(command.settings()), command),
@@ -34,7 +39,12 @@ fn main() -> ExitCode {
 
 /// Reads the configuration, and forbids core files unless it allows them.
 fn load(settings: &CommandLineSettings) -> Result<Prepared, Problems> {
-    let prepared = Adjutant::builder().settings(settings.clone()).load();
+    let builder = Adjutant::builder().settings(settings.clone());
+    let builder = match std::env::current_exe() {
+        Ok(program) => builder.sandbox_program(program),
+        Err(_) => builder,
+    };
+    let prepared = builder.load();
     let may_dump = prepared
         .as_ref()
         .is_ok_and(|prepared| prepared.loaded().config.server.allow_core_files);
@@ -103,6 +113,19 @@ fn serve_until_stopped(prepared: Result<Prepared, Problems>) -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Brings the tables up to date.
+fn migrate(prepared: Result<Prepared, Problems>) -> ExitCode {
+    let done = prepared
+        .map_err(anyhow::Error::from)
+        .and_then(|prepared| run_migrate(&prepared));
+    print_result(done)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn run_migrate(prepared: &Prepared) -> anyhow::Result<String> {
+    app::run_migrate_command(prepared).await
 }
 
 /// Runs a command about API keys. The text goes to standard output, and errors to standard error.

@@ -21,7 +21,7 @@ use adjutant::domain::trace::Tracer;
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::pieces::PieceLimits;
-use adjutant::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers};
+use adjutant::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Providers, RequestSettings};
 use adjutant::net::ssrf::AddressRules;
 use adjutant::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use adjutant::runtime::{
@@ -105,6 +105,7 @@ impl Lab {
             base_url: None,
             api_key: ApiKeySource::None,
             windows: ContextWindows::default(),
+            requests: RequestSettings::default(),
         };
         let providers = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
         let factory = AgentFactory {
@@ -138,6 +139,7 @@ impl Lab {
             webhooks: Webhooks::new(webhook_settings(), |_| Map::new()).expect("a client"),
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
+            claims: true,
             max_concurrent_runs: 256,
             bounds: RunBounds {
                 waiting: 100_000,
@@ -215,7 +217,7 @@ fn agent() -> AgentDefinition {
         ..SubagentDefinition::default()
     };
     AgentDefinition {
-        model: "scripted:bench".to_owned(),
+        model: "scripted:bench".into(),
         system_prompt: "You are measured.".into(),
         tools: vec!["lookup".to_owned()],
         subagents: vec![researcher],

@@ -27,18 +27,20 @@ export class Delegation {
   }
 }
 
-/** Leaves a function that waits for answers. */
+/** Leaves a function that waits. */
 export class Suspended extends Error {
-  constructor(questions) {
-    super("the call waits for a human");
-    this.questions = questions;
+  constructor(answer) {
+    super("the call waits");
+    this.answer = answer;
   }
 }
 
 /** One run of a tool's function for a call. The function may run again, with more answers. */
 export class Execution {
-  constructor(context, answers, emit) {
+  constructor(context, answers, emit, delegations = []) {
     this.context = context;
+    this.delegations = delegations;
+    this.delegated = 0;
     this.answers = new Map(answers.map((answer) => [answer.key, answer.response]));
     this.update = {};
     this.asked = 0;
@@ -59,10 +61,22 @@ export class Execution {
     const missing = numbered.filter((question) => !this.answers.has(question.key));
     if (missing.length > 0) {
       // Remembered, so that a function that catches everything does not swallow the question.
-      this.suspended = new Suspended(missing.map(asWire));
+      this.suspended = new Suspended({ interrupts: missing.map(asWire) });
       throw this.suspended;
     }
     return numbered.map((question) => validated(question.schema, this.answers.get(question.key)));
+  }
+
+  runSubagent(delegation, schema) {
+    const done = this.delegations[this.delegated];
+    this.delegated += 1;
+    if (done === undefined) {
+      this.suspended = new Suspended({ delegate: { ...delegation.fields, then: "call_again" } });
+      throw this.suspended;
+    }
+    const text = contentOf(done.content ?? "");
+    if (done.status === "error") throw new ToolError(text);
+    return schema === undefined ? text : validated(schema, JSON.parse(text));
   }
 }
 
@@ -127,6 +141,15 @@ export function delegate(description, subagentType, { systemPrompt, responseForm
       initial_messages: initialMessages,
     }),
   );
+}
+
+/**
+ * Has a subagent do something and returns its result, for the function to go on with. As with `ask`, the function is left
+ * the first time, and called again from its beginning when the subagent has ended. With a `responseFormat` the result is
+ * a value of that form; otherwise it is the subagent's last text. A subagent that fails throws a `ToolError`.
+ */
+export function runSubagent(description, subagentType, more = {}) {
+  return execution().runSubagent(delegate(description, subagentType, more), more.responseFormat);
 }
 
 /** Returns the answer to the caller for what a function returned. */

@@ -133,5 +133,15 @@ export function delegate(
   more?: { systemPrompt?: string; responseFormat?: Schema; initialMessages?: Record<string, unknown>[] },
 ): Delegation;
 
+/**
+ * Has a subagent do something and returns its result. The function is left the first time, and called again from its
+ * beginning when the subagent has ended.
+ */
+export function runSubagent(
+  description: string,
+  subagentType: string,
+  more?: { systemPrompt?: string; responseFormat?: Schema; initialMessages?: Record<string, unknown>[] },
+): any;
+
 /** An error whose text the model reads as it is. */
 export class ToolError extends Error {}

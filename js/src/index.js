@@ -1,5 +1,5 @@
 // Serves tools to agents of adjutant.
 
-export { ask, askAll, currentContext, delegate, Delegation, output, progress, Result, ToolError, update } from "./call.js";
+export { ask, askAll, currentContext, delegate, Delegation, output, progress, Result, runSubagent, ToolError, update } from "./call.js";
 export { createService, serve } from "./service.js";
 export { tool } from "./tool.js";

@@ -98,7 +98,9 @@ class Service {
   /** Makes the call, or waits for the same call that is being made, and sends the answer. */
   async #answer(made, call, request, response) {
     const task = request.headers["adjutant-task-id"] || [call.thread_id, call.run_id, call.tool_call_id].join("/");
-    const key = digest(canonical([task, (call.answers ?? []).map(({ key, response }) => [key, response])]));
+    const answers = (call.answers ?? []).map(({ key, response }) => [key, response]);
+    const done = call.delegations ?? [];
+    const key = digest(canonical([task, answers, ...(done.length > 0 ? [done] : [])]));
     const fingerprint = digest(canonical([made.name, call.args ?? {}]));
     const check = (known) => {
       if (known !== fingerprint) throw new Refused(409, "this call was made before with other arguments");
@@ -165,7 +167,7 @@ class Service {
       if (running.listeners.size === 0 && running.early.length < 1_000) running.early.push(line);
       for (const listener of running.listeners) listener(line);
     };
-    const own = new Execution(context, call.answers ?? [], emit);
+    const own = new Execution(context, call.answers ?? [], emit, call.delegations ?? []);
     running.answer = this.#carryOut(made, call.args ?? {}, own, abort).then((answer) => {
       this.#running.delete(key);
       if (answer === undefined) this.results.forget(key);
@@ -189,14 +191,14 @@ class Service {
       const work = own.run(async () => made.run(args, own));
       const value = await Promise.race([work, late, cancelled]);
       if (value === abort) return undefined;
-      if (own.suspended !== undefined) return { interrupts: own.suspended.questions };
+      if (own.suspended !== undefined) return own.suspended.answer;
       const answer = answerOf(value, own);
       // What cannot be sent is an error of the tool.
       JSON.stringify(answer);
       return answer;
     } catch (error) {
       const suspended = own.suspended ?? (error instanceof Suspended ? error : undefined);
-      if (suspended !== undefined) return { interrupts: suspended.questions };
+      if (suspended !== undefined) return suspended.answer;
       if (error instanceof ToolError) return { error: { message: error.message } };
       console.error(`adjutant-tools: the tool ${made.name} failed:`, error);
       if (error?.name === "TimeoutError") abort.abort();
@@ -227,8 +229,10 @@ function readCall(body) {
   for (const name of ["context", "state"]) {
     if (!isObject(call[name] ?? {})) throw new Refused(400, `\`${name}\` has the wrong form`);
   }
-  const answers = call.answers ?? [];
-  if (!Array.isArray(answers) || !answers.every(isObject)) throw new Refused(400, "`answers` has the wrong form");
+  for (const name of ["answers", "delegations"]) {
+    const list = call[name] ?? [];
+    if (!Array.isArray(list) || !list.every(isObject)) throw new Refused(400, `\`${name}\` has the wrong form`);
+  }
   if (typeof call.tool_call_id !== "string" || call.tool_call_id === "") throw new Refused(400, "`tool_call_id` is missing");
   return call;
 }

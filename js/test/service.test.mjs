@@ -9,7 +9,7 @@ import { join } from "node:path";
 import { after, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
-import { ask, askAll, createService, delegate, output, progress, Result, serve, tool, ToolError, update } from "../src/index.js";
+import { ask, askAll, createService, delegate, output, progress, Result, runSubagent, serve, tool, ToolError, update } from "../src/index.js";
 
 const modules = createRequire(
   process.env.ADJUTANT_TEST_NODE_MODULES ? pathToFileURL(`${process.env.ADJUTANT_TEST_NODE_MODULES}/`) : import.meta.url,
@@ -105,6 +105,30 @@ test("pieces are streamed before the result", async () => {
   const pieces = [{ custom: [{ at: 1 }] }, { output: "words" }, { content: "words" }];
   assert.deepEqual(await lines("said", {}, { task: "t2" }), pieces);
   assert.deepEqual(await call("said", {}, { task: "t3" }), { content: "words" });
+});
+
+test("a function goes on with the results of subagents", async () => {
+  const calls = [];
+  const compare = tool(
+    ({ first }) => {
+      calls.push(first);
+      const about = runSubagent(`Describe ${first}`, "researcher");
+      const { width } = runSubagent(`Measure ${about}`, "surveyor", { responseFormat: { type: "object" } });
+      return `${about}: ${width}`;
+    },
+    { name: "compare" },
+  );
+  const { call } = await service([compare]);
+  const again = (delegations) => call("compare", { first: "a" }, { delegations });
+  const asked = { description: "Describe a", subagent_type: "researcher", then: "call_again" };
+  assert.deepEqual(await again(), { delegate: asked });
+  const first = { subagent_type: "researcher", status: "success", content: "an a" };
+  assert.equal((await again([first])).delegate.description, "Measure an a");
+  const second = { subagent_type: "surveyor", status: "success", content: '{"width": 3}' };
+  assert.deepEqual(await again([first, second]), { content: "an a: 3" });
+  assert.deepEqual(await again([first, second]), { content: "an a: 3" });
+  assert.equal(calls.length, 3);
+  assert.deepEqual(await again([{ ...first, status: "error", content: "no" }]), { error: { message: "no" } });
 });
 
 test("a result may write into the state and may delegate", async () => {

@@ -195,6 +195,45 @@ create table events (
     primary key (thread_id, seq)
 ) without rowid;
 
+-- A row means: texts of this tenant contain these bytes as base64, and the texts are stored without them. `digest` is the
+-- SHA-256 of the bytes in hexadecimal digits, `bytes` their number. `sealed`: `content` is sealed. The row goes with the last
+-- reference to it.
+create table blobs (
+    tenant text not null,
+    digest text not null,
+    bytes bigint not null,
+    sealed boolean not null,
+    content blob not null,
+    primary key (tenant, digest)
+);
+
+-- A row means: the checkpoint or event `seq` of this thread refers to this blob, which adds `chars` characters to its texts when
+-- they are read.
+create table entry_blobs (
+    thread_id blob not null references threads (thread_id) on delete cascade,
+    seq bigint not null,
+    digest text not null,
+    tenant text not null,
+    bytes bigint not null,
+    chars bigint not null,
+    primary key (thread_id, seq, digest),
+    foreign key (tenant, digest) references blobs (tenant, digest)
+) without rowid;
+create index entry_blobs_by_blob on entry_blobs (tenant, digest);
+
+-- A row means: the request of this run refers to this blob.
+create table request_blobs (
+    run_id blob not null references runs (run_id) on delete cascade,
+    digest text not null,
+    thread_id blob not null references threads (thread_id) on delete cascade,
+    tenant text not null,
+    bytes bigint not null,
+    primary key (run_id, digest),
+    foreign key (tenant, digest) references blobs (tenant, digest)
+) without rowid;
+create index request_blobs_by_thread on request_blobs (thread_id);
+create index request_blobs_by_blob on request_blobs (tenant, digest);
+
 -- ------------------------------------------------------------------------------------------------------------- interrupts
 
 -- A row means: a human was asked this, and the row says what became of the question. `run_id` is the run of the main
@@ -278,9 +317,10 @@ create index background_tasks_by_top on background_tasks (top_run, task_id);
 --
 -- Of a task: `seen` is the task as it was when it was polled last, with the status and the run of it; null: it is being started.
 -- `unwanted`: it is to be cancelled there. `attempts` polls found no change. `used`: what the task has used, as far as its
--- server says. `version` counts the changes of the row. Of the run of a subagent: the subagent is described in the definition
--- that the agent `parent_graph_id` had then, and the row goes when the run has ended; work that a stopped run leaves behind is
--- cancelled there first, however long that takes. Since `lost_since` the server is out of reach. When a job polls, cancels or
+-- server says. `version` counts the changes of the row. Of a run: its agent is described in the definition that the agent
+-- `parent_graph_id` had then, or is that agent, and the row goes when the run has ended; work that a stopped run leaves behind is
+-- cancelled there first, however long that takes. `first_run`: the run whose work it is, which is another one if a run of a main
+-- agent continues with answers. Since `lost_since` the server is out of reach. When a job polls, cancels or
 -- watches the work says the table `jobs`.
 create table remote_runs (
     remote_run_id blob not null primary key,
@@ -289,6 +329,7 @@ create table remote_runs (
     agent_name text not null,
     parent_graph_id text,
     parent_definition text,
+    first_run blob,
     seen text,
     seen_status text,
     seen_run blob,
@@ -300,6 +341,20 @@ create table remote_runs (
 ) without rowid;
 create index remote_runs_by_task on remote_runs (task_id) where task_id is not null;
 create index remote_runs_awaited on remote_runs (remote_run_id) where task_id is null;
+
+-- -------------------------------------------------------------------------------------------------------------- sandboxes
+
+-- A row means: at the sandbox service `service` of the configuration, this sandbox is for the agent at `agent_path` of the
+-- thread, or for all of its agents if that is empty. Until `created` it may not be there yet. When the thread is deleted, the
+-- sandbox has none any more; a job ends it, and then the row goes.
+create table sandboxes (
+    sandbox_id blob not null primary key,
+    thread_id blob references threads (thread_id) on delete set null,
+    service text not null,
+    agent_path text not null,
+    created boolean not null
+) without rowid;
+create unique index sandboxes_by_thread on sandboxes (thread_id, service, agent_path);
 
 -- ------------------------------------------------------------------------------------------------------------- assistants
 
@@ -614,10 +669,13 @@ create index idempotency_keys_by_created on idempotency_keys (created_at, idempo
 -- Answers are forgotten with their thread.
 create index idempotency_keys_by_thread on idempotency_keys (thread_id) where thread_id is not null;
 
--- A row means: this server process has promised to be alive until then.
+-- A row means: this server process has promised to be alive until then. The other columns serve Postgres, where several
+-- processes share a database.
 create table workers (
     worker_id blob not null primary key,
-    alive_until bigint not null
+    alive_until bigint not null,
+    session_lock bigint,
+    missed_at bigint
 ) without rowid;
 
 -- The one row is written to see whether the database can be written to.

@@ -23,6 +23,7 @@ from adjutant_tools import (
     delegate,
     output,
     progress,
+    run_subagent,
     tool,
     update,
 )
@@ -186,6 +187,29 @@ def test_a_result_may_write_into_the_state_and_may_delegate(run: Any) -> None:
     delegated = run(service.call("hand_over", {"work": "w"}, task="t2"))["delegate"]
     assert delegated["description"] == "w" and delegated["subagent_type"] == "helper"
     assert delegated["response_format"]["required"] == ["width"]
+
+
+def test_a_function_goes_on_with_the_results_of_subagents(run: Any) -> None:
+    calls = []
+
+    def compare(first: str) -> str:
+        calls.append(first)
+        about = run_subagent(f"Describe {first}", "researcher")
+        size = run_subagent(f"Measure {about}", "surveyor", response_format=Size)
+        return f"{about}: {size.width}"
+
+    service = Service(compare)
+    asked = run(service.call("compare", {"first": "a"}))["delegate"]
+    assert asked == {"description": "Describe a", "subagent_type": "researcher", "then": "call_again"}
+    first = {"subagent_type": "researcher", "status": "success", "content": "an a"}
+    asked = run(service.call("compare", {"first": "a"}, delegations=[first]))["delegate"]
+    assert asked["description"] == "Measure an a" and asked["response_format"]["required"] == ["width"]
+    second = {"subagent_type": "surveyor", "status": "success", "content": '{"width": 3}'}
+    assert run(service.call("compare", {"first": "a"}, delegations=[first, second])) == {"content": "an a: 3"}
+    assert run(service.call("compare", {"first": "a"}, delegations=[first, second])) == {"content": "an a: 3"}
+    assert len(calls) == 3
+    failed = {"subagent_type": "researcher", "status": "error", "content": "no"}
+    assert run(service.call("compare", {"first": "a"}, delegations=[failed])) == {"error": {"message": "no"}}
 
 
 def test_a_question_suspends_the_call_and_its_answer_goes_on(run: Any) -> None:

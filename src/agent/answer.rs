@@ -60,6 +60,11 @@ impl<'a> AnswerStream<'a> {
         &self.head.message
     }
 
+    /// Returns the name of the model, as `provider:model-name`.
+    pub(super) fn model_name(&self) -> String {
+        format!("{}:{}", self.head.provider, self.head.model)
+    }
+
     /// Publishes a piece from a model or a remote agent.
     pub(super) fn push(&mut self, chunk: Chunk) {
         let chunk = match chunk {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::domain::json_texts;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message};
 use crate::middleware::{Middleware, TextFilter};
@@ -47,13 +48,15 @@ impl FilterChain {
 impl AnswerFilters {
     /// Collects the filters of these policies, of which the first is outermost.
     pub(super) fn of(stack: &[Arc<dyn Middleware>]) -> Self {
-        let filtering = stack.iter().rev().filter(|policy| policy.answer_filter().is_some());
-        let stack: Vec<Arc<dyn Middleware>> = filtering.cloned().collect();
-        Self {
-            text: FilterChain::of(&stack),
-            reasoning: FilterChain::of(&stack),
-            stack,
+        let mut filters = Self::default();
+        for policy in stack.iter().rev() {
+            if let Some(filter) = policy.answer_filter() {
+                filters.text.0.push(filter);
+                filters.stack.push(Arc::clone(policy));
+            }
         }
+        filters.reasoning = FilterChain::of(&filters.stack);
+        filters
     }
 
     /// Returns whether there is no filter.
@@ -96,7 +99,10 @@ impl AnswerFilters {
         let mut changed = vec![];
         for (key, value) in &mut message.additional_kwargs {
             let before = value.clone();
-            self.rewrite_all(value)?;
+            json_texts::try_rewrite(value, &mut |text: &mut String| {
+                *text = self.rewritten(text)?;
+                Ok(())
+            })?;
             if *value != before && key != REASONING {
                 changed.push(key.clone());
             }
@@ -116,16 +122,6 @@ impl AnswerFilters {
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {}
-        }
-        Ok(())
-    }
-
-    fn rewrite_all(&self, value: &mut Value) -> Result<(), Failure> {
-        match value {
-            Value::String(text) => *text = self.rewritten(text)?,
-            Value::Array(items) => items.iter_mut().try_for_each(|item| self.rewrite_all(item))?,
-            Value::Object(fields) => fields.values_mut().try_for_each(|field| self.rewrite_all(field))?,
-            Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
         Ok(())
     }

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
-use super::{Agent, AgentKind, Forks, ModelLoop, SharedState};
+use super::{Agent, AgentKind, FallbackModel, Forks, ModelLoop, SharedState};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, FileRules, HarnessProfiles, Location,
-    Policy, Provenance, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    ModelNames, Policy, Provenance, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -36,18 +36,23 @@ use crate::middleware::structured::StructuredOutput;
 use crate::middleware::structured::native::NativeAnswer;
 use crate::middleware::summarization::Summarization;
 use crate::middleware::todos::Todos;
+use crate::middleware::unsupported_content::UnsupportedContent;
 use crate::middleware::until_tool;
-use crate::middleware::{AgentParts, Contribution, Middleware};
+use crate::middleware::{AgentParts, Contribution, Middleware, MiddlewareModel, ModelWithSettings};
+use crate::model::ModelError;
 use crate::model::providers::Providers;
-use crate::model::{Model, ModelError};
 use crate::peer::Peers;
+use crate::tool::execute::CommandLauncher;
 use crate::tool::mcp::McpServers;
+use crate::tool::sandboxes::SandboxServices;
 use crate::tool::{ArgumentCheck, Runnable, Tool, Toolbox};
 
+mod choices;
 mod draft;
 mod program;
 mod registered;
 
+use choices::Choices;
 use draft::Draft;
 use registered::Variant;
 pub use registered::{Agents, RegisteredAgent};
@@ -62,14 +67,18 @@ pub struct AgentFactory {
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
-    /// The programs that subagents can be, by name.
+    /// The programs that agents can be, by name.
     pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
     /// The registered policies, by name.
     pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
     /// The MCP servers.
     pub servers: McpServers,
-    /// Other servers, where agents may work that are subagents here.
+    /// Other servers, where agents of this one may work.
     pub peers: Peers,
+    /// Starts the commands of agents.
+    pub commands: CommandLauncher,
+    /// The services with the sandboxes of agents.
+    pub sandboxes: SandboxServices,
     /// The settings for all agents with a certain model.
     pub profiles: Arc<HarnessProfiles>,
     /// The agents of this server that subagents may be, by `graph_id`.
@@ -127,6 +136,8 @@ impl AgentFactory {
             policies: Arc::default(),
             servers: McpServers::default(),
             peers,
+            commands: CommandLauncher::default(),
+            sandboxes: SandboxServices::default(),
             profiles: Arc::default(),
             agents: NamePatterns::default(),
             tenants: Arc::default(),
@@ -156,7 +167,18 @@ impl AgentFactory {
         definition: &AgentDefinition,
         provenance: &Provenance,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
-        let mut applied = self.profiles.applied(definition.resolved());
+        self.register_configured(graph_id, definition, provenance, &Map::new())
+    }
+
+    /// Builds the agent of a definition for runs that have chosen these parts of it.
+    fn register_configured(
+        &self,
+        graph_id: &str,
+        definition: &AgentDefinition,
+        provenance: &Provenance,
+        choices: &Map<String, Value>,
+    ) -> Result<Arc<RegisteredAgent>, ModelError> {
+        let mut applied = self.profiles.applied(definition.configured(choices).resolved());
         applied.subagents.retain(|subagent| self.may_be_subagent(subagent));
         let source = Source {
             graph_id: graph_id.to_owned(),
@@ -175,14 +197,36 @@ impl AgentFactory {
                 .map_or_else(|_| Arc::clone(&full), Arc::new)
         };
         let registered = RegisteredAgent::new(graph_id, definition, is_owners, agent, build);
-        let variant = self.variant(graph_id, definition, provenance);
-        Ok(Arc::new(
-            registered.with_variants(variant).with_forbidden_model(forbidden_model),
-        ))
+        let variant = self.variant(graph_id, definition, provenance, choices);
+        let registered = registered.with_variants(variant).with_forbidden_model(forbidden_model);
+        Ok(Arc::new(match definition.choices_schema() {
+            Some(schema) => registered.with_choices(self.choices(graph_id, definition, provenance, schema)),
+            None => registered,
+        }))
+    }
+
+    /// Returns what runs may choose, with the function that builds the agent of a choice.
+    fn choices(&self, graph_id: &str, definition: &AgentDefinition, provenance: &Provenance, schema: Value) -> Choices {
+        let factory = self.clone();
+        let graph_id = graph_id.to_owned();
+        let definition = Arc::new(definition.clone());
+        let provenance = provenance.clone();
+        let own = Arc::clone(&definition);
+        Choices::new(
+            schema,
+            move |context| own.choices_of(context),
+            move |choices| factory.register_configured(&graph_id, &definition, &provenance, choices),
+        )
     }
 
     /// Returns the function that builds the agent of a definition for one tenant.
-    fn variant(&self, graph_id: &str, definition: &AgentDefinition, provenance: &Provenance) -> Variant {
+    fn variant(
+        &self,
+        graph_id: &str,
+        definition: &AgentDefinition,
+        provenance: &Provenance,
+        choices: &Map<String, Value>,
+    ) -> Variant {
         if self.tenants.is_empty() {
             return Box::new(|_| Ok(None));
         }
@@ -190,9 +234,10 @@ impl AgentFactory {
         let graph_id = graph_id.to_owned();
         let definition = definition.clone();
         let provenance = provenance.clone();
+        let choices = choices.clone();
         Box::new(move |tenant| {
             let own = factory.for_tenant(tenant);
-            own.map(|own| own.register(&graph_id, &definition, &provenance))
+            own.map(|own| own.register_configured(&graph_id, &definition, &provenance, &choices))
                 .transpose()
         })
     }
@@ -206,16 +251,19 @@ impl AgentFactory {
     /// Returns the error of the first model of a definition that the tenant may not use.
     fn forbidden_model(&self, definition: &AgentDefinition) -> Option<ModelError> {
         let below = definition.delegates();
-        let models = below.iter().filter_map(|subagent| subagent.model.as_deref());
+        let models = below.iter().filter_map(|subagent| subagent.model.as_ref());
         let rules = below.iter().filter_map(|subagent| subagent.summarization.as_ref());
         let summarizers = rules
             .chain([&definition.summarization])
             .filter_map(SummarizationRule::model);
         let policies = below.iter().flat_map(|subagent| &subagent.middleware);
         let of_policies = policies.chain(&definition.middleware).filter_map(Policy::model);
-        [definition.model.as_str()]
+        Some(&definition.model)
+            .filter(|_| !definition.is_program())
             .into_iter()
             .chain(models)
+            .flat_map(ModelNames::all)
+            .map(String::as_str)
             .chain(summarizers)
             .chain(of_policies)
             .find_map(|model| self.providers.check_allowed(model).err())
@@ -224,11 +272,14 @@ impl AgentFactory {
     fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Result<Agent, ModelError> {
         let graph_id = &source.graph_id;
         let definition = &*source.definition;
+        if let Some(program) = self.main_program(source, format) {
+            return Ok(program);
+        }
         let subagents = definition.delegates();
         let has_model =
             |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
         for subagent in subagents.iter().filter(has_model) {
-            self.check_model(subagent.model.as_deref().unwrap_or(&definition.model))?;
+            self.check_models(subagent.model.as_ref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
@@ -247,9 +298,8 @@ impl AgentFactory {
                 .filter_map(SubagentDefinition::as_background_agent)
                 .collect(),
         };
-        self.check_model(&draft.spec.model)?;
-        let model = self.providers.model(&draft.spec.model);
-        Ok(self.build(draft.in_form(format), model))
+        self.check_models(&draft.spec.model)?;
+        Ok(self.build(draft.in_form(format)))
     }
 
     fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegations {
@@ -333,50 +383,73 @@ impl AgentFactory {
             // Its work ends with its result, so it could not be notified of the end of a task.
             background: vec![],
         };
-        let model = self.providers.model(&draft.spec.model);
         Agent {
             initial: subagent.beginning(),
-            ..self.build(draft, model)
+            ..self.build(draft)
         }
     }
 
     /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the
     /// other agents can work.
-    fn check_model(&self, name: &str) -> Result<(), ModelError> {
-        match self.providers.model(name) {
-            Err(error) if !self.providers.knows(name) => Err(error),
-            Ok(_) | Err(_) => Ok(()),
+    fn check_models(&self, names: &ModelNames) -> Result<(), ModelError> {
+        let is_unknown = |name: &&String| !self.providers.knows(name);
+        let unknown = names.all().iter().find(is_unknown);
+        unknown.map_or(Ok(()), |name| self.providers.model(name).map(drop))
+    }
+
+    /// Returns the models of an agent that are asked when the first one fails.
+    fn fallbacks(&self, spec: &AgentSpec) -> Vec<FallbackModel> {
+        let fallback = |name: &String| FallbackModel {
+            name: name.clone(),
+            model: self.providers.model(name),
+            settings: self.profiles.model_settings(name, &spec.model_settings),
+        };
+        spec.model.fallbacks().iter().map(fallback).collect()
+    }
+
+    /// Returns all models of an agent for its policies.
+    fn models_for_policies(&self, spec: &AgentSpec) -> MiddlewareModel {
+        MiddlewareModel::new(spec.model.all().iter().map(|name| ModelWithSettings {
+            model: self.providers.model(name),
+            settings: self.profiles.model_settings(name, &spec.model_settings),
+        }))
+    }
+
+    /// Returns the policy that summarises the conversation of an agent, unless it is switched off.
+    fn summarization(&self, spec: &AgentSpec) -> Option<Summarization> {
+        let settings = spec.summarization.settings()?;
+        let summarizer = settings.model.as_ref().map(|name| self.providers.model(name).into());
+        let has_files = spec.files == definition::Workspace::State;
+        let models = self.models_for_policies(spec);
+        Some(Summarization::new(&settings, &models, summarizer, has_files))
+    }
+
+    /// Returns whether the provider keeps the answer of an agent to its form, rather than a tool.
+    fn is_answer_of_provider(&self, spec: &AgentSpec, format: &AnswerFormat) -> bool {
+        match format.strategy {
+            AnswerStrategy::Provider => true,
+            AnswerStrategy::Tool => false,
+            AnswerStrategy::Auto => {
+                let has_it = |name: &String| self.providers.has_structured_output(name);
+                format.is_plain() && spec.model.all().iter().all(has_it)
+            }
         }
     }
 
-    /// Returns the policy that summarises the conversation of an agent with this model, unless it is switched off.
-    fn summarization(&self, spec: &AgentSpec, model: &Result<Arc<dyn Model>, ModelError>) -> Option<Summarization> {
-        let settings = spec.summarization.settings()?;
-        let summarizer = settings.model.as_ref().map(|name| self.providers.model(name));
-        let has_files = spec.files == definition::Workspace::State;
-        Some(Summarization::new(
-            &settings,
-            model,
-            &spec.model_settings,
-            summarizer,
-            has_files,
-        ))
-    }
-
     /// Returns the policies of an agent but for those that depend on its tools. The first is outermost.
-    fn stack(
-        &self,
-        draft: &Draft,
-        model: &Result<Arc<dyn Model>, ModelError>,
-        summarization: Option<&Summarization>,
-    ) -> Vec<Arc<dyn Middleware>> {
+    fn stack(&self, draft: &Draft, summarization: Option<&Summarization>) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
-            stack.push(Arc::new(FileTools::new(draft.workspace(), &draft.spec)));
+            let files = FileTools::new(draft.workspace(&self.sandboxes), &draft.spec);
+            stack.push(Arc::new(
+                files.with_execute(draft.execute(&self.commands, &self.sandboxes)),
+            ));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
+        // Outside of the summaries: content is left out of a request only if that is not too long in the first place.
+        stack.push(Arc::new(UnsupportedContent::new(self.models_for_policies(&draft.spec))));
         stack.extend(summarization.map(|own| Arc::new(own.clone()) as Arc<dyn Middleware>));
         stack.push(Arc::new(DanglingCalls));
         if !draft.background.is_empty() {
@@ -403,29 +476,29 @@ impl AgentFactory {
             )));
         }
         if let Some(format) = draft.spec.response_format.as_ref().map(AnswerFormat::of) {
-            stack.push(match format.strategy {
-                AnswerStrategy::Provider => Arc::new(NativeAnswer::new(&format)),
-                AnswerStrategy::Auto | AnswerStrategy::Tool => Arc::new(StructuredOutput::new(&format)),
+            stack.push(match self.is_answer_of_provider(&draft.spec, &format) {
+                true => Arc::new(NativeAnswer::new(&format)),
+                false => Arc::new(StructuredOutput::new(&format)),
             });
         }
-        stack.extend(draft.knowledge());
-        self.add_listed(&mut stack, draft, model);
+        stack.extend(draft.knowledge(&self.sandboxes));
+        self.add_listed(&mut stack, draft);
         stack
     }
 
     /// Adds the listed policies. They are innermost, in the order of the list.
-    fn add_listed(
-        &self,
-        stack: &mut Vec<Arc<dyn Middleware>>,
-        draft: &Draft,
-        model: &Result<Arc<dyn Model>, ModelError>,
-    ) {
+    fn add_listed(&self, stack: &mut Vec<Arc<dyn Middleware>>, draft: &Draft) {
         let format = draft.spec.response_format.as_ref().map(AnswerFormat::of);
         let alternatives = format.iter().flat_map(AnswerFormat::alternatives);
         let answer_tools: Vec<String> = alternatives.filter_map(|form| definition::form_name(&form)).collect();
-        let models = |name: &str| self.providers.model(name);
+        let models = |name: &str| MiddlewareModel::from(self.providers.model(name));
+        // The settings of the agent concern its own answers.
+        let own = draft.spec.model.all().iter().map(|name| ModelWithSettings {
+            model: self.providers.model(name),
+            settings: Map::new(),
+        });
         let parts = AgentParts {
-            model,
+            model: &MiddlewareModel::new(own),
             models: &models,
             answer_tools: &answer_tools,
         };
@@ -446,7 +519,7 @@ impl AgentFactory {
     }
 
     /// Returns the forks of an agent, which are built from it.
-    fn forks(&self, caller: &Draft, model: &Result<Arc<dyn Model>, ModelError>) -> Forks {
+    fn forks(&self, caller: &Draft) -> Forks {
         let own = caller.delegations.as_ref().filter(|_| caller.fork_prompt.is_none());
         let forks = own
             .into_iter()
@@ -455,26 +528,21 @@ impl AgentFactory {
             let factory = self.clone();
             let name = fork.name.clone();
             let caller = caller.clone();
-            let model = model.clone();
-            let build = move |format: Option<&Value>| {
-                let own = fork.model.as_ref().map(|name| factory.providers.model(name));
-                let model = own.unwrap_or_else(|| model.clone());
-                factory.build(caller.forked(&fork).in_form(format), model)
-            };
+            let build = move |format: Option<&Value>| factory.build(caller.forked(&fork).in_form(format));
             (name, Box::new(build) as BuildFork)
         }))
     }
 
     /// Builds an agent.
-    fn build(&self, draft: Draft, model: Result<Arc<dyn Model>, ModelError>) -> Agent {
+    fn build(&self, draft: Draft) -> Agent {
         let declared: Vec<&String> = draft.spec.tools.iter().chain(&draft.spec.skill_tools).collect();
         let own: Vec<Arc<dyn Tool>> = declared
             .iter()
             .filter_map(|name| self.tools.get(*name))
             .cloned()
             .collect();
-        let summarization = self.summarization(&draft.spec, &model);
-        let mut stack = self.stack(&draft, &model, summarization.as_ref());
+        let summarization = self.summarization(&draft.spec);
+        let mut stack = self.stack(&draft, summarization.as_ref());
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let mut system_prompt = draft.spec.system_prompt.clone();
         contributions
@@ -512,7 +580,8 @@ impl AgentFactory {
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.extend(CallPermissions::new(calls).map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(UsageLimits));
-        let forks = self.forks(&draft, &model);
+        let forks = self.forks(&draft);
+        let fallbacks = self.fallbacks(&draft.spec);
         let is_fork = draft.fork_prompt.is_some();
         let checks: HashMap<_, _> = toolbox
             .specs()
@@ -536,14 +605,19 @@ impl AgentFactory {
             display_text: draft.spec.display_text,
             initial: vec![],
             kind: AgentKind::ModelLoop(Box::new(ModelLoop {
-                model,
-                settings: draft.spec.model_settings,
+                model_name: draft.spec.model.first().to_owned(),
+                model: self.providers.model(draft.spec.model.first()),
+                settings: self
+                    .profiles
+                    .model_settings(draft.spec.model.first(), &draft.spec.model_settings),
+                fallbacks,
                 system_prompt,
                 stack,
                 toolbox,
                 checks,
                 fields,
                 context: draft.spec.context_schema.map(ContextSchema::new),
+                settings_schema: draft.spec.settings_schema,
                 subagents: draft
                     .delegations
                     .filter(|_| !is_fork)

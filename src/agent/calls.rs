@@ -16,7 +16,7 @@ use super::journal::{ExitReason, PendingWrite};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
-use crate::domain::call::{CallStatus, ToolOutput};
+use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::foreign::{admit_message, admit_result};
 use crate::domain::id::{CheckpointId, RunId};
@@ -25,7 +25,7 @@ use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::remembered::RememberedDecision;
-use crate::domain::state::State;
+use crate::domain::state::{State, Update};
 use crate::middleware::NextCall;
 use crate::middleware::approval::ApprovalCheck;
 use crate::tool::arguments::aside;
@@ -85,10 +85,9 @@ impl Loop<'_> {
             running.push(work);
         }
         for job in jobs {
-            let state = Arc::clone(&state);
-            running.push(async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) }.boxed());
+            running.push(self.start_call(job, &state));
         }
-        let outcome = self.collect(machine, pending, running).await?;
+        let outcome = self.collect(machine, pending, running, &state, &remembered).await?;
         if let Some(failure) = outcome.failure {
             return Err(Halt::Fail(failure).into());
         }
@@ -98,6 +97,11 @@ impl Loop<'_> {
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
         pending.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
         Ok(())
+    }
+
+    fn start_call<'a>(&'a self, job: PreparedCall, state: &Arc<State>) -> BoxFuture<'a, (usize, CallResult)> {
+        let state = Arc::clone(state);
+        async move { (job.at, CallResult::Returned(self.make_in_span(job, &state).await)) }.boxed()
     }
 
     /// Prepares a call: answers it at once, asks about it, or returns it to be run.
@@ -150,6 +154,7 @@ impl Loop<'_> {
         let scope = Scope {
             task: Some(machine.call_task(at)),
             files: self.scope.files.of_call(machine.call_task(at), &self.scope.agent),
+            delegations: machine.delegations(at).into(),
             ..self.scope.answered(answers)
         };
         Some(PreparedCall { at, call, scope })
@@ -171,7 +176,7 @@ impl Loop<'_> {
                 .agent
                 .stack()
                 .iter()
-                .filter(|policy| policy.needs_approval_in(&self.scope, &call));
+                .filter(|policy| policy.needs_approval(&self.scope, &call));
             let Some(policy) = policies.next() else {
                 return Some(call);
             };
@@ -208,7 +213,7 @@ impl Loop<'_> {
             self.agent
                 .stack()
                 .iter()
-                .any(|policy| policy.needs_approval_in(&self.scope, call))
+                .any(|policy| policy.needs_approval(&self.scope, call))
         };
         let mut calls = ready.iter().filter_map(|at| machine.call(*at));
         if !calls.any(|call| needs_approval(&call) && !machine.is_reviewed(&call)) {
@@ -223,7 +228,7 @@ impl Loop<'_> {
             .agent
             .stack()
             .iter()
-            .filter(|policy| policy.needs_approval_in(&self.scope, call));
+            .filter(|policy| policy.needs_approval(&self.scope, call));
         let question = policies.find_map(|policy| policy.approval_question(call));
         question.map(|question| question.approvers).unwrap_or_default()
     }
@@ -363,6 +368,8 @@ impl Loop<'_> {
         machine: &mut Machine,
         pending: &mut PendingWrites,
         mut running: Running<'a>,
+        state: &Arc<State>,
+        remembered: &[RememberedDecision],
     ) -> Result<StepFailure, StepError> {
         let mut outcome = StepFailure::default();
         let mut parked: Parked<'_> = machine
@@ -408,6 +415,14 @@ impl Loop<'_> {
                     halt_call(machine, pending, at, Halt::Ask(self.assigned(questions)), &mut outcome);
                 }
                 CallResult::Returned(Err(halt)) => halt_call(machine, pending, at, halt, &mut outcome),
+                CallResult::Child(Ok(ChildResult::ForTool(result))) => {
+                    machine.delegation_done(at, self.admitted(machine, result));
+                    if let Some(job) = self.prepare(machine, pending, at, remembered) {
+                        self.record_start(machine, pending, std::slice::from_ref(&job), &[])
+                            .await?;
+                        running.push(self.start_call(job, state));
+                    }
+                }
                 CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
                     machine.set_call_status(at, CallStatus::Delegated { child, parked: true });
                     parked.push(self.child_cancellation(at, child));
@@ -458,6 +473,24 @@ impl Loop<'_> {
         record_answer(machine, at, answer);
     }
 
+    /// Returns the result of a delegation without its writes if they are too large for the state; the tool reads the
+    /// reason.
+    fn admitted(&self, machine: &Machine, result: DelegationResult) -> DelegationResult {
+        match self.state_size.admit(&machine.state, &result.writes) {
+            Ok(()) => result,
+            Err(wrong) => DelegationResult {
+                content: format!(
+                    "The result was not taken: it writes {}, which {}.",
+                    wrong.field, wrong.reason
+                )
+                .into(),
+                status: ToolStatus::Error,
+                writes: Update::none(),
+                ..result
+            },
+        }
+    }
+
     /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
     /// checkpoint.
     fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
@@ -505,10 +538,12 @@ fn halt_call(machine: &mut Machine, pending: &mut PendingWrites, at: usize, halt
     }
 }
 
-/// Records the answer of a call.
+/// Records the answer of a call, with what the subagents have written that its tool has delegated to.
 pub(super) fn record_answer(machine: &mut Machine, at: usize, answer: ToolOutput) {
+    let mut writes = machine.delegated_writes(at);
+    writes.merge(answer.writes);
     let answer = ToolOutput {
-        writes: with_ids(answer.writes),
+        writes: with_ids(writes),
         failure: None,
         ..answer
     };

@@ -11,14 +11,14 @@ use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome, StateSize};
 use crate::definition::form_problem;
 use crate::domain::background::{self, BackgroundTask};
-use crate::domain::call::{CallStatus, ToolOutput};
+use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
-use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::id::{CheckpointId, RunId, TaskId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::{DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
+use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
 use crate::domain::state::{DELEGATED_PROMPT, File, State, Update};
 use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
@@ -30,6 +30,8 @@ use crate::tool::{Delegation, ProgressSink, Scope};
 pub(super) enum ChildResult {
     /// The child run ended, with this result for the model.
     Answer(ToolOutput),
+    /// The child run ended, with this result for the tool, which is called again.
+    ForTool(DelegationResult),
     /// The child run waits for the answers to these questions.
     Parked { child: RunId, questions: Vec<Interrupt> },
 }
@@ -52,12 +54,25 @@ impl Loop<'_> {
                 return Ok(None);
             }
         };
+        let then = delegation.order.then;
+        if then == AfterDelegation::CallAgain && machine.delegations(at).len() >= MAX_DELEGATIONS {
+            let text = format!(
+                "`{}` has delegated {MAX_DELEGATIONS} times in one call, which is the limit. Nothing was delegated.",
+                call.name
+            );
+            record_answer(machine, at, ToolOutput::error(&call, text));
+            return Ok(None);
+        }
         if let Some(refusal) = self.claim_child().await? {
             record_answer(machine, at, ToolOutput::error(&call, refusal));
             return Ok(None);
         }
-        let id = RunId::of_child(machine.call_task(at));
-        let lineage = self.lineage_of_child(machine, at, &call, delegation.subagent);
+        let task = match then {
+            AfterDelegation::Answer => machine.call_task(at),
+            AfterDelegation::CallAgain => TaskId::of_delegation(machine.call_task(at), machine.delegations(at).len()),
+        };
+        let id = RunId::of_child(task);
+        let lineage = self.lineage_of_child(task, &call, delegation.subagent);
         let graph_id = resolved.graph_id().map(str::to_owned);
         let order = DelegatedTask {
             display_text: resolved.display_text().map(str::to_owned),
@@ -84,8 +99,9 @@ impl Loop<'_> {
                 let subagent = self
                     .subagent(resolved, &child, lineage.depth)
                     .ok_or_else(|| fault("definition"))?;
-                let child = subagent.with_input(*child, &machine.state);
-                Ok(Some(self.run_child(at, call, subagent, lineage, child)))
+                let child = subagent.with_input(*child, &machine.state_for_child(at));
+                let place = self.place_of_child(machine, at, lineage);
+                Ok(Some(self.run_child(at, call, subagent, place, child)))
             }
             ChildAdmission::Refused(reason) => {
                 self.scope.budget.child_done();
@@ -130,8 +146,9 @@ impl Loop<'_> {
             .subagent(resolved, &child, lineage.depth)
             .ok_or_else(|| fault("subagent's definition"))?;
         self.scope.budget.child_goes_on();
-        let child = subagent.with_input(child, &machine.state);
-        Ok(self.run_child(at, call, subagent, lineage, child))
+        let child = subagent.with_input(child, &machine.state_for_child(at));
+        let place = self.place_of_child(machine, at, lineage);
+        Ok(self.run_child(at, call, subagent, place, child))
     }
 
     /// Continues a parked child run after it, or one below it, was cancelled.
@@ -161,12 +178,12 @@ impl Loop<'_> {
         at: usize,
         call: ToolCall,
         subagent: Subagent,
-        lineage: Lineage,
+        place: ChildPlace,
         child: Child,
     ) -> BoxFuture<'a, (usize, CallResult)> {
         async move {
-            let span = self.begin_delegation(&call, lineage.namespace.last().copied());
-            let driven = self.drive_child(&call, &subagent, &lineage, child).await;
+            let span = self.begin_delegation(&call, place.lineage.namespace.last().copied());
+            let driven = self.drive_child(&call, &subagent, place, child).await;
             self.end_delegation(span, &driven);
             (at, CallResult::Child(driven))
         }
@@ -178,9 +195,10 @@ impl Loop<'_> {
         &self,
         call: &ToolCall,
         subagent: &Subagent,
-        lineage: &Lineage,
+        place: ChildPlace,
         child: Child,
     ) -> Result<ChildResult, ExitReason> {
+        let ChildPlace { lineage, claims } = place;
         let Child {
             id,
             mut machine,
@@ -188,7 +206,7 @@ impl Loop<'_> {
             meter,
             input,
             journal,
-            order: _,
+            order,
             known: _,
         } = child;
         let input = input.unwrap_or_default();
@@ -200,9 +218,9 @@ impl Loop<'_> {
                     state_size: StateSize::new(self.scope.sizes),
                     agent: &subagent.agent,
                     plan: subagent.plan(self.scope.step_limit),
-                    lineage,
+                    lineage: &lineage,
                     base: subagent.base,
-                    scope: self.scope_of_child(subagent, lineage, stop, meter),
+                    scope: self.scope_of_child(subagent, &lineage, claims, stop, meter),
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
                     leave: self.leave.clone(),
@@ -221,14 +239,14 @@ impl Loop<'_> {
             self.scope.budget.child_done();
             self.scope.budget.settle(self.scope.now()).await;
         }
-        Ok(match outcome {
-            LoopOutcome::Done | LoopOutcome::Paused => {
-                ChildResult::Answer(self.result(call, subagent, &machine.state, &input))
-            }
-            LoopOutcome::Parked(questions) => ChildResult::Parked { child: id, questions },
-            LoopOutcome::Failed(failure) => {
-                ChildResult::Answer(ToolOutput::error(call, failure_text(lineage.agent(), &failure)))
-            }
+        let output = match outcome {
+            LoopOutcome::Done | LoopOutcome::Paused => self.result(call, subagent, &machine.state, &input),
+            LoopOutcome::Parked(questions) => return Ok(ChildResult::Parked { child: id, questions }),
+            LoopOutcome::Failed(failure) => ToolOutput::error(call, failure_text(lineage.agent(), &failure)),
+        };
+        Ok(match order.then {
+            AfterDelegation::Answer => ChildResult::Answer(output),
+            AfterDelegation::CallAgain => ChildResult::ForTool(DelegationResult::new(lineage.agent(), output)),
         })
     }
 
@@ -364,9 +382,15 @@ impl Loop<'_> {
         own.min(self.scope.budget.floor())
     }
 
-    fn lineage_of_child(&self, machine: &Machine, at: usize, call: &ToolCall, subagent: String) -> Lineage {
+    /// Returns the place of a child run of the call at `at`. Its claims on files are those of the call.
+    fn place_of_child(&self, machine: &Machine, at: usize, lineage: Lineage) -> ChildPlace {
+        let claims = self.scope.files.of_call(machine.call_task(at), lineage.agent());
+        ChildPlace { lineage, claims }
+    }
+
+    fn lineage_of_child(&self, task: TaskId, call: &ToolCall, subagent: String) -> Lineage {
         let mut namespace = self.lineage.namespace.clone();
-        namespace.push(machine.call_task(at));
+        namespace.push(task);
         let mut path = self.lineage.path.clone();
         let registry = self.agent.subagents();
         let visibility = registry.map_or(Visibility::Full, |registry| registry.visibility(&subagent));
@@ -386,15 +410,16 @@ impl Loop<'_> {
         &self,
         subagent: &Subagent,
         lineage: &Lineage,
+        claims: FileClaims,
         stop: CancellationToken,
         meter: Arc<Meter>,
     ) -> Scope {
         let child = lineage.namespace.last().map(|task| RunId::of_child(*task));
-        let task = lineage.namespace.last().filter(|_| subagent.agent.shares.files);
         Scope {
-            files: task.map_or_else(FileClaims::default, |task| {
-                self.scope.files.of_call(*task, lineage.agent())
-            }),
+            files: match subagent.agent.shares.files {
+                true => claims,
+                false => FileClaims::default(),
+            },
             agent: lineage.agent().to_owned(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
@@ -407,6 +432,7 @@ impl Loop<'_> {
             answer: None,
             question: None,
             answers: Arc::default(),
+            delegations: Arc::default(),
             program: Arc::default(),
             ..self.scope.clone()
         }
@@ -474,6 +500,13 @@ impl ResolvedSubagent {
             Self::Registered(referenced) => Some(&referenced.graph_id),
         }
     }
+}
+
+/// The place of a child run in its tree.
+struct ChildPlace {
+    lineage: Lineage,
+    /// The claims on files that the child run has to respect.
+    claims: FileClaims,
 }
 
 /// A subagent with its limits at this place in the tree.
@@ -592,6 +625,9 @@ fn final_message(call: &ToolCall, state: &State, input: &Update) -> Message {
 
 const FORK_PREAMBLE: &str = "The conversation above led to the order below; it does not go on here, and its user does not \
     hear you. Carry out the order yourself, without delegating: your caller sees your last message and nothing else.";
+
+/// The maximum number of delegations of one call after which its tool is called again.
+const MAX_DELEGATIONS: usize = 16;
 
 const EMPTY_RESULT: &str = "The subagent finished without saying anything.";
 

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
-use super::answer_filters::AnswerFilters;
 use super::call_ids::CallIdAllocator;
+use super::fallback::{ModelAttempt, ModelStep};
 use super::journal::{ExitReason, PendingWrite};
-use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, end_fact};
-use crate::domain::event::{AgentWork, AnswerHead, Chunk, Fact};
+use super::{Breakpoints, Loop, LoopOutcome, end_fact};
+use crate::domain::event::{AgentWork, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::interrupt::{InterruptSource, Question};
@@ -21,7 +21,7 @@ use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
 use crate::middleware::{ModelAnswer, NextModel};
-use crate::model::{ModelError, ModelEvent, ModelRequest};
+use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
 /// Writes that are not committed yet.
@@ -231,26 +231,14 @@ impl Loop<'_> {
             ..ModelRequest::default()
         };
         let task = TaskId::of_step(machine.head, MODEL, 0);
-        let step = next_step(machine);
-        let (provider, model) = own.model.as_ref().map_or(("none", "none"), |model| model.identity());
+        let step = ModelStep {
+            task,
+            number: next_step(machine),
+        };
         let broken_answers = Mutex::default();
         let broken = &broken_answers;
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
-            let head = AnswerHead {
-                message: mint_answer_id(),
-                task,
-                step,
-                provider: provider.to_owned(),
-                model: model.to_owned(),
-            };
-            async move {
-                let chat = self.begin_chat(&request, &head);
-                let request = self.passing_trace_on(request, chat.as_ref());
-                let answer = self.stream_answer(own, request, head, broken).await;
-                self.end_chat(chat, &answer);
-                answer
-            }
-            .boxed()
+            self.ask_models(own, request, step, broken).boxed()
         };
         let next = NextModel {
             rest: &own.stack,
@@ -277,19 +265,17 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// Asks the model once and streams its answer. If the answer ends early, the event to store is added to `broken`.
-    async fn stream_answer(
+    /// Asks a model once and streams its answer. If the answer ends early, the event to store is added to `broken`.
+    pub(super) async fn stream_answer(
         &self,
-        model_loop: &ModelLoop,
+        asked: &Result<Arc<dyn Model>, ModelError>,
         request: ModelRequest,
-        head: AnswerHead,
-        broken: &Mutex<PendingWrites>,
-    ) -> Result<ModelAnswer, Halt> {
+        mut answer: AnswerStream<'_>,
+        broken: &mut PendingWrites,
+    ) -> ModelAttempt {
         let begun = Instant::now();
-        let model = format!("{}:{}", head.provider, head.model);
-        let filters = AnswerFilters::of(&model_loop.stack);
-        let mut answer = AnswerStream::new(head, self.journal).with_filters(filters);
-        let received = self.receive_answer(model_loop, request, &mut answer);
+        let model = answer.model_name();
+        let received = self.receive_answer(asked, request, &mut answer);
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
         let received = self.scope.budget.in_time(self.scope.now(), received).await;
@@ -306,11 +292,11 @@ impl Loop<'_> {
             duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             "model call ended"
         );
-        let abort = |answer: AnswerStream<'_>, failed: bool| {
-            let fact = answer.abort(failed).map(PendingWrite::Fact);
-            broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact);
+        let mut abort = |answer: AnswerStream<'_>, failed: bool| {
+            broken.extend(answer.abort(failed).map(PendingWrite::Fact));
         };
-        match received.map(Option::flatten) {
+        let mut failed_by = None;
+        let answer = match received.map(Option::flatten) {
             Err(late) => {
                 abort(answer, true);
                 Err(late.into())
@@ -324,31 +310,39 @@ impl Loop<'_> {
             }
             Ok(Some(Ok(mut message))) => {
                 if let Err(failure) = answer.complete_filtered(&mut message) {
+                    // The policies of the agent refuse the answer, whichever model gave it.
                     abort(answer, true);
-                    return Err(Halt::Fail(failure));
+                    Err(Halt::Fail(failure))
+                } else {
+                    message.id.get_or_insert_with(|| answer.message().to_owned());
+                    Ok(ModelAnswer {
+                        message: *message,
+                        extra: Update::none(),
+                    })
                 }
-                message.id.get_or_insert_with(|| answer.message().to_owned());
-                Ok(ModelAnswer {
-                    message: *message,
-                    extra: Update::none(),
-                })
             }
             Ok(Some(Err(error))) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
                 abort(answer, true);
-                Err(Halt::Fail(Failure::new(error.class(), error.client_text())))
+                let failure = Failure::new(error.class(), error.client_text());
+                failed_by = Some(error);
+                Err(Halt::Fail(failure))
             }
+        };
+        ModelAttempt {
+            answer,
+            error: failed_by,
         }
     }
 
     async fn receive_answer(
         &self,
-        model_loop: &ModelLoop,
+        asked: &Result<Arc<dyn Model>, ModelError>,
         request: ModelRequest,
         answer: &mut AnswerStream<'_>,
     ) -> Result<Box<Message>, ModelError> {
         let slot = self.scope.slots.for_model().await;
-        let model = model_loop.model.as_ref().map_err(ModelError::clone)?;
+        let model = asked.as_ref().map_err(ModelError::clone)?;
         let mut stream = model.ask(request).await?;
         answer.push(Chunk::Begin);
         while let Some(event) = stream.next().await {

@@ -122,7 +122,7 @@ impl Agent {
                 "properties": properties, "required": ["messages"]})
         };
         let title = |part: &str| format!("{}{part}", self.name);
-        let context = self.context().map(|context| context.schema().clone());
+        let context = self.model_loop().and_then(|own| own.settings_schema.clone());
         // Clients also know the context as `configurable`.
         let config = context
             .clone()

@@ -51,6 +51,7 @@ mod calls;
 mod compact;
 mod delegate;
 mod driver;
+mod fallback;
 mod graph;
 pub mod journal;
 mod program;
@@ -94,15 +95,19 @@ pub enum AgentKind {
     /// A model with tools: the model is asked, and its calls are run, until it makes no more calls.
     ModelLoop(Box<ModelLoop>),
     /// A program that does all of the work.
-    Program(AgentProgram),
+    Program(Box<AgentProgram>),
 }
 
 /// The parts of an agent with a model.
 pub struct ModelLoop {
+    /// The name of the model, as `provider:model-name`.
+    pub model_name: String,
     /// The model. If it is an error, every request to the model fails with it.
     pub model: Result<Arc<dyn Model>, ModelError>,
-    /// The provider settings of every request.
+    /// The provider settings of every request to the model.
     pub settings: Map<String, Value>,
+    /// The models that are asked, in their order, when the model fails.
+    pub fallbacks: Vec<FallbackModel>,
     /// The instructions, including the text that middleware added.
     pub system_prompt: SystemPrompt,
     /// The middleware, outermost first.
@@ -119,8 +124,20 @@ pub struct ModelLoop {
     pub subagents: Option<Arc<SubagentRegistry>>,
     /// The subagents that run as forks of this agent (`mode = "fork"`).
     pub forks: Forks,
+    /// The JSON Schema of the context and of what a run may choose, as clients see it.
+    pub settings_schema: Option<Value>,
     /// The policy that summarises its conversation, unless that is switched off.
     pub summarization: Option<Summarization>,
+}
+
+/// A model that is asked when the one before it fails.
+pub struct FallbackModel {
+    /// The name, as `provider:model-name`.
+    pub name: String,
+    /// The model. If it is an error, the next one is asked.
+    pub model: Result<Arc<dyn Model>, ModelError>,
+    /// The provider settings of every request to this model.
+    pub settings: Map<String, Value>,
 }
 
 /// The parts of an agent that is a program.
@@ -131,6 +148,8 @@ pub struct AgentProgram {
     pub form: Option<NativeAnswer>,
     /// The identity on the other server, for a remote agent.
     pub remote: Option<RemoteIdentity>,
+    /// The schema for the context of runs, if the definition of a main agent has one.
+    pub context: Option<ContextSchema>,
 }
 
 /// The identity of a remote agent.
@@ -174,27 +193,21 @@ impl SharedState {
 }
 
 impl Agent {
-    /// Validates a client's state update: its fields, and whether its messages can be sent to the agent's model.
+    /// Validates a client's state update: its fields, and whether the agent's policies take its messages.
     ///
     /// # Errors
-    /// Names the field, or the message and the block.
+    /// Names the field, or the message.
     pub fn check_update(&self, update: &Update) -> Result<(), Invalid> {
         self.declared.check(update)?;
         self.check_content(update)
     }
 
-    /// Validates that the content of human messages can be sent to the agent's model, and that its policies take them. A
-    /// program accepts any content.
+    /// Validates that the agent's policies take the content of messages. A program accepts any content.
     ///
     /// # Errors
-    /// Names the message and the block.
+    /// Names the message.
     pub fn check_content(&self, update: &Update) -> Result<(), Invalid> {
-        let model = self.model_loop().and_then(|own| own.model.as_ref().ok());
         for (at, message) in update.messages.iter().enumerate() {
-            let refusal = |block: &Value| model.and_then(|model| model.refusal(block));
-            if let Some((block, reason)) = message.unsupported(refusal) {
-                return Err(Invalid::new(format!("messages[{at}].content[{block}]"), reason));
-            }
             let mut problems = self.stack().iter().filter_map(|policy| policy.input_problem(message));
             if let Some(problem) = problems.next() {
                 return Err(Invalid::new(format!("messages[{at}].content"), problem));
@@ -256,11 +269,19 @@ impl Agent {
 
     /// Returns the schema for the context of runs.
     pub fn context(&self) -> Option<&ContextSchema> {
-        self.model_loop()?.context.as_ref()
+        match &self.kind {
+            AgentKind::ModelLoop(own) => own.context.as_ref(),
+            AgentKind::Program(own) => own.context.as_ref(),
+        }
     }
 
     /// Returns the reason why the agent cannot answer in this form instead of its own; `None` if it can.
     pub fn form_problem(&self, format: &Value) -> Option<String> {
+        if self.remote().is_some() {
+            let problem = "it works on another server, which cannot be told of a form: say in the description what the \
+                           result has to look like";
+            return Some(problem.to_owned());
+        }
         let own = self.fields().iter().find(|field| field.name == structured::FIELD);
         let own = own.map(|field| AnswerFormat {
             schema: field.schema.clone(),

@@ -143,8 +143,8 @@ impl Loop<'_> {
         let result = match self.with_progress(machine, pending, limited).await? {
             Ok(Some(Ok(result))) => result,
             Ok(Some(Err(_))) => {
-                tracing::error!(agent = %self.scope.agent, run = %self.scope.run, "the program of a subagent panicked");
-                Err(Failure::new("RunnablePanicError", "the program of the subagent panicked").into())
+                tracing::error!(agent = %self.scope.agent, run = %self.scope.run, "the program of an agent panicked");
+                Err(Failure::new("RunnablePanicError", "the program of the agent panicked").into())
             }
             Ok(None) => Err(Halt::Stopped),
             Err(late) => Err(late.into()),

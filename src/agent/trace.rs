@@ -101,6 +101,15 @@ impl Loop<'_> {
         let Some(mut span) = span else { return };
         match result {
             Ok(ChildResult::Answer(answer)) => set_result(&mut span, answer, self.scope.trace.content_bytes()),
+            Ok(ChildResult::ForTool(result)) => {
+                let is_error = result.status == ToolStatus::Error;
+                set_outcome(
+                    &mut span,
+                    is_error,
+                    result.content.text(),
+                    self.scope.trace.content_bytes(),
+                );
+            }
             Ok(ChildResult::Parked { .. }) => span.set("adjutant.waits", true),
             Err(ExitReason::Cancelled) if !self.leave.is_cancelled() => span.fail(CANCELLED),
             // Another process continues the run, and records the span with the same id.
@@ -236,12 +245,17 @@ fn set_result(span: &mut SpanData, answer: &ToolOutput, content_bytes: Option<us
         )
     };
     let messages = &answer.writes.messages;
-    if messages.iter().any(|message| is_error(message)) {
+    let texts: Vec<String> = messages.iter().map(|message| message.content.text()).collect();
+    let has_failed = messages.iter().any(|message| is_error(message));
+    set_outcome(span, has_failed, texts.join("\n"), content_bytes);
+}
+
+fn set_outcome(span: &mut SpanData, has_failed: bool, text: String, content_bytes: Option<usize>) {
+    if has_failed {
         span.fail(TOOL_ERROR);
     }
     if let Some(limit) = content_bytes {
-        let texts: Vec<String> = messages.iter().map(|message| message.content.text()).collect();
-        span.set("gen_ai.tool.call.result", cut(texts.join("\n"), limit));
+        span.set("gen_ai.tool.call.result", cut(text, limit));
     }
 }
 

@@ -11,7 +11,7 @@ use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
 use super::start_report::StartReport;
-use super::{App, keys};
+use super::{App, execution, keys};
 use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
 use crate::db::{Db, RowAccess};
 use crate::definition::AgentDefinition;
@@ -23,6 +23,7 @@ use crate::middleware::{self, Middleware};
 use crate::model::providers::ModelSource;
 use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
+use crate::tool::execute::CommandLauncher;
 use crate::tool::{Runnable, Tool};
 
 /// The file name used in errors about registrations.
@@ -34,6 +35,8 @@ pub(super) struct Registered {
     pub(super) tools: BTreeMap<String, Arc<dyn Tool>>,
     pub(super) policies: BTreeMap<String, Arc<dyn Middleware>>,
     pub(super) runnables: BTreeMap<String, Arc<dyn Runnable>>,
+    /// Starts the commands of agents.
+    pub(super) commands: CommandLauncher,
     sources: BTreeMap<String, ModelSource>,
     /// The models by the name after the colon, by the provider's name before it.
     models: BTreeMap<String, BTreeMap<String, Arc<dyn Model>>>,
@@ -42,7 +45,7 @@ pub(super) struct Registered {
 /// A builder for a server. Created by [`App::builder`].
 ///
 /// Definitions refer to registered parts as to those of the configuration: tools in `tools`, policies in `middleware`,
-/// models in `model`, programs in the `runnable` of a subagent. Definitions may come from files, from code and over
+/// models in `model`, programs in `runnable`. Definitions may come from files, from code and over
 /// HTTP at the same time.
 #[derive(Default)]
 pub struct Builder {
@@ -148,7 +151,7 @@ impl Builder {
         self
     }
 
-    /// Registers a program under the name that the `runnable` of subagents refers to. Several subagents may use one
+    /// Registers a program under the name that the `runnable` of agents and subagents refers to. Several may use one
     /// program.
     #[must_use]
     pub fn runnable(mut self, name: &str, runnable: impl Runnable + 'static) -> Self {
@@ -177,6 +180,14 @@ impl Builder {
             self.mistakes
                 .push(mistake(format!("the agent `{graph_id}` is defined twice")));
         }
+        self
+    }
+
+    /// Sets the program that supervises the commands of agents: `adjutant` itself, or any program whose `main` first
+    /// calls [`crate::sandbox::play_role`]. Without it an agent with `execute` is refused.
+    #[must_use]
+    pub fn sandbox_program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.registered.commands = CommandLauncher::new(Some(program.into()));
         self
     }
 
@@ -234,6 +245,10 @@ impl Builder {
         let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
         match loaded {
             Ok(mut loaded) if self.mistakes.is_empty() => {
+                let problems = execution::problems(&loaded);
+                if !problems.is_empty() {
+                    return Err(Problems(problems));
+                }
                 loaded.warnings.0.extend(keys::missing(&loaded, &self.registered));
                 Ok(Prepared {
                     loaded,
@@ -322,6 +337,9 @@ impl Prepared {
                 agents = name_list(&agents),
                 "configuration loaded"
             );
+            for (agent, reason) in execution::refused(&self.loaded.config, &self.registered.commands) {
+                tracing::warn!(agent, reason, "the commands of an agent will be refused");
+            }
             let server = &self.loaded.config.server;
             let shutdown = Shutdown::new(server.shutdown_deadline());
             shutdown.listen_for_signals();

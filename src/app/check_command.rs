@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::builder::Prepared;
 use super::connect::{self, CheckStatus, ConnectionCheck};
+use super::execution::{self, LayerReport};
 use super::explain::explain;
 use crate::config::{self, CheckCommand, LoadedConfig, Problem, Problems};
 
@@ -35,8 +36,15 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
         let is_explained = explained.as_ref().is_none_or(Result::is_ok);
         let is_usable = prepared.is_ok() && is_explained && !checks.as_ref().is_some_and(has_failed);
         let loaded = prepared.as_ref().map(Prepared::loaded);
+        let layers = prepared.as_ref().map(sandbox_layers).unwrap_or_default();
+        let refused = prepared.as_ref().map(refused_commands).unwrap_or_default();
         let text = if command.json {
             let mut report = json_report(loaded, checks.as_deref(), is_usable);
+            report["sandbox_layers"] = layers.iter().map(layer_json).collect();
+            let refused = refused
+                .iter()
+                .map(|(agent, reason)| json!({"agent": agent, "problem": reason}));
+            report["refused_commands"] = refused.collect();
             match &explained {
                 Some(Ok(agent)) => report["explanation"] = json!(agent),
                 Some(Err(problem)) => report["explanation"] = json!({"error": problem}),
@@ -45,6 +53,11 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
             format!("{report:#}\n")
         } else {
             let mut text = text_report(loaded, checks.as_deref(), command.connect);
+            layers.iter().for_each(|layer| text.push_str(&layer_line(layer)));
+            for (agent, reason) in &refused {
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "the commands of agent {agent} will be refused: {reason}");
+            }
             match &explained {
                 Some(Ok(agent)) => text.push_str(&agent.text()),
                 Some(Err(problem)) => text.push_str(&format!("\nnothing is explained: {problem}\n")),
@@ -54,6 +67,26 @@ pub fn run(prepared: Result<Prepared, Problems>, command: &CheckCommand) -> Loca
         };
         CheckResult { text, is_usable }
     })
+}
+
+/// Returns the layers of isolation that commands can have on this machine, if an agent runs commands.
+fn sandbox_layers(prepared: &Prepared) -> Vec<LayerReport> {
+    execution::layers(&prepared.loaded().config, &prepared.registered().commands)
+}
+
+fn refused_commands(prepared: &Prepared) -> Vec<(String, String)> {
+    execution::refused(&prepared.loaded().config, &prepared.registered().commands)
+}
+
+fn layer_line(layer: &LayerReport) -> String {
+    match &layer.problem {
+        None => format!("isolation {} of commands: works\n", layer.layer),
+        Some(problem) => format!("isolation {} of commands: does not work here: {problem}\n", layer.layer),
+    }
+}
+
+fn layer_json(layer: &LayerReport) -> Value {
+    json!({"layer": layer.layer, "works": layer.problem.is_none(), "problem": layer.problem})
 }
 
 async fn connections(prepared: &Prepared, command: &CheckCommand) -> Vec<ConnectionCheck> {
@@ -140,9 +173,16 @@ fn summary(loaded: &LoadedConfig) -> Value {
         .map(|setting| json!({"field": setting.field, "source": setting.source}));
     let agents = config.agents.iter().map(|(graph_id, agent)| {
         let subagents = agent.subagents.iter().map(|subagent| subagent.name.as_str());
+        let name = agent.name.as_deref().unwrap_or(graph_id);
+        if let Some(runnable) = &agent.runnable {
+            return json!({"graph_id": graph_id, "name": name, "runnable": runnable});
+        }
+        if let Some((remote, url)) = agent.remote() {
+            return json!({"graph_id": graph_id, "name": name, "remote": {"graph_id": remote, "url": url}});
+        }
         json!({
             "graph_id": graph_id,
-            "name": agent.name.as_deref().unwrap_or(graph_id),
+            "name": name,
             "model": agent.model,
             "tools": agent.tools,
             "subagents": subagents.collect::<Vec<_>>(),
@@ -158,5 +198,6 @@ fn summary(loaded: &LoadedConfig) -> Value {
         "overrides": overrides.collect::<Vec<_>>(),
         "agents": agents.collect::<Vec<_>>(),
         "mcp_servers": config.mcp_servers.keys().collect::<Vec<_>>(),
+        "sandboxes": config.sandboxes.keys().collect::<Vec<_>>(),
     })
 }

@@ -14,12 +14,14 @@ use super::builder::Prepared;
 use super::{credentials, encryption, keys, secret};
 use crate::auth::count_issuer_keys;
 use crate::config::{Config, SecretSection};
-use crate::db::inspection::{TableState, inspect};
+use crate::db::inspection::inspect;
+use crate::db::migration::TableState;
 use crate::db::{DbError, Engine};
-use crate::definition::ToolKind;
+use crate::definition::{SandboxServiceDefinition, ToolKind};
 use crate::domain::time::{Clock, SystemClock};
 use crate::net;
 use crate::shutdown::Shutdown;
+use crate::tool::sandboxes::SandboxService;
 
 mod agents;
 mod providers;
@@ -164,6 +166,7 @@ fn plan(prepared: &Prepared, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedC
     planned.extend(secrets(config));
     planned.extend(providers::plan(prepared, &client));
     planned.extend(tools(config, &client));
+    planned.extend(sandboxes(config, &client));
     planned.extend(agents::servers(config, shutdown)?);
     planned.extend(agents::remote_agents(config, shutdown)?);
     planned.extend(authentication(config, &client));
@@ -189,8 +192,9 @@ fn listen(config: &Config) -> PlannedCheck {
 
 fn database(config: &Config) -> PlannedCheck {
     let url = config.storage.url.clone();
+    let limits = super::database_limits(&config.storage);
     PlannedCheck::new("database", url.to_string(), async move {
-        match inspect(url.expose()).await {
+        match inspect(url.expose(), limits).await {
             Ok(state) => describe_tables(state.engine, state.tables),
             Err(error @ DbError::InUse { .. }) => Finding::warn(
                 error.to_string(),
@@ -221,7 +225,7 @@ fn describe_tables(engine: Engine, tables: TableState) -> Finding {
         TableState::Current => Finding::ok(format!("{engine}: can be written, and the tables are current")),
         TableState::Behind(count) => Finding::warn(
             format!("{engine}: can be written; {count} migrations are due"),
-            "the server applies them when it starts; make a backup before",
+            "`adjutant migrate` applies them, or the server when it starts; make a backup before",
         ),
     }
 }
@@ -274,6 +278,25 @@ fn tools(config: &Config, client: &Client) -> Vec<PlannedCheck> {
         PlannedCheck::new("tool", name.clone(), async move { knock(&client, &url, &advice).await })
     };
     http.map(|(name, tool)| (name, &tool.url)).map(check).collect()
+}
+
+fn sandboxes(config: &Config, client: &Client) -> Vec<PlannedCheck> {
+    let limits = super::service_limits(&config.answers);
+    let check = |(name, definition): (&String, &SandboxServiceDefinition)| {
+        let service = SandboxService::new(name, definition, client.clone(), limits);
+        let advice = format!("start the service, or correct `url` and `headers` in [sandboxes.{name}]");
+        PlannedCheck::new("sandbox", name.clone(), async move {
+            let checked = match service {
+                Ok(service) => service.check().await,
+                Err(invalid) => Err(invalid.to_string()),
+            };
+            match checked {
+                Ok(()) => Finding::ok("answers as a sandbox service; no sandbox was created"),
+                Err(reason) => Finding::fail(reason, advice),
+            }
+        })
+    };
+    config.sandboxes.iter().map(check).collect()
 }
 
 fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
+use super::execution;
 use crate::config::{Config, Problems, Watch};
 use crate::definition::StoredDiagnostic;
 use crate::definition::mcp::ServerDefinition;
@@ -69,6 +70,11 @@ pub(super) async fn reload_on_change(
             None => {}
             Some(Err(problems)) => definitions.refuse_files(remarks(problems)).await,
             Some(Ok(loaded)) => {
+                let reached = execution::problems(&loaded);
+                if !reached.is_empty() {
+                    definitions.refuse_files(remarks(Problems(reached))).await;
+                    continue;
+                }
                 let files = of_files(&loaded.config, loaded.warnings);
                 if let Err(error) = definitions.replace_files(files).await {
                     tracing::error!(%error, "could not store changed definitions; the previous ones stay in use");

@@ -15,12 +15,12 @@ use super::{peers, providers, tools};
 use crate::agent::Agent;
 use crate::agent::assemble::AgentFactory;
 use crate::definition::builtins::{
-    APPROVAL, BACKGROUND, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
-    TODOS, UNTIL,
+    APPROVAL, ASK_USER, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
+    SUMMARIZATION, TODOS, UNTIL,
 };
 use crate::definition::{AgentDefinition, HarnessProfiles, Policy, Provenance, SubagentDefinition, suggestion};
 use crate::domain::machine::HookPoint;
-use crate::middleware::Middleware;
+use crate::middleware::{Middleware, instance_name};
 use crate::shutdown::Shutdown;
 use crate::tool::remote;
 
@@ -28,8 +28,18 @@ use crate::tool::remote;
 const SHOWN: usize = 100;
 
 /// The fields of a definition that are settings of a policy of the server.
-const FIELDS: [(&str, &[&str]); 13] = [
-    (FILES, &["files", "permissions", "tool_token_limit_before_evict"]),
+const POLICY_FIELDS: [(&str, &[&str]); 14] = [
+    (
+        FILES,
+        &[
+            "files",
+            "workspace",
+            "execute",
+            "permissions",
+            "tool_token_limit_before_evict",
+            "human_message_token_limit_before_evict",
+        ],
+    ),
     (
         SUBAGENTS,
         &[
@@ -40,12 +50,16 @@ const FIELDS: [(&str, &[&str]); 13] = [
             "unknown_subagent",
         ],
     ),
-    (BACKGROUND, &[]),
     (TODOS, &["todos"]),
     (STORE, &["store"]),
     (SKILLS, &["skills", "skill_tools"]),
     (MEMORY, &["memory"]),
-    (APPROVAL, &["interrupt_on", "permissions", "approvers"]),
+    (ASK_USER, &["ask_user"]),
+    (SUMMARIZATION, &["summarization"]),
+    (
+        APPROVAL,
+        &["interrupt_on", "interrupt_mode", "permissions", "approvers"],
+    ),
     (UNTIL, &["until_tool"]),
     (STRUCTURED, &["response_format"]),
     (PERMISSIONS, &["permissions"]),
@@ -53,17 +67,38 @@ const FIELDS: [(&str, &[&str]); 13] = [
     (REPEATED_FAILURES, &["limits"]),
 ];
 
+/// The fields of a definition that its subagents have as well, unless they give their own.
+const INHERITED_FIELDS: [&str; 11] = [
+    "approvers",
+    "execute",
+    "files",
+    "human_message_token_limit_before_evict",
+    "interrupt_mode",
+    "interrupt_on",
+    "permissions",
+    "store",
+    "summarization",
+    "tool_token_limit_before_evict",
+    "workspace",
+];
+
 /// An agent, explained.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct AgentExplanation {
     /// The name.
     name: String,
-    /// The model.
-    model: String,
+    /// The model; none for a program, or an agent of another server.
+    model: Option<String>,
+    /// The program, or the agent of another server, that does the work instead of a model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<String>,
     /// The instructions of the definition, to which the policies add theirs.
     system_prompt: String,
     /// The tools that the definition names.
     tools: Vec<String>,
+    /// The parts that each run may choose.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    configurable: Value,
     /// The policies, outermost first.
     stack: Vec<PolicyExplanation>,
     /// The subagents that are defined with the agent.
@@ -109,6 +144,8 @@ pub(super) fn explain(prepared: &Prepared, graph_id: &str) -> anyhow::Result<Age
         runnables: Arc::new(registered.runnables.clone()),
         policies: Arc::new(registered.policies.clone()),
         profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
+        commands: registered.commands.clone(),
+        sandboxes: super::sandboxes(config, &client)?,
         ..AgentFactory::new(providers, peers(config, &shutdown)?)
     };
     let applied = factory.profiles.applied(definition.resolved());
@@ -126,9 +163,11 @@ fn main_agent(agent: &Agent, definition: &AgentDefinition) -> AgentExplanation {
     });
     AgentExplanation {
         name: agent.name.clone(),
-        model: definition.model.clone(),
+        model: (!definition.is_program()).then(|| definition.model.to_string()),
+        program: definition.is_program().then(|| definition.worker()),
         system_prompt: definition.system_prompt.text(),
         tools: definition.tools.clone(),
+        configurable: given.get("configurable").cloned().unwrap_or_default(),
         stack: stack(agent, &definition.middleware, &given),
         subagents: below.collect(),
     }
@@ -136,13 +175,15 @@ fn main_agent(agent: &Agent, definition: &AgentDefinition) -> AgentExplanation {
 
 fn subagent_of(agent: &Agent, subagent: &SubagentDefinition, parent: &AgentDefinition) -> AgentExplanation {
     let mut given = fields_of(parent);
-    given.retain(|name, _| ["files", "interrupt_on", "permissions", "store", "approvers"].contains(&name.as_str()));
+    given.retain(|name, _| INHERITED_FIELDS.contains(&name.as_str()));
     given.extend(fields_of(subagent));
     AgentExplanation {
         name: agent.name.clone(),
-        model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
+        model: Some(subagent.model.as_ref().unwrap_or(&parent.model).to_string()),
+        program: None,
         system_prompt: subagent.system_prompt.text(),
         tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+        configurable: Value::Null,
         stack: stack(agent, &subagent.middleware, &given),
         subagents: vec![],
     }
@@ -175,7 +216,7 @@ fn explain_policy(policy: &dyn Middleware, listed: &[Policy], given: &Map<String
     let of_list = listed
         .iter()
         .find(|listed| is_instance(name, listed, policy.distinguished_by()));
-    let fields = FIELDS
+    let fields = POLICY_FIELDS
         .iter()
         .find(|(other, _)| *other == name)
         .map_or(&[][..], |(_, fields)| *fields);
@@ -202,7 +243,7 @@ fn explain_policy(policy: &dyn Middleware, listed: &[Policy], given: &Map<String
 fn is_instance(name: &str, listed: &Policy, distinguished_by: Option<&str>) -> bool {
     let setting = distinguished_by.and_then(|setting| listed.settings.get(setting)?.as_str());
     match setting {
-        Some(setting) => name == format!("{}[{setting}]", listed.name),
+        Some(setting) => name == instance_name(&listed.name, setting),
         None => name == listed.name,
     }
 }
@@ -217,9 +258,14 @@ impl AgentExplanation {
 
     fn write(&self, text: &mut String, kind: &str) {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "\n{kind} `{}`, model {}", self.name, self.model);
+        let model = self.model.iter().map(|model| format!("model {model}"));
+        let worker: Vec<String> = model.chain(self.program.clone()).collect();
+        let _ = writeln!(text, "\n{kind} `{}`, {}", self.name, worker.join(", "));
         line(text, "instructions", &self.system_prompt);
         line(text, "tools", &self.tools.join(", "));
+        for (part, choice) in self.configurable.as_object().into_iter().flatten() {
+            line(text, "configurable", &format!("{part} = {choice}"));
+        }
         for (at, policy) in self.stack.iter().enumerate() {
             let _ = writeln!(text, "  {}. {}", at + 1, policy.name);
             line(text, "hooks", &policy.hooks.join(", "));

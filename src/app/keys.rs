@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::builder::Registered;
 use crate::config::{Config, LoadedConfig, Problem};
-use crate::definition::{AgentDefinition, Severity, SummarizationRule};
+use crate::definition::{AgentDefinition, ModelNames, Severity, SummarizationRule};
 
 /// A missing key of a provider.
 #[derive(Debug, Clone)]
@@ -86,17 +86,21 @@ pub(super) fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
 }
 
 fn models_of(agent: &AgentDefinition) -> impl Iterator<Item = &str> {
-    let below = agent.subagents.iter().filter_map(|subagent| subagent.model.as_deref());
+    let below = agent.subagents.iter().filter_map(|subagent| subagent.model.as_ref());
     let general = &agent.general_purpose_subagent;
-    let general = general.model.as_deref().filter(|_| general.enabled);
+    let general = general.model.as_ref().filter(|_| general.enabled);
     let rules = agent
         .subagents
         .iter()
         .filter_map(|subagent| subagent.summarization.as_ref());
     let summarizers = rules.chain([&agent.summarization]).filter_map(SummarizationRule::model);
-    [agent.model.as_str()]
+    Some(&agent.model)
+        .filter(|_| !agent.is_program())
         .into_iter()
         .chain(below)
         .chain(general)
+        .flat_map(ModelNames::all)
+        .chain(&agent.configurable.models)
+        .map(String::as_str)
         .chain(summarizers)
 }

@@ -22,7 +22,7 @@ pub(super) struct StartReport {
     /// The configuration file.
     source: String,
     database: String,
-    /// The agents with their models.
+    /// The agents with their models, or the programs that they are.
     agents: Vec<(String, String)>,
     tools: Vec<String>,
     mcp_servers: Vec<String>,
@@ -45,7 +45,7 @@ impl StartReport {
             source: loaded.source.clone(),
             database: config.storage.url.to_string(),
             agents: agents
-                .map(|(graph_id, agent)| (graph_id.clone(), agent.model.clone()))
+                .map(|(graph_id, agent)| (graph_id.clone(), works_with(agent)))
                 .collect(),
             tools: config.tools.keys().cloned().collect(),
             mcp_servers: servers.into_iter().cloned().collect(),
@@ -162,6 +162,15 @@ impl StartReport {
             let _ = writeln!(text, "    {step}");
         }
         text.push('\n');
+    }
+}
+
+/// Returns the model of an agent, or the program that it is.
+fn works_with(agent: &AgentDefinition) -> String {
+    if agent.is_program() {
+        agent.worker()
+    } else {
+        agent.model.to_string()
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use reqwest::Client;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{api_key, context_windows, http_tool};
+use super::{api_key, context_windows, http_tool, request_settings};
 use crate::agent::assemble::TenantParts;
 use crate::config::{Config, ProviderSection, TenantSection};
 use crate::definition::{ToolDefinition, ToolKind};
@@ -44,6 +44,7 @@ fn overrides(section: &TenantSection) -> BTreeMap<String, ProviderOverride> {
         base_url: own.base_url.clone(),
         api_key: api_key(own),
         windows: context_windows(own),
+        requests: request_settings(own),
     };
     let all = section.providers.iter();
     all.map(|(name, own)| (name.clone(), one(own))).collect()

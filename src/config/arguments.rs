@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use super::environment::load_env_file;
-use super::{Embedded, EnvironmentSettings, LogFormat};
+use super::{Embedded, EnvironmentSettings, LogFormat, ServerRole};
 use crate::domain::identity::Tenant;
 
 pub mod client;
@@ -34,7 +34,7 @@ pub struct Arguments {
     pub command: Option<ProgramCommand>,
     /// The options of `serve`, which may be given without the command.
     #[command(flatten)]
-    pub settings: CommandLineSettings,
+    pub serve: ServeCommand,
 }
 
 impl Arguments {
@@ -45,7 +45,7 @@ impl Arguments {
     pub fn read() -> Self {
         let arguments = Self::parse();
         let config = arguments.command.as_ref().map_or_else(
-            || arguments.settings.config.as_deref(),
+            || arguments.serve.settings.config.as_deref(),
             |command| command.settings().and_then(|settings| settings.config.as_deref()),
         );
         let folder = config.and_then(Path::parent).unwrap_or(Path::new(""));
@@ -60,14 +60,14 @@ impl Arguments {
         match arguments.command.as_mut().map(ProgramCommand::settings_mut) {
             Some(Some(settings)) => settings.environment = environment,
             Some(None) => {}
-            None => arguments.settings.environment = environment,
+            None => arguments.serve.settings.environment = environment,
         }
         arguments
     }
 
     /// Returns the command with its options.
     pub fn into_command(self) -> ProgramCommand {
-        self.command.unwrap_or(ProgramCommand::Serve(self.settings))
+        self.command.unwrap_or(ProgramCommand::Serve(self.serve))
     }
 }
 
@@ -75,7 +75,7 @@ impl Arguments {
 #[derive(Debug, Clone, Subcommand)]
 pub enum ProgramCommand {
     /// Serves until it receives a signal to stop.
-    Serve(CommandLineSettings),
+    Serve(ServeCommand),
     /// Writes a project for a real model: a commented configuration, a file for keys, and examples.
     Init(InitCommand),
     /// Prints a summary of the configuration and its problems, without serving. With `--connect`, also checks keys,
@@ -88,6 +88,9 @@ pub enum ProgramCommand {
         /// The shell.
         shell: Shell,
     },
+    /// Brings the tables of the configured database up to date, without serving. A server does so when it starts; the
+    /// command is for databases whose server may not create tables.
+    Migrate(CommandLineSettings),
     /// Creates, lists, rotates and revokes API keys in the configured database.
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -103,7 +106,8 @@ impl ProgramCommand {
     /// Returns the settings for the server, if the command has some.
     pub fn settings(&self) -> Option<&CommandLineSettings> {
         match self {
-            Self::Serve(settings) => Some(settings),
+            Self::Serve(command) => Some(&command.settings),
+            Self::Migrate(settings) => Some(settings),
             Self::Check(command) => Some(&command.settings),
             Self::Health(command) => Some(&command.settings),
             Self::Keys(command) => Some(command.settings()),
@@ -115,13 +119,35 @@ impl ProgramCommand {
 
     fn settings_mut(&mut self) -> Option<&mut CommandLineSettings> {
         match self {
-            Self::Serve(settings) => Some(settings),
+            Self::Serve(command) => Some(&mut command.settings),
+            Self::Migrate(settings) => Some(settings),
             Self::Check(command) => Some(&mut command.settings),
             Self::Health(command) => Some(&mut command.settings),
             Self::Keys(command) => Some(command.settings_mut()),
             Self::Data(command) => Some(command.settings_mut()),
             Self::Client(command) => Some(command.settings_mut()),
             Self::Init(_) | Self::Completions { .. } => None,
+        }
+    }
+}
+
+/// The options of `adjutant serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeCommand {
+    /// The settings.
+    #[command(flatten)]
+    pub settings: CommandLineSettings,
+    /// The work of this server among those on the same Postgres.
+    #[arg(long, value_enum, value_name = "ROLE", env = "ADJUTANT_ROLE")]
+    pub role: Option<ServerRole>,
+}
+
+impl ServeCommand {
+    /// Returns the settings, with the role.
+    pub fn settings_with_role(&self) -> CommandLineSettings {
+        CommandLineSettings {
+            role: self.role,
+            ..self.settings.clone()
         }
     }
 }
@@ -375,6 +401,9 @@ pub struct CommandLineSettings {
     /// reach it can do everything. For a server behind a proxy that authenticates clients.
     #[arg(long, env = "ADJUTANT_INSECURE_NO_AUTH", value_parser = FalseyValueParser::new())]
     pub insecure_no_auth: bool,
+    /// The work of a server. Only `serve` has an option for it.
+    #[arg(skip)]
+    pub role: Option<ServerRole>,
     /// The settings from the environment, `ADJUTANT_SECTION__KEY`.
     #[arg(skip)]
     pub environment: EnvironmentSettings,
@@ -387,6 +416,7 @@ impl CommandLineSettings {
     /// Returns the settings of the file that are overridden: the section and the key, the value, and the option.
     pub(super) fn overrides(&self) -> impl Iterator<Item = ([&'static str; 2], String, &'static str)> {
         let format = self.log_format.map(|format| format.word().to_owned());
+        let role = self.role.map(|role| role.word().to_owned());
         let given = [
             (["server", "listen"], self.listen.clone(), "--listen or ADJUTANT_LISTEN"),
             (
@@ -394,6 +424,7 @@ impl CommandLineSettings {
                 self.database_url.clone(),
                 "--database-url or ADJUTANT_DATABASE_URL",
             ),
+            (["cluster", "role"], role, "--role or ADJUTANT_ROLE"),
             (["log", "filter"], self.log.clone(), "--log or ADJUTANT_LOG"),
             (["log", "format"], format, "--log-format or ADJUTANT_LOG_FORMAT"),
         ];

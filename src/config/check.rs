@@ -6,18 +6,30 @@ use std::net::{IpAddr, SocketAddr};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::quotas::check_prices;
-use super::{AuthSection, Config, EncryptionSection, ProviderSection, Server, TimeToLive};
+use super::{AuthSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
 use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
-use crate::definition::{Diagnostic, FieldPath, Segment};
+use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, Segment, check_headers};
 use crate::domain::name_patterns::is_pattern;
 
 /// The maximum of most times, in seconds: a day.
 const MAX_TIME_S: f64 = 86_400.0;
+/// The least number of connections to Postgres: one for writes, and one for reads.
+const MIN_CONNECTIONS: u32 = 2;
+/// Smaller blobs would take more space than they save.
+const MIN_BLOB_CHARS: usize = 1024;
+const MAX_BLOB_CHARS: usize = 1 << 30;
+/// The maximum number of connections to Postgres.
+const MAX_CONNECTIONS: u32 = 1000;
 /// The maximum time limit of a run, in seconds: a year.
 const MAX_RUN_S: f64 = 31_536_000.0;
 /// The longest time for which entries of the audit are kept, in days: a hundred years.
 const MAX_KEEP_DAYS: f64 = 36_500.0;
+/// The shortest interval between messages with pieces of answers, in seconds.
+const MIN_LIVE_INTERVAL_S: f64 = 0.005;
+/// The longest such interval, in seconds. Readers rely on the sender of pieces for longer.
+const MAX_LIVE_INTERVAL_S: f64 = 1.0;
+
 /// The maximum time to live, in minutes: a hundred years.
 const MAX_TTL_MINUTES: f64 = 52_560_000.0;
 
@@ -27,6 +39,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
+    check.cluster(config);
     check.agents_api(config);
     check.audit(config);
     check.time_to_live("threads", config.threads.ttl.as_ref());
@@ -83,6 +96,11 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         let found = server.check(name).into_iter();
         check.findings.extend(found.map(|finding| finding.under(&field)));
     }
+    for (name, service) in &config.sandboxes {
+        let field = FieldPath::of(["sandboxes", name.as_str()]);
+        let found = service.check(name).into_iter();
+        check.findings.extend(found.map(|finding| finding.under(&field)));
+    }
     check.findings.extend(config.files.settings.embedded.check(config));
     let validation_context = partial_validation_context(config, unread);
     check.findings.extend(super::store::check(config, &validation_context));
@@ -126,6 +144,7 @@ fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> Validat
     validation_context.agents = config.agents.keys().cloned().collect();
     let servers = config.mcp_servers.keys().chain(config.tool_servers.keys());
     validation_context.mcp_servers = servers.cloned().collect();
+    validation_context.sandboxes.extend(config.sandboxes.keys().cloned());
     let built_in = PROVIDERS.iter().filter(|traits| traits.is_built_in);
     validation_context
         .providers
@@ -137,6 +156,7 @@ fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> Validat
                 "tools" => validation_context.tools.insert(name.clone()),
                 "providers" => validation_context.providers.insert(name.clone()),
                 "mcp_servers" | "tool_servers" => validation_context.mcp_servers.insert(name.clone()),
+                "sandboxes" => validation_context.sandboxes.insert(name.clone()),
                 "agents" => validation_context.agents.insert(name.clone()),
                 _ => continue,
             };
@@ -246,6 +266,10 @@ impl Check {
         self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
+        if !(server.drain_s >= 0.0 && (server.drain_s == 0.0 || server.drain_s < server.shutdown_s)) {
+            let message = "must be at least 0 and less than `shutdown_s`, at which the server stops in any case";
+            self.error(&["server", "drain_s"], message);
+        }
         self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
         for (at, origin) in server.cors_origins.iter().enumerate() {
             if let Some(problem) = origin_problem(origin).filter(|_| origin != "*") {
@@ -322,8 +346,35 @@ impl Check {
         }
     }
 
+    fn cluster(&mut self, config: &Config) {
+        let role = config.cluster.role;
+        let url = config.storage.url.expose();
+        if role != ServerRole::All && url.starts_with("sqlite:") {
+            let message = format!(
+                "`{}` needs a Postgres in `[storage] url`: a SQLite database has one server, which does everything",
+                role.word()
+            );
+            self.error(&["cluster", "role"], message);
+        }
+        let interval = config.cluster.live_interval_s;
+        if !(MIN_LIVE_INTERVAL_S..=MAX_LIVE_INTERVAL_S).contains(&interval) {
+            let message = format!("must be from {MIN_LIVE_INTERVAL_S} to {MAX_LIVE_INTERVAL_S} seconds");
+            self.error(&["cluster", "live_interval_s"], message);
+        }
+    }
+
     fn storage(&mut self, config: &Config) {
-        self.seconds(&["storage", "statement_timeout_s"], config.storage.statement_timeout_s);
+        let storage = &config.storage;
+        self.seconds(&["storage", "statement_timeout_s"], storage.statement_timeout_s);
+        self.seconds(&["storage", "connect_timeout_s"], storage.connect_timeout_s);
+        if !(MIN_BLOB_CHARS..=MAX_BLOB_CHARS).contains(&storage.blob_min_chars) {
+            let message = format!("must be a whole number from {MIN_BLOB_CHARS} to {MAX_BLOB_CHARS}");
+            self.error(&["storage", "blob_min_chars"], message);
+        }
+        if !(MIN_CONNECTIONS..=MAX_CONNECTIONS).contains(&storage.connections) {
+            let message = format!("must be a whole number from {MIN_CONNECTIONS} to {MAX_CONNECTIONS}");
+            self.error(&["storage", "connections"], message);
+        }
         let url = config.storage.url.expose();
         let is_known = ["sqlite:", "postgres://", "postgresql://"]
             .iter()
@@ -367,6 +418,20 @@ pub(super) fn provider_problems(field: &FieldPath, provider: &ProviderSection) -
     for (field, _) in windows.chain(of_all).filter(|(_, window)| *window == 0) {
         add(field, "must be a whole number of at least 1".to_owned());
     }
+    if provider.max_retries.is_some_and(|retries| retries > MOST_RETRIES) {
+        add(field.then("max_retries"), format!("must be at most {MOST_RETRIES}"));
+    }
+    let times = [
+        ("first_token_s", provider.first_token_s),
+        ("between_tokens_s", provider.between_tokens_s),
+    ];
+    let is_wrong = |time: &f64| !(*time > 0.0 && *time <= 86_400.0);
+    for (name, _) in times.iter().filter(|(_, time)| time.as_ref().is_some_and(is_wrong)) {
+        add(
+            field.then(*name),
+            "must be more than 0 and at most 86400 seconds".to_owned(),
+        );
+    }
     let keys = [
         provider.api_key_env.is_some(),
         provider.api_key_file.is_some(),
@@ -393,6 +458,7 @@ pub(super) fn provider_problems(field: &FieldPath, provider: &ProviderSection) -
             "must be the name of an environment variable".to_owned(),
         );
     }
+    findings.extend(check_headers(&field.then("headers"), &provider.headers));
     findings
 }
 

@@ -26,11 +26,12 @@ const SEPARATOR: &str = "__";
 const ENV_FILE: &str = ".env";
 
 /// The sections of the configuration, whose settings can be given by the environment.
-pub(super) const SECTIONS: [&str; 25] = [
+pub(super) const SECTIONS: [&str; 27] = [
     "server",
     "storage",
     "encryption",
     "runtime",
+    "cluster",
     "store",
     "threads",
     "checkpointer",
@@ -50,6 +51,7 @@ pub(super) const SECTIONS: [&str; 25] = [
     "tools",
     "mcp_servers",
     "tool_servers",
+    "sandboxes",
     "profiles",
     "agents",
 ];

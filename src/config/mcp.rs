@@ -90,6 +90,14 @@ fn fill(
         references.fill(top.then("env").then(key), value, findings);
     }
     references.fill_headers(&top.then("headers"), &mut server.headers, findings);
+    if let Some(oauth) = &mut server.oauth {
+        let field = top.then("oauth");
+        references.fill(field.then("client_id"), &mut oauth.client_id, findings);
+        references.fill(field.then("client_secret"), &mut oauth.client_secret.0, findings);
+        if let Some(url) = &mut oauth.token_url {
+            references.fill(field.then("token_url"), url, findings);
+        }
+    }
 }
 
 /// Puts the folder in which a server runs, relative to `folder` until now, in its place.

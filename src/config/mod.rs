@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{
-    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, ToolServerDefinition, is_echo,
-    read,
+    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, SandboxServiceDefinition, Severity, ToolDefinition,
+    ToolServerDefinition, is_echo, read,
 };
 
 mod answers;
@@ -51,7 +51,7 @@ pub use answers::AnswersSection;
 pub use arguments::client;
 pub use arguments::{
     Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, InitCommand, InitTemplate, KeysCommand,
-    ProgramCommand,
+    ProgramCommand, ServeCommand,
 };
 pub use auth::{AuthKeySection, AuthSection, HookSection, JwtSection, SharingSection};
 pub use check::{NEEDS_AUTH, validation_context};
@@ -67,8 +67,8 @@ pub use quotas::{PriceSection, QuotaSection, QuotasSection};
 pub use report::report;
 pub use secrets::SecretSection;
 pub use sections::{
-    AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections,
-    Runtime, Server, Storage, SweepStrategy, TimeToLive,
+    AgentsApi, AuditSection, ClusterSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection,
+    RetentionSections, Runtime, Server, ServerRole, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use telemetry::{OtlpProtocol, TelemetrySection};
@@ -106,6 +106,8 @@ pub struct Config {
     pub encryption: Option<EncryptionSection>,
     /// The execution of runs.
     pub runtime: Runtime,
+    /// The work among the servers on the same Postgres, and their messages to each other.
+    pub cluster: ClusterSection,
     /// The Store, which outlives threads.
     pub store: StoreSection,
     /// The default time to live of threads.
@@ -144,6 +146,8 @@ pub struct Config {
     pub mcp_servers: NamedEntries<McpServerDefinition>,
     /// The services of tools, by name. Agents name their tools as `server/tool`, or `server/*` for all.
     pub tool_servers: NamedEntries<ToolServerDefinition>,
+    /// The sandbox services, by name. Workspaces of the kind `sandbox` name them.
+    pub sandboxes: NamedEntries<SandboxServiceDefinition>,
     /// The settings for all agents with a certain model, by `provider` or `provider:model`.
     pub profiles: NamedEntries<HarnessProfile>,
     /// The agents, by `graph_id`.
@@ -424,6 +428,8 @@ impl ConfigReader {
             );
             let unsettled = agent.settle_workspaces(&folder).into_iter();
             findings.extend(unsettled.map(|finding| finding.under(&field)));
+            let commands = agent.settle_execution(&folder, &variable).into_iter();
+            findings.extend(commands.map(|finding| finding.under(&field)));
             for (at, server) in agent.servers_mut() {
                 let field = field.join(&at);
                 findings.extend(mcp::settle(&field, server, &folder));

@@ -5,7 +5,9 @@ use std::fmt::Write;
 
 use super::{LoadedConfig, Problems, SettingOverride};
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{AgentDefinition, Location, SubagentDefinition, SummarizationRule, WorkspaceDefinition};
+use crate::definition::{
+    AgentDefinition, Location, ModelNames, SubagentDefinition, SummarizationRule, WorkspaceDefinition,
+};
 
 /// Returns the report, and whether the configuration is valid.
 pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
@@ -50,6 +52,9 @@ fn describe(text: &mut String, loaded: &LoadedConfig) {
     for name in config.tool_servers.keys() {
         push(text, &format!("tool server {name}: behind HTTP"));
     }
+    for name in config.sandboxes.keys() {
+        push(text, &format!("sandbox service {name}: behind HTTP"));
+    }
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
     }
@@ -68,6 +73,9 @@ fn describe_servers(text: &mut String, indent: &str, servers: &BTreeMap<String, 
 
 fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
     let name = agent.name.as_deref().unwrap_or(graph_id);
+    if agent.is_program() {
+        return push(text, &format!("agent {graph_id} ({name}): {}", agent.worker()));
+    }
     push(
         text,
         &format!(
@@ -81,6 +89,9 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
         if *workspace != WorkspaceDefinition::default() {
             push(text, &format!("  {field}: {}", workspace.summary()));
         }
+    }
+    if let Some(commands) = agent.execute.summary(&agent.workspace) {
+        push(text, &format!("  runs commands: {commands}"));
     }
     describe_servers(text, "  ", &agent.mcp_servers);
     let gated: Vec<&String> = agent
@@ -99,11 +110,11 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
         push(text, &format!("  subagent {general_name}: built in"));
     }
     for subagent in &agent.subagents {
-        describe_subagent(text, subagent);
+        describe_subagent(text, agent, subagent);
     }
 }
 
-fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
+fn describe_subagent(text: &mut String, parent: &AgentDefinition, subagent: &SubagentDefinition) {
     let way = if subagent.is_background() {
         "in the background"
     } else {
@@ -117,7 +128,8 @@ fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
             return push(text, &format!("  subagent {name}: agent {graph_id} at {url}, {way}"));
         }
     }
-    let model = subagent.model.as_deref().unwrap_or("as its parent");
+    let model = subagent.model.as_ref();
+    let model = model.map_or_else(|| "as its parent".to_owned(), ModelNames::to_string);
     if let Some(runnable) = &subagent.runnable {
         return push(text, &format!("  subagent {}: the program {runnable}", subagent.name));
     }
@@ -126,6 +138,11 @@ fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
         .as_ref()
         .map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
     push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
+    let workspace = subagent.workspace.as_ref().unwrap_or(&parent.workspace);
+    let commands = subagent.execute.as_ref();
+    if let Some(commands) = commands.and_then(|rule| rule.summary(workspace)) {
+        push(text, &format!("    runs commands: {commands}"));
+    }
     if let Some(rule) = &subagent.summarization {
         describe_summarization(text, "    ", rule);
     }

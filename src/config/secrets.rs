@@ -232,6 +232,8 @@ pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
             let field = FieldPath::of(["providers", name.as_str(), "api_key"]);
             references.fill_secret(field, key, &mut findings);
         }
+        let field = FieldPath::of(["providers", name.as_str(), "headers"]);
+        references.fill_headers(&field, &mut provider.headers, &mut findings);
     }
     if let Some(secret) = &mut config.webhooks.secret {
         references.fill_secret(FieldPath::of(["webhooks", "secret"]), secret, &mut findings);
@@ -252,8 +254,15 @@ pub(super) fn fill_in(config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
         let field = FieldPath::of(["tools", name.as_str(), "headers"]);
         references.fill_headers(&field, &mut tool.headers, &mut findings);
     }
+    for (name, service) in &mut config.sandboxes {
+        let field = FieldPath::of(["sandboxes", name.as_str()]);
+        references.fill(field.then("url"), &mut service.url, &mut findings);
+        references.fill_headers(&field.then("headers"), &mut service.headers, &mut findings);
+    }
     for (graph_id, agent) in &mut config.agents {
-        let list = FieldPath::of(["agents", graph_id.as_str(), "subagents"]);
+        let top = FieldPath::of(["agents", graph_id.as_str()]);
+        references.fill_headers(&top.then("headers"), &mut agent.headers, &mut findings);
+        let list = top.then("subagents");
         for (at, subagent) in agent.subagents.iter_mut().enumerate() {
             let field = list.then(at).then("headers");
             references.fill_headers(&field, &mut subagent.headers, &mut findings);

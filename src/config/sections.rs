@@ -8,8 +8,8 @@ use std::time::Duration;
 use secrecy::SecretString;
 use serde::Deserialize;
 
-use crate::definition::ClientRules;
 use crate::definition::provider::ProviderKind;
+use crate::definition::{ClientRules, Headers};
 
 /// `[server]`: the HTTP server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -54,6 +54,9 @@ pub struct Server {
     pub max_streams_per_client: usize,
     /// The time after which a stream without events sends a keep-alive, in seconds.
     pub keep_alive_s: f64,
+    /// The time for which a server that stops still takes requests while `GET /ready` answers 503, in seconds, so that
+    /// load balancers notice. It ends with the work of the server at the earliest.
+    pub drain_s: f64,
     /// The time that running steps have to reach a commit when the server stops, in seconds.
     pub shutdown_s: f64,
     /// True if browsers get the console at `/`.
@@ -82,6 +85,7 @@ impl Default for Server {
             max_streams_per_thread: 256,
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
+            drain_s: 0.0,
             shutdown_s: 30.0,
             console: true,
             allow_core_files: false,
@@ -110,6 +114,11 @@ impl Server {
         seconds(self.cors_max_age_s)
     }
 
+    /// Returns [`Server::drain_s`] as a duration.
+    pub fn drain(&self) -> Duration {
+        seconds(self.drain_s)
+    }
+
     /// Returns [`Server::shutdown_s`] as a duration.
     pub fn shutdown_deadline(&self) -> Duration {
         seconds(self.shutdown_s)
@@ -125,6 +134,14 @@ pub struct Storage {
     pub url: DatabaseUrl,
     /// The maximum time of one statement, including the wait for locks, in seconds.
     pub statement_timeout_s: f64,
+    /// The number of connections to Postgres, besides one that listens for notifications. SQLite has connections of its
+    /// own.
+    pub connections: u32,
+    /// The time to connect to Postgres when the server starts, in seconds.
+    pub connect_timeout_s: f64,
+    /// The number of characters from which base64 content of messages (images, audio, files) is stored as a blob: once for
+    /// each tenant, however often it is sent.
+    pub blob_min_chars: usize,
 }
 
 impl Default for Storage {
@@ -132,6 +149,9 @@ impl Default for Storage {
         Self {
             url: DatabaseUrl::default(),
             statement_timeout_s: 10.0,
+            connections: 16,
+            connect_timeout_s: 5.0,
+            blob_min_chars: 16 * 1024,
         }
     }
 }
@@ -140,6 +160,11 @@ impl Storage {
     /// Returns [`Storage::statement_timeout_s`] as a duration.
     pub fn statement_timeout(&self) -> Duration {
         seconds(self.statement_timeout_s)
+    }
+
+    /// Returns [`Storage::connect_timeout_s`] as a duration.
+    pub fn connect_timeout(&self) -> Duration {
+        seconds(self.connect_timeout_s)
     }
 }
 
@@ -235,8 +260,8 @@ impl Default for Runtime {
             max_concurrent_runs: 1000,
             max_calls: 512,
             max_calls_per_run: 64,
-            lease_s: 15.0,
-            heartbeat_s: 5.0,
+            lease_s: 6.0,
+            heartbeat_s: 2.0,
             reload_s: 1.0,
             max_run_s: 86_400.0,
             max_queued_runs: 100_000,
@@ -266,6 +291,73 @@ impl Runtime {
     /// Returns [`Runtime::reload_s`] as a duration; none for never.
     pub fn reload(&self) -> Option<Duration> {
         (self.reload_s > 0.0).then(|| seconds(self.reload_s))
+    }
+}
+
+/// The work of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "snake_case")]
+pub enum ServerRole {
+    /// Everything.
+    #[default]
+    All,
+    /// Requests of clients: it admits and streams runs, and claims none.
+    Api,
+    /// Runs and jobs: it answers requests about its health only.
+    Worker,
+}
+
+impl ServerRole {
+    /// Returns the word for it in the configuration.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Api => "api",
+            Self::Worker => "worker",
+        }
+    }
+
+    /// Returns whether the server claims runs and jobs.
+    pub fn claims(self) -> bool {
+        self != Self::Api
+    }
+
+    /// Returns whether the server answers the requests of clients.
+    pub fn serves_clients(self) -> bool {
+        self != Self::Worker
+    }
+}
+
+/// `[cluster]`: the work of this server among those on the same Postgres, and what they send each other.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterSection {
+    /// The work of this server: `all`, `api` or `worker`. One with the role `api` admits and streams runs, and works on
+    /// none; one with the role `worker` works on them, and answers requests about its health only.
+    pub role: ServerRole,
+    /// The interval at which pieces of answers are sent to servers with readers for them, in seconds.
+    pub live_interval_s: f64,
+    /// The most bytes of such pieces that this server sends in a second. Pieces beyond it, and all with 0, reach the
+    /// readers at other servers with the whole answer.
+    pub live_bytes_per_s: u32,
+}
+
+impl Default for ClusterSection {
+    fn default() -> Self {
+        Self {
+            role: ServerRole::default(),
+            live_interval_s: 0.05,
+            live_bytes_per_s: 4 * 1024 * 1024,
+        }
+    }
+}
+
+impl ClusterSection {
+    /// Returns [`ClusterSection::live_interval_s`] as a duration.
+    pub fn live_interval(&self) -> Duration {
+        seconds(self.live_interval_s)
     }
 }
 
@@ -446,6 +538,28 @@ pub struct ProviderSection {
     pub max_input_tokens: Option<u64>,
     /// The context windows of single models, in tokens, by the name after the colon.
     pub max_input_tokens_by_model: BTreeMap<String, u64>,
+    /// Headers of every request to it. They precede those of the protocol, may contain secrets and are never printed.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
+    pub headers: Headers,
+    /// The number of times that a request that failed for a passing reason is repeated; 2 when absent.
+    pub max_retries: Option<u32>,
+    /// The maximum time from a request to the first piece of an answer, in seconds; `[answers] first_token_s` when
+    /// absent.
+    pub first_token_s: Option<f64>,
+    /// The maximum time between two pieces of an answer, in seconds; `[answers] between_tokens_s` when absent.
+    pub between_tokens_s: Option<f64>,
+}
+
+impl ProviderSection {
+    /// Returns [`ProviderSection::first_token_s`] as a duration.
+    pub fn first_token(&self) -> Option<Duration> {
+        self.first_token_s.map(seconds)
+    }
+
+    /// Returns [`ProviderSection::between_tokens_s`] as a duration.
+    pub fn between_tokens(&self) -> Option<Duration> {
+        self.between_tokens_s.map(seconds)
+    }
 }
 
 /// The source of a secret.

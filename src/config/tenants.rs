@@ -107,6 +107,8 @@ pub(super) fn fill_in(config: &mut Config, references: &mut References<'_>) -> V
                 let field = top.then("providers").then(provider.as_str()).then("api_key");
                 references.fill_secret(field, key, &mut findings);
             }
+            let field = top.then("providers").then(provider.as_str()).then("headers");
+            references.fill_headers(&field, &mut own.headers, &mut findings);
         }
         for (address, headers) in &mut section.headers {
             let field = top.then("headers").then(address.as_str());

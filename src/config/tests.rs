@@ -82,7 +82,7 @@ fn without_any_configuration_the_demonstration_runs() {
     assert_eq!(loaded.warnings, Problems::default());
     assert_eq!(loaded.source, "the built-in demonstration");
     let agent = &loaded.config.agents["agent"];
-    assert_eq!(agent.model, "scripted:demo");
+    assert_eq!(agent.model, "scripted:demo".into());
     let subagents: Vec<&str> = agent.subagents.iter().map(|subagent| subagent.name.as_str()).collect();
     assert_eq!(subagents, ["researcher", "writer"]);
     assert_eq!(loaded.config.tools.keys().collect::<Vec<_>>(), ["lookup", "publish"]);
@@ -96,7 +96,7 @@ fn missing_settings_have_their_defaults() {
     assert_eq!(config.server.listen, "127.0.0.1:8123");
     assert_eq!(config.server.max_body_bytes, 4_194_304);
     assert_eq!(config.storage.url.expose(), "sqlite://adjutant.db");
-    assert_eq!(config.runtime.lease(), std::time::Duration::from_secs(15));
+    assert_eq!(config.runtime.lease(), std::time::Duration::from_secs(6));
     assert_eq!(config.log, Log::default());
 }
 
@@ -142,7 +142,7 @@ adjutant.toml:1:1: error: extra: unknown key; allowed are: server, …
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
 adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, …
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
-adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, openrouter, scripted; a section `[providers.laab]` with its `kind` adds one
+adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, openai_responses, openrouter, scripted; a section `[providers.laab]` with its `kind` adds one
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
 adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
@@ -195,7 +195,7 @@ fn cookies_need_origins_that_are_named() {
 fn an_invalid_field_is_reported_once() {
     assert_eq!(
         complaints("[agents.a]\nmodel = 3\n"),
-        "adjutant.toml:2:1: error: agents.a.model: must be a text, not a whole number"
+        "adjutant.toml:2:1: error: agents.a.model: must be a text or a list of texts, not a whole number"
     );
 }
 
@@ -318,9 +318,27 @@ fn a_key_file_is_relative_to_the_configuration() {
 fn a_provider_has_one_kind_and_one_source_of_its_key() {
     assert_eq!(
         complaints("[providers.lab]\napi_key = \"x\"\napi_key_env = \"X\"\n[agents.a]\nmodel = \"lab:x\"\n"),
-        "adjutant.toml:1:12: error: providers.lab.kind: must be given: one of openai, anthropic, google_genai, ollama, \
-         openrouter, scripted\n\
+        "adjutant.toml:1:12: error: providers.lab.kind: must be given: one of openai, openai_responses, anthropic, google_genai, \
+         ollama, openrouter, scripted\n\
          adjutant.toml:1:12: error: providers.lab: only one of `api_key_env`, `api_key_file` and `api_key` may be given"
+    );
+}
+
+#[test]
+fn the_report_names_the_server_of_an_agent_and_never_its_headers() {
+    let lines = "[agents.far]\nname = \"front\"\ngraph_id = \"writer\"\nurl = \"https://a.b\"\nheaders = { x-key = \"${SECRET:-hush}\" }\n";
+    let loaded = Directory::with(&[("adjutant.toml", lines)]).load();
+    assert_eq!(loaded.config.agents["far"].headers.0["x-key"], "hush");
+    let (text, is_usable) = report(Ok(&loaded));
+    assert!(is_usable, "{text}");
+    assert!(
+        text.contains("agent far (front): agent writer at https://a.b\n"),
+        "{text}"
+    );
+    assert!(!text.contains("hush") && !text.contains("subagent"), "{text}");
+    assert_eq!(
+        complaints("[agents.a]\nrunnable = \"count\"\n"),
+        "adjutant.toml:2:1: error: agents.a.runnable: there is no program `count`; registered are: none"
     );
 }
 

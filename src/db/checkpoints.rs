@@ -21,10 +21,10 @@ pub use load::{
 };
 pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
+use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::on_engine;
 use super::error::corrupt;
 use super::json::ColumnRef;
-use super::sealing::Sealer;
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -64,7 +64,7 @@ pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
 }
 
 /// Returns a column of a checkpoint. The column `before` holds a value of the column `position`.
-pub(super) fn cell<'a>(column: &'static str, checkpoint: &'a Uuid) -> ColumnRef<'a, Uuid> {
+pub(super) fn cell<'a, I: ToString>(column: &'static str, checkpoint: &'a I) -> ColumnRef<'a, I> {
     ColumnRef {
         table: TABLE,
         column,
@@ -160,8 +160,13 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResu
             };
             before = Some((placed, segment));
             last = segment;
-            let sealer = tx.sealer_of_thread(placed.thread).await?;
-            rows.push(NewRow::new(placed, segment, &sealer)?);
+            let mut packer = Packer::of_thread(tx, placed.thread).await?;
+            rows.push(NewRow::new(placed, segment, &mut packer)?);
+            let holder = Holder::Entry {
+                thread: placed.thread,
+                seq: placed.seq,
+            };
+            packer.store(tx, holder).await?;
         }
         insert_rows(tx, rows).await?;
     }
@@ -204,20 +209,20 @@ struct NewRow<'a> {
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, sealer: &Sealer) -> DbResult<Self> {
+    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, packer: &mut Packer) -> DbResult<Self> {
         let entry = placed.entry;
         let at = |column| cell(column, &entry.id.0);
         let shown = if entry.logged_writes.is_empty() {
             None
         } else {
-            Some(sealer.encode(&at("shown"), &entry.logged_writes)?)
+            Some(packer.encode(&at("shown"), &entry.logged_writes)?)
         };
         Ok(Self {
             placed,
             segment,
-            writes: sealer.encode(&at("writes"), &entry.writes)?,
+            writes: packer.encode(&at("writes"), &entry.writes)?,
             shown,
-            position: sealer.encode(&at("position"), placed.position)?,
+            position: packer.encode(&at("position"), placed.position)?,
         })
     }
 }
@@ -270,8 +275,18 @@ pub async fn set_position(
     const SQL: &str = "update checkpoints set position = $2, \
         before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \
         touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1 and thread_id = $4";
-    let sealer = tx.sealer_of_thread(thread).await?;
-    let position = sealer.encode(&cell("position", &checkpoint.0), position)?;
+    const SEQ: &str = "select seq from checkpoints where checkpoint_id = $1 and thread_id = $2";
+    let mut packer = Packer::of_thread(tx, thread).await?;
+    let position = packer.encode(&cell("position", &checkpoint.0), position)?;
+    if packer.has_blobs() {
+        let seq: Option<i64> = on_engine!(tx, |conn| query_scalar(SEQ)
+            .bind(checkpoint.0)
+            .bind(thread.0)
+            .fetch_optional(conn)
+            .await)?;
+        let Some(seq) = seq else { return Ok(false) };
+        packer.store(tx, Holder::Entry { thread, seq }).await?;
+    }
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(checkpoint.0)
         .bind(position)
@@ -319,6 +334,17 @@ struct HeadRow {
     run_id: Option<Uuid>,
 }
 
+impl HeadRow {
+    async fn read(mut self, tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Head> {
+        let position = StoredText {
+            cell: cell("position", &self.checkpoint_id),
+            text: &mut self.position,
+        };
+        blobs::restore(tx, thread, vec![position]).await?;
+        self.try_into()
+    }
+}
+
 impl TryFrom<HeadRow> for Head {
     type Error = DbError;
 
@@ -356,7 +382,8 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
         .bind(lane_id(lane))
         .fetch_optional(conn)
         .await)?;
-    row.map(Head::try_from).transpose()
+    let Some(row) = row else { return Ok(None) };
+    row.read(tx, thread).await.map(Some)
 }
 
 /// Returns the id of the newest checkpoint of a lane.
@@ -379,7 +406,8 @@ pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoint
         .bind(thread.0)
         .fetch_optional(conn)
         .await)?;
-    row.map(Head::try_from).transpose()
+    let Some(row) = row else { return Ok(None) };
+    row.read(tx, thread).await.map(Some)
 }
 
 /// Returns the first checkpoint, with its number, that a client's update of the main agent's state made after `seq`.
@@ -421,7 +449,7 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
             .await
             .map(drop))?;
     }
-    Ok(())
+    blobs::forget_deleted_entries(tx, thread).await
 }
 
 /// Restores the positions that run `by` changed on checkpoints of other runs.

@@ -3,9 +3,9 @@
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::blobs::{self, Holder, Packer, StoredText};
 use super::checkpoints::{cell, lane_id};
 use super::engine::on_engine;
-use super::json::encode;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -79,8 +79,15 @@ pub async fn begin(
 
 /// A part of a copy, ready to be stored.
 pub struct Piece {
+    from: ThreadId,
     to: ThreadId,
-    rows: Vec<Row>,
+    rows: Vec<CopiedRow>,
+}
+
+/// A row of the copy. Its writes stay packed.
+struct CopiedRow {
+    row: Row,
+    position: Position,
 }
 
 impl Copy {
@@ -89,17 +96,28 @@ impl Copy {
         let mut rows = rows(tx, self).await?;
         let Some(end) = rows.last() else { return Ok(None) };
         self.last = end.seq;
+        let positions = rows.iter_mut().map(|row| StoredText {
+            cell: cell("position", &row.checkpoint_id),
+            text: &mut row.position,
+        });
+        blobs::restore(tx, self.from, positions.collect()).await?;
         // The copy may belong to another tenant. It is sealed when it is stored.
-        for row in &mut rows {
-            let at = |column| cell(column, &row.checkpoint_id);
+        let mut copied = Vec::with_capacity(rows.len());
+        for mut row in rows {
+            let id = row.checkpoint_id;
+            let at = |column| cell(column, &id);
             let position = at("position").decode::<Position>(&row.position)?.for_copy();
             self.remains = position.phase != Phase::Ended;
-            row.writes = at("writes").open_owned(std::mem::take(&mut row.writes))?;
             let shown = row.shown.take().map(|shown| at("shown").open_owned(shown));
             row.shown = shown.transpose()?;
-            row.position = encode(&position)?;
+            row.writes = at("writes").open_owned(std::mem::take(&mut row.writes))?;
+            copied.push(CopiedRow { row, position });
         }
-        Ok(Some(Piece { to: self.to, rows }))
+        Ok(Some(Piece {
+            from: self.from,
+            to: self.to,
+            rows: copied,
+        }))
     }
 }
 
@@ -116,13 +134,19 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         .await
         .map(drop))?;
     let sealer = tx.sealer_of_thread(piece.to).await?;
-    let mut rows = piece.rows;
-    for row in &mut rows {
-        let at = |column| cell(column, &row.checkpoint_id);
-        let shown = row.shown.take();
-        row.shown = sealer.seal_some(&at("shown"), shown)?;
-        row.writes = sealer.seal(&at("writes"), std::mem::take(&mut row.writes))?;
-        row.position = sealer.seal(&at("position"), std::mem::take(&mut row.position))?;
+    let mut rows = Vec::with_capacity(piece.rows.len());
+    for CopiedRow { mut row, position } in piece.rows {
+        let holder = Holder::Entry {
+            thread: piece.to,
+            seq: row.seq,
+        };
+        blobs::copy(tx, piece.from, holder, blobs::refs_of(&row.writes)).await?;
+        let mut packer = Packer::of_thread(tx, piece.to).await?;
+        row.position = packer.encode(&cell("position", &row.checkpoint_id), &position)?;
+        row.shown = sealer.seal_some(&cell("shown", &row.checkpoint_id), row.shown.take())?;
+        row.writes = sealer.seal(&cell("writes", &row.checkpoint_id), std::mem::take(&mut row.writes))?;
+        packer.store(tx, holder).await?;
+        rows.push(row);
     }
     insert(tx, piece.to, rows).await
 }
@@ -169,8 +193,9 @@ impl Copy {
 pub async fn abandon(tx: &mut Tx<'_>, to: ThreadId) -> DbResult<()> {
     const SQL: &str =
         "delete from threads where thread_id = $1 and thread_id in (select thread_id from unfinished_copies)";
+    let blobs = blobs::of_thread(tx, to).await?;
     on_engine!(tx, |conn| query(SQL).bind(to.0).execute(conn).await.map(drop))?;
-    Ok(())
+    blobs::delete_unreferenced(tx, blobs).await
 }
 
 /// Returns the unfinished copies, including those of crashed servers.
@@ -212,7 +237,9 @@ struct Row {
 
 /// Returns the next rows of the main agent's history, up to the size of a piece.
 async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
-    const SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) as bigint) from checkpoints \
+    const SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) \
+        + (select coalesce(sum(held.chars), 0) from entry_blobs held where held.thread_id = checkpoints.thread_id \
+        and held.seq = checkpoints.seq) as bigint) from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
     const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
         position, created_at from checkpoints where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use sqlx::migrate::Migrator;
 use sqlx::pool::PoolOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
@@ -23,7 +22,7 @@ use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
-use super::{DbLimits, SpawnWriter};
+use super::{DbLimits, SpawnWriter, migration};
 
 mod lock;
 mod matches;
@@ -32,9 +31,6 @@ mod vector;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 pub(super) use vector::Vector;
-
-pub(super) static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
-pub(super) static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// A database system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,6 +49,8 @@ pub struct Tx<'c> {
     pub(super) keys: TxKeys,
     /// For whom the transaction works.
     pub(super) access: RowAccess,
+    /// The number of characters from which base64 content is stored as a blob.
+    pub(super) blob_min_chars: usize,
     has_erased: &'c AtomicBool,
 }
 
@@ -63,6 +61,8 @@ pub(super) struct TxParts {
     pub(super) sealing: Sealing,
     /// True after a deletion whose traces are not yet removed from the write-ahead log of SQLite.
     pub(super) has_erased: Arc<AtomicBool>,
+    /// The number of characters from which base64 content is stored as a blob.
+    pub(super) blob_min_chars: usize,
 }
 
 /// The connection of a transaction.
@@ -87,6 +87,7 @@ impl<'c> Tx<'c> {
             states: &parts.states,
             sealing: &parts.sealing,
             keys: TxKeys::default(),
+            blob_min_chars: parts.blob_min_chars,
             has_erased: &parts.has_erased,
         }
     }
@@ -124,16 +125,16 @@ impl<'c> Tx<'c> {
 
     /// Ends the savepoint and keeps the writes since.
     ///
+    /// # Errors
     /// Returns an error when the database fails.
-    /// When the database fails.
     pub async fn release_savepoint(&mut self) -> DbResult<()> {
         self.control("release savepoint part").await
     }
 
     /// Ends the savepoint and undoes the writes since.
     ///
+    /// # Errors
     /// Returns an error when the database fails.
-    /// When the database fails.
     pub async fn roll_back_to_savepoint(&mut self) -> DbResult<()> {
         self.control("rollback to savepoint part; release savepoint part").await
     }
@@ -173,9 +174,6 @@ pub(super) enum Readers {
 }
 
 const SQLITE_READERS: u32 = 4;
-const POSTGRES_CONNECTIONS: u32 = 16;
-/// The number of writers. It is lower than the number of connections, so that reads find a free one.
-const POSTGRES_WRITERS: usize = 8;
 /// The setting that ends idle transactions: a process that is suspended in a transaction must not keep its locks. Other
 /// processes could not take over its runs.
 const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
@@ -186,20 +184,19 @@ const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The timeout of the first connection to Postgres.
-pub(super) const TO_CONNECT: Duration = Duration::from_secs(5);
 /// The idle time after which a connection is checked before its next use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>) -> DbResult<(Engine, Readers)> {
-    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-        let pool = open_postgres(url, &outfit.parts, outfit.limits).await?;
+    if is_postgres(url) {
+        let limits = outfit.limits;
+        let pool = open_postgres(url, &outfit.parts, limits).await?;
         spawn(
             "database listener",
-            notifications::listen(pool.clone(), outfit.notifications.clone(), outfit.closing.clone()),
+            notifications::listen(pool.clone(), outfit.listening.clone(), outfit.closing.clone()),
         );
-        for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
+        for writer in writer::on_postgres(outfit, &pool, limits.writers()) {
             spawn("database writer", writer);
         }
         return Ok((Engine::Postgres, Readers::Postgres(pool)));
@@ -220,7 +217,7 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
             Some(lock),
         )
     };
-    SQLITE_TABLES.run(&mut conn).await?;
+    migration::migrate_sqlite(&mut conn).await?;
     outfit
         .parts
         .sealing
@@ -308,17 +305,29 @@ fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
     ))
 }
 
-async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult<PgPool> {
-    let options = PgConnectOptions::from_str(url)?
+/// Returns whether a URL is that of a Postgres.
+pub(super) fn is_postgres(url: &str) -> bool {
+    url.starts_with("postgres:") || url.starts_with("postgresql:")
+}
+
+pub(super) fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
+    Ok(PgConnectOptions::from_str(url)?
         .statement_cache_capacity(STATEMENTS)
-        .application_name("adjutant");
+        .application_name("adjutant"))
+}
+
+/// Makes one connection, without a pool.
+pub(super) async fn connect_postgres(options: &PgConnectOptions, limits: DbLimits) -> DbResult<PgConnection> {
+    let connecting = tokio::time::timeout(limits.connect, options.connect());
+    Ok(connecting.await.map_err(|_| DbError::late())??)
+}
+
+async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult<PgPool> {
+    let options = postgres_options(url)?;
     // This connection is made without the pool, which would retry until its timeout and then report nothing else. The
     // migrations may also take longer than other statements.
-    let connecting = tokio::time::timeout(TO_CONNECT, options.connect());
-    let mut first = connecting.await.map_err(|_| DbError::late())??;
-    // Migrations change the rows of all tenants.
-    raw_sql(RowAccess::Server.set_session()).execute(&mut first).await?;
-    POSTGRES_TABLES.run(&mut first).await?;
+    let mut first = connect_postgres(&options, limits).await?;
+    migration::migrate_postgres(&mut first).await?;
     let sealing = &parts.sealing;
     sealing
         .check(&mut Tx::postgres(&mut first, parts, &RowAccess::Server))
@@ -331,7 +340,7 @@ async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult
         "{NO_DAWDLING}; {BY_INDEX}; set statement_timeout = '{millis}ms'; set lock_timeout = '{}ms'",
         millis * 9 / 10 + 1
     );
-    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS).after_connect(move |conn, _| {
+    let pool = pool::<Postgres>(limits.connections).after_connect(move |conn, _| {
         let session = AssertSqlSafe(session.clone());
         Box::pin(async move { raw_sql(session).execute(conn).await.map(drop) })
     });

@@ -79,7 +79,7 @@ impl DbError {
     }
 
     /// Returns the error of a timeout. The write may have been committed.
-    pub(super) fn late() -> Self {
+    pub fn late() -> Self {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");
         Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
     }

@@ -3,7 +3,8 @@
 use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::checkpoints::{EntryColumns, lane_id, lane_of};
+use super::blobs::{self, Holder, Packer, StoredText};
+use super::checkpoints::{self, EntryColumns, lane_id, lane_of};
 use super::engine::on_engine;
 use super::json::ColumnRef;
 use super::{DbResult, Tx};
@@ -38,6 +39,15 @@ fn place(thread: ThreadId, seq: i64) -> String {
     format!("{thread}:{seq}")
 }
 
+/// Returns the column with the body of an event.
+fn cell(id: &String) -> ColumnRef<'_, String> {
+    ColumnRef {
+        table: TABLE,
+        column: "body",
+        id,
+    }
+}
+
 /// Stores events.
 ///
 /// # Errors
@@ -46,14 +56,14 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     for batch in facts.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
         for placed in batch {
-            let sealer = tx.sealer_of_thread(placed.thread).await?;
+            let mut packer = Packer::of_thread(tx, placed.thread).await?;
             let id = place(placed.thread, placed.seq);
-            let cell = ColumnRef {
-                table: TABLE,
-                column: "body",
-                id: &id,
+            rows.push((placed, packer.encode(&cell(&id), placed.fact)?));
+            let holder = Holder::Entry {
+                thread: placed.thread,
+                seq: placed.seq,
             };
-            rows.push((placed, sealer.encode(&cell, placed.fact)?));
+            packer.store(tx, holder).await?;
         }
         on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new("insert into events (thread_id, seq, run_id, lane, body, created_at) ");
@@ -124,6 +134,14 @@ struct EventRow {
 }
 
 impl EventRow {
+    /// Returns the id to which `body` is bound.
+    fn id_of_body(&self, thread: ThreadId) -> String {
+        match self.checkpoint_id {
+            Some(checkpoint) => checkpoint.to_string(),
+            None => place(thread, self.seq),
+        }
+    }
+
     fn read(self, thread: ThreadId) -> DbResult<LoggedEvent> {
         let what = match (self.checkpoint_id, self.step, self.source, self.node) {
             (Some(checkpoint_id), Some(step), Some(source), Some(node)) => {
@@ -143,14 +161,7 @@ impl EventRow {
             }
             (_, _, _, _) => {
                 let id = place(thread, self.seq);
-                Logged::Fact(
-                    ColumnRef {
-                        table: TABLE,
-                        column: "body",
-                        id: &id,
-                    }
-                    .decode(&self.body)?,
-                )
+                Logged::Fact(cell(&id).decode(&self.body)?)
             }
         };
         let run = self.run_id.map(RunId);
@@ -172,12 +183,21 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         node, shown from checkpoints where thread_id = $1 and seq > $2 \
         union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null \
         from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    let rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(SQL)
+    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(after)
         .bind(limit)
         .fetch_all(conn)
         .await)?;
+    let ids: Vec<String> = rows.iter().map(|row| row.id_of_body(thread)).collect();
+    let texts = rows.iter_mut().zip(&ids).map(|(row, id)| StoredText {
+        cell: match row.checkpoint_id {
+            Some(_) => checkpoints::cell("writes", id),
+            None => cell(id),
+        },
+        text: &mut row.body,
+    });
+    blobs::restore(tx, thread, texts.collect()).await?;
     rows.into_iter().map(|row| row.read(thread)).collect()
 }
 

@@ -11,6 +11,7 @@ pub mod access;
 pub mod assistants;
 pub mod audit;
 pub mod background;
+mod blobs;
 pub mod checkpoints;
 pub mod copies;
 pub mod crons;
@@ -28,6 +29,8 @@ pub mod items;
 pub mod jobs;
 mod json;
 pub mod keys;
+pub mod live;
+pub mod migration;
 pub mod notifications;
 mod offload;
 mod part;
@@ -39,7 +42,9 @@ pub mod remote_runs;
 pub mod retention;
 mod row_security;
 pub mod runs;
+pub mod sandboxes;
 mod sealing;
+pub mod session_lock;
 mod states;
 pub mod stored_bytes;
 #[cfg(test)]
@@ -54,19 +59,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
+pub use live::{ChunkRange, LiveAddress, LiveNotice};
 pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::{ListPart, PageQuery};
 pub use pending_entries::PendingEntries;
 pub use row_security::RowAccess;
 pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
+pub use session_lock::SessionLock;
 pub use states::StateCache;
 
 use engine::{Readers, TxParts};
@@ -86,6 +93,9 @@ struct Inner {
     queue: WriteQueue,
     parts: TxParts,
     notifications: broadcast::Sender<Notification>,
+    live: broadcast::Sender<LiveNotice>,
+    live_address: LiveAddress,
+    session_lock: watch::Receiver<Option<SessionLock>>,
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
@@ -97,17 +107,26 @@ struct Written<T> {
     stored: Vec<Arc<AuditEntry>>,
 }
 
-/// The timeouts of the database.
+/// The limits of the database: timeouts, connections and sizes.
 #[derive(Debug, Clone, Copy)]
 pub struct DbLimits {
     /// The timeout of one statement, including its wait for locks.
     pub statement: Duration,
+    /// The timeout of the first connection to Postgres.
+    pub connect: Duration,
+    /// The number of connections to Postgres, besides the one that listens.
+    pub connections: u32,
+    /// The number of characters from which base64 content is stored as a blob.
+    pub blob_min_chars: usize,
 }
 
 impl Default for DbLimits {
     fn default() -> Self {
         Self {
             statement: Duration::from_secs(10),
+            connect: Duration::from_secs(5),
+            connections: 16,
+            blob_min_chars: 16 << 10,
         }
     }
 }
@@ -117,6 +136,11 @@ impl DbLimits {
     /// answer at all.
     fn transaction(self) -> Duration {
         self.statement * 3
+    }
+
+    /// Returns the number of writers. It is lower than the number of connections, so that reads find a free one.
+    fn writers(self) -> usize {
+        usize::try_from(self.connections / 2).unwrap_or(1).max(1)
     }
 }
 
@@ -155,16 +179,26 @@ impl Db {
             states: Arc::default(),
             sealing: Sealing::new(keys),
             has_erased: Arc::default(),
+            blob_min_chars: limits.blob_min_chars,
         };
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
+        let live = broadcast::Sender::new(live::CAPACITY);
+        let live_address = LiveAddress::mint();
+        let shown_lock = watch::Sender::new(None);
+        let session_lock = shown_lock.subscribe();
         let outfit = writer::WriterParts {
             inbox,
             parts: parts.clone(),
-            notifications: notifications.clone(),
+            listening: notifications::Listening {
+                notifications: notifications.clone(),
+                live: live.clone(),
+                live_address,
+                session_lock: shown_lock,
+            },
             closing: closing.clone(),
             limits,
         };
@@ -176,6 +210,9 @@ impl Db {
             queue,
             parts,
             notifications,
+            live,
+            live_address,
+            session_lock,
             closing,
             writers,
             limits,
@@ -202,6 +239,21 @@ impl Db {
     /// none.
     pub fn notifications(&self) -> broadcast::Receiver<Notification> {
         self.0.notifications.subscribe()
+    }
+
+    /// Returns the receiver of live notices of all processes on the same database, including this one. SQLite has none.
+    pub fn live_notices(&self) -> broadcast::Receiver<LiveNotice> {
+        self.0.live.subscribe()
+    }
+
+    /// Returns the address of this process for live notices.
+    pub fn live_address(&self) -> LiveAddress {
+        self.0.live_address
+    }
+
+    /// Returns the lock by which other processes know that this one is alive, while it is held. SQLite has none.
+    pub fn session_lock(&self) -> watch::Receiver<Option<SessionLock>> {
+        self.0.session_lock.clone()
     }
 
     /// Runs `job` on one consistent view of the database, with the [access](RowAccess) of the current task. The job must

@@ -9,12 +9,14 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{PgPool, query};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::engine::{Conn, Tx};
 use super::error::DbResult;
+use super::live::{LiveAddress, LiveNotice};
+use super::session_lock::{HeldLock, SessionLock};
 use crate::domain::id::{RunId, ThreadId};
 
 /// The name of the channel in the database.
@@ -37,12 +39,15 @@ pub enum Notification {
     Cancel(RunId),
     /// A run has ended on this thread.
     Ended(ThreadId),
+    /// A process that stops has given runs back.
+    Released,
 }
 
 impl Notification {
     fn text(self) -> String {
         match self {
             Self::Queue => "queue".to_owned(),
+            Self::Released => "released".to_owned(),
             Self::Cancel(run) => format!("cancel {run}"),
             Self::Ended(thread) => format!("ended {thread}"),
         }
@@ -51,10 +56,11 @@ impl Notification {
     /// Parses a notification; none if it is unknown, such as a notification of a newer release.
     fn parse(text: &str) -> Option<Self> {
         match text.split_once(' ') {
-            None => (text == "queue").then_some(Self::Queue),
+            None if text == "queue" => Some(Self::Queue),
+            None if text == "released" => Some(Self::Released),
             Some(("cancel", id)) => id.parse().ok().map(Self::Cancel),
             Some(("ended", id)) => id.parse().ok().map(Self::Ended),
-            Some(_) => None,
+            None | Some(_) => None,
         }
     }
 }
@@ -75,14 +81,24 @@ pub async fn notify(tx: &mut Tx<'_>, notify: Notification) -> DbResult<()> {
     Ok(())
 }
 
-/// Listens until the database is `closing`, and forwards notifications to `notifications`.
-pub(super) fn listen(
-    pool: PgPool,
-    notifications: broadcast::Sender<Notification>,
-    closing: CancellationToken,
-) -> BoxFuture<'static, ()> {
+/// The parts of the listener.
+#[derive(Clone)]
+pub(super) struct Listening {
+    /// The sender of the notifications that the listener receives.
+    pub(super) notifications: broadcast::Sender<Notification>,
+    /// The sender of the live notices that the listener receives.
+    pub(super) live: broadcast::Sender<LiveNotice>,
+    /// The address of this process for live notices.
+    pub(super) live_address: LiveAddress,
+    /// The lock that the listener holds.
+    pub(super) session_lock: watch::Sender<Option<SessionLock>>,
+}
+
+/// Listens until the database is `closing`, and forwards what arrives. The connection also holds the lock by which other
+/// processes know that this one is alive.
+pub(super) fn listen(pool: PgPool, listening: Listening, closing: CancellationToken) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        while let Some(ended) = closing.run_until_cancelled(forward(&pool, &notifications)).await {
+        while let Some(ended) = closing.run_until_cancelled(forward(&pool, &listening)).await {
             if let Err(error) = ended {
                 tracing::warn!(%error, "LISTEN failed: no notifications from other servers until the next attempt");
             }
@@ -92,7 +108,7 @@ pub(super) fn listen(
 }
 
 /// Forwards notifications until the connection breaks.
-async fn forward(pool: &PgPool, notifications: &broadcast::Sender<Notification>) -> Result<(), sqlx::Error> {
+async fn forward(pool: &PgPool, listening: &Listening) -> Result<(), sqlx::Error> {
     // A pool of its own: a dropped listener sends `UNLISTEN` without a timeout, and would occupy a shared connection
     // meanwhile.
     let own = PgPoolOptions::new()
@@ -104,8 +120,12 @@ async fn forward(pool: &PgPool, notifications: &broadcast::Sender<Notification>)
     let mut listener = PgListener::connect_with(&own).await?;
     // A reconnect must not go unnoticed: notifications may have been missed.
     listener.eager_reconnect(false);
-    listener.listen(CHANNEL).await?;
-    let _ = notifications.send(Notification::Queue);
+    let live_channels = listening.live_address.channels();
+    let channels = [CHANNEL].into_iter().chain(live_channels.iter().map(String::as_str));
+    listener.listen_all(channels).await?;
+    let _held = HeldLock::take(&mut listener, &listening.session_lock).await?;
+    let _ = listening.notifications.send(Notification::Queue);
+    let _ = listening.live.send(LiveNotice::Connected);
     loop {
         let Ok(received) = timeout(CHECK_INTERVAL, listener.try_recv()).await else {
             // A second `LISTEN` changes nothing, but the database must answer it.
@@ -114,9 +134,11 @@ async fn forward(pool: &PgPool, notifications: &broadcast::Sender<Notification>)
             continue;
         };
         let Some(notification) = received? else { return Ok(()) };
-        if let Some(notify) = Notification::parse(notification.payload()) {
-            // An error only means that there is no receiver yet.
-            let _ = notifications.send(notify);
+        // An error of sending only means that there is no receiver yet.
+        if let Some(notice) = LiveNotice::of(notification.channel(), notification.payload()) {
+            let _ = listening.live.send(notice);
+        } else if let Some(notify) = Notification::parse(notification.payload()) {
+            let _ = listening.notifications.send(notify);
         }
     }
 }

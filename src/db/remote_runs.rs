@@ -1,4 +1,4 @@
-//! The table of remote runs: work of subagents on other servers, kept until that server has nothing left of the work.
+//! The table of remote runs: work of agents on other servers, kept until that server has nothing left of the work.
 //! For background tasks see [`background`](super::background).
 
 use sqlx::{query, query_as, query_scalar};
@@ -16,6 +16,7 @@ use crate::domain::time::Timestamp;
 #[derive(sqlx::FromRow)]
 struct RemoteRunRow {
     remote_run_id: Uuid,
+    first_run: Option<Uuid>,
     parent_graph_id: Option<String>,
     parent_definition: Option<String>,
     agent_name: String,
@@ -27,6 +28,7 @@ impl From<RemoteRunRow> for RemoteRun {
     fn from(row: RemoteRunRow) -> Self {
         Self {
             run: RunId(row.remote_run_id),
+            first: RunId(row.first_run.unwrap_or(row.remote_run_id)),
             graph_id: row.parent_graph_id.unwrap_or_default(),
             definition: row.parent_definition.map(Digest),
             agent: row.agent_name,
@@ -36,6 +38,16 @@ impl From<RemoteRunRow> for RemoteRun {
     }
 }
 
+/// The SQL condition that interrupt `i` was raised by the run of row `e`. Those of main agents are in the main lane.
+macro_rules! is_raised_by_it {
+    () => {
+        concat!(
+            "(i.lane = e.remote_run_id or (i.run_id = e.remote_run_id and exists (select 1 from runs o \
+             where o.run_id = e.remote_run_id and o.depth = 0)))"
+        )
+    };
+}
+
 /// The SQL condition that the run of row `e` is over: it does not wait, and no run is at work on its thread that may
 /// continue it. A deleted run is over.
 macro_rules! is_over {
@@ -43,10 +55,19 @@ macro_rules! is_over {
         concat!(
             "not exists (select 1 from runs r where r.run_id = e.remote_run_id and (r.status not in ",
             $statuses,
-            " or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.lane = e.remote_run_id \
-             and i.status = 'pending') or (r.status <> 'error' and exists (select 1 from runs m \
+            " or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",
+            is_raised_by_it!(),
+            ") or (r.status <> 'error' and exists (select 1 from runs m \
              where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))))"
         )
+    };
+}
+
+/// The SQL condition that the run of row `e` is one of a main agent, and its question was dropped.
+macro_rules! is_abandoned {
+    () => {
+        "exists (select 1 from runs o join interrupts i on i.thread_id = o.thread_id and i.run_id = o.run_id \
+         where o.run_id = e.remote_run_id and o.depth = 0 and i.status = 'dropped')"
     };
 }
 
@@ -54,6 +75,9 @@ macro_rules! is_over {
 macro_rules! has_succeeded {
     () => {
         concat!(
+            "not ",
+            is_abandoned!(),
+            " and ",
             "exists (select 1 from runs r where r.run_id = e.remote_run_id and r.status = 'success') and ",
             is_over!("('success')")
         )
@@ -63,16 +87,26 @@ macro_rules! has_succeeded {
 /// The SQL condition that the work of row `e` is to be cancelled.
 macro_rules! is_unwanted {
     () => {
-        is_over!("('error', 'timeout', 'interrupted')")
+        concat!(
+            "(",
+            is_over!("('error', 'timeout', 'interrupted')"),
+            " or ",
+            is_abandoned!(),
+            ")"
+        )
     };
 }
 
 /// The SQL condition that the run of row `e` waits for an answer, and no run is at work on its thread.
 macro_rules! waits {
     () => {
-        "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id and i.lane = e.remote_run_id \
-         where r.run_id = e.remote_run_id and i.status = 'pending' and not exists (select 1 from runs m \
-         where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))"
+        concat!(
+            "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id \
+             where r.run_id = e.remote_run_id and i.status = 'pending' and ",
+            is_raised_by_it!(),
+            " and not exists (select 1 from runs m \
+             where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))"
+        )
     };
 }
 
@@ -90,22 +124,23 @@ macro_rules! has_no_job {
 /// Stores a remote run before it begins.
 pub async fn insert(tx: &mut Tx<'_>, work: &RemoteRun) -> DbResult<()> {
     const SQL: &str = "insert into remote_runs (remote_run_id, url, agent_name, parent_graph_id, parent_definition, \
-        unwanted, attempts, version) values ($1, $2, $3, $4, $5, false, 0, 0) on conflict (remote_run_id) do nothing";
+        first_run, unwanted, attempts, version) values ($1, $2, $3, $4, $5, $6, false, 0, 0) on conflict (remote_run_id) do nothing";
     on_engine!(tx, |conn| query(SQL)
         .bind(work.run.0)
         .bind(&work.url)
         .bind(&work.agent)
         .bind(&work.graph_id)
         .bind(work.definition.as_ref().map(|digest| digest.0.as_str()))
+        .bind(work.first.0)
         .execute(conn)
         .await
         .map(drop))?;
     Ok(())
 }
 
-/// Returns the remote run of a subagent run.
+/// Returns the remote run of a run.
 pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
-    const SQL: &str = "select remote_run_id, parent_graph_id, parent_definition, agent_name, url, lost_since \
+    const SQL: &str = "select remote_run_id, first_run, parent_graph_id, parent_definition, agent_name, url, lost_since \
         from remote_runs where remote_run_id = $1 and task_id is null";
     let row: Option<RemoteRunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
     Ok(row.map(RemoteRun::from))

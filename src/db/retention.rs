@@ -3,6 +3,7 @@
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::blobs::{self, Holder, Packer};
 use super::checkpoints::{self, lane_id};
 use super::engine::on_engine;
 use super::{DbResult, Tx, events, runs, threads};
@@ -21,8 +22,9 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     }
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
         let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
-        let sealer = tx.sealer_of_thread(thread).await?;
-        let writes = sealer.encode(&checkpoints::cell("writes", &head.id.0), &[state.as_update()])?;
+        let mut packer = Packer::of_thread(tx, thread).await?;
+        let writes = packer.encode(&checkpoints::cell("writes", &head.id.0), &[state.as_update()])?;
+        packer.store(tx, Holder::Entry { thread, seq: head.seq }).await?;
         on_engine!(tx, |conn| query(COLLAPSE)
             .bind(head.id.0)
             .bind(writes)
@@ -32,6 +34,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             .map(drop))?;
         let kept = unfinished_lanes(tx, thread, &head).await?;
         delete_before(tx, thread, &head, &kept).await?;
+        blobs::forget_deleted_entries(tx, thread).await?;
     }
     on_engine!(tx, |conn| query(PRUNED)
         .bind(thread.0)
@@ -154,7 +157,7 @@ pub struct TableUsage {
 
 /// Returns the storage of a thread by table; none if the thread does not exist.
 pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<TableUsage>>> {
-    const TABLES: [(&str, &str); 4] = [
+    const TABLES: [(&str, &str); 5] = [
         (
             "checkpoints",
             "select count(*), cast(coalesce(sum(octet_length(writes) + octet_length(position) \
@@ -173,6 +176,12 @@ pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<T
             "interrupts",
             "select count(*), cast(coalesce(sum(octet_length(interrupt) + coalesce(octet_length(resolution), 0)), 0) \
              as bigint) from interrupts where thread_id = $1",
+        ),
+        (
+            "blobs",
+            "select count(*), cast(coalesce(sum(bytes), 0) as bigint) from (\
+             select digest, bytes from entry_blobs where thread_id = $1 \
+             union select digest, bytes from request_blobs where thread_id = $1) held",
         ),
     ];
     if threads::find(tx, thread).await?.is_none() {

@@ -11,7 +11,7 @@ use const_format::concatcp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sqlx::types::Json;
-use sqlx::{query, query_as};
+use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use below::{members, tree};
@@ -26,6 +26,7 @@ pub use queue::{QueueDepth, queue};
 pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
+use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::on_engine;
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::part::{ListBuilder, ListPart};
@@ -71,8 +72,29 @@ struct RunRow {
     queue: String,
 }
 
+/// Puts the blobs of requests back.
+async fn restore(tx: &mut Tx<'_>, rows: &mut [RunRow]) -> DbResult<()> {
+    for rows in rows.chunk_by_mut(|one, next| one.thread_id == next.thread_id) {
+        let Some(thread) = rows.first().map(|row| ThreadId(row.thread_id)) else {
+            continue;
+        };
+        let texts = rows.iter_mut().map(|row| StoredText {
+            cell: cell("request", &row.run_id),
+            text: &mut row.request,
+        });
+        blobs::restore(tx, thread, texts.collect()).await?;
+    }
+    Ok(())
+}
+
+/// Reads runs leniently.
+async fn read_all(tx: &mut Tx<'_>, mut rows: Vec<RunRow>) -> DbResult<Vec<Run>> {
+    restore(tx, &mut rows).await?;
+    Ok(rows.into_iter().map(Run::from).collect())
+}
+
 /// Returns a column of a run.
-fn cell<'a>(column: &'static str, run: &'a RunId) -> ColumnRef<'a, RunId> {
+fn cell<'a, I: ToString>(column: &'static str, run: &'a I) -> ColumnRef<'a, I> {
     ColumnRef {
         table: TABLE,
         column,
@@ -220,7 +242,8 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let sealer = tx.sealer_of_thread(run.thread).await?;
     let at = |column| cell(column, &run.id);
-    let request = sealer.encode(&at("request"), &run.request)?;
+    let mut packer = Packer::of_thread(tx, run.thread).await?;
+    let request = packer.encode(&at("request"), &run.request)?;
     let metadata = sealer.json(&at("metadata"), &run.metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
     let error = error.transpose()?;
@@ -249,7 +272,11 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
+    let holder = Holder::Request {
+        thread: run.thread,
+        run: run.id,
+    };
+    packer.store(tx, holder).await
 }
 
 /// Returns the run with this id on this thread.
@@ -261,7 +288,7 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Opt
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     const SQL: &str = concatcp!(SELECT, " where run_id = $1");
     let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
-    Ok(row.map(Run::from))
+    Ok(read_all(tx, row.into_iter().collect()).await?.pop())
 }
 
 /// A query for runs of a thread.
@@ -319,7 +346,11 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
         return Ok(None);
     };
     // A request that is corrupt names no caller; one whose key is missing here may name one.
-    let request = unless_corrupt(cell("request", &RunId(id)).decode::<OnlyCaller>(&request))?;
+    let request = cell("request", &RunId(id)).open(&request).and_then(|text| {
+        let read = serde_json::from_str::<OnlyCaller>(blobs::without_blobs(&text));
+        read.map_err(|_| cell("request", &RunId(id)).corrupt())
+    });
+    let request = unless_corrupt(request)?;
     let OnlyCaller { caller, trace } = request.unwrap_or_default();
     Ok(Some(RunBefore {
         queue: RunQueue::stored(queue),
@@ -346,13 +377,14 @@ pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> 
     let mut filling = ListBuilder::new(wanted.limit, wanted.bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
-        let rows: Vec<RunRow> = on_engine!(tx, |conn| {
+        let mut rows: Vec<RunRow> = on_engine!(tx, |conn| {
             let query = query_as(sql).bind(wanted.thread.0).bind(next).bind(offset);
             match wanted.status {
                 Some(status) => query.bind(status.word()).fetch_all(conn).await,
                 None => query.fetch_all(conn).await,
             }
         })?;
+        restore(tx, &mut rows).await?;
         filling.take(next, rows, weigh, |row| Ok(Run::from(row)))?;
     }
     Ok(filling.finish())
@@ -428,7 +460,7 @@ pub async fn count_pending(tx: &mut Tx<'_>, most: i64) -> DbResult<u64> {
 
 async fn select_all(tx: &mut Tx<'_>, sql: &'static str, id: Uuid) -> DbResult<Vec<Run>> {
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_all(conn).await)?;
-    Ok(rows.into_iter().map(Run::from).collect())
+    read_all(tx, rows).await
 }
 
 /// Sets the status of a run and its error, if it failed. Returns whether the run exists.
@@ -455,9 +487,17 @@ pub async fn set_status(
 /// Replaces the request of a run. Returns whether the run exists.
 pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update runs set request = $2, definition = $4, updated_at = $3 where run_id = $1";
+    const THREAD: &str = "select thread_id from runs where run_id = $1";
     let digest = request.pinned_definition().map(|digest| digest.0.clone());
-    let sealer = tx.sealer_of_run(run).await?;
-    let request = sealer.encode(&cell("request", &run), request)?;
+    let thread: Option<Uuid> = on_engine!(tx, |conn| query_scalar(THREAD).bind(run.0).fetch_optional(conn).await)?;
+    let Some(thread) = thread.map(ThreadId) else {
+        return Ok(false);
+    };
+    let freed = blobs::forget_request(tx, run).await?;
+    let mut packer = Packer::of_thread(tx, thread).await?;
+    let request = packer.encode(&cell("request", &run), request)?;
+    packer.store(tx, Holder::Request { thread, run }).await?;
+    blobs::delete_unreferenced(tx, freed).await?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(request)
@@ -473,11 +513,13 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
 /// [`super::checkpoints::delete_of_run`]. Returns whether the run existed.
 pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<bool> {
     const SQL: &str = "delete from runs where root_id = $2 and thread_id = $1";
+    let freed = blobs::of_runs(tx, run).await?;
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
         .bind(run.0)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
+    blobs::delete_unreferenced(tx, freed).await?;
     Ok(deleted > 0)
 }

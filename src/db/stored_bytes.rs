@@ -72,10 +72,14 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
     Ok(())
 }
 
-/// Returns the measured bytes of threads and the bytes of items. All items are read.
+/// Returns the measured bytes of threads, and the bytes of their blobs and of items. All items are read.
 pub async fn stored(tx: &mut Tx<'_>, by: &StoredBy) -> DbResult<u64> {
     const THREADS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from thread_bytes where ";
     const ITEMS: &str = "select cast(coalesce(sum(octet_length(cast(value as text))), 0) as bigint) from items where ";
+    const BLOBS: &str = "select cast(coalesce(sum(bytes), 0) as bigint) from (\
+        select held.digest, held.bytes from threads t join entry_blobs held on held.thread_id = t.thread_id where ";
+    const OF_REQUESTS: &str = " union \
+        select held.digest, held.bytes from threads t join request_blobs held on held.thread_id = t.thread_id where ";
     let mut sum: i64 = 0;
     for select in [THREADS, ITEMS] {
         let bytes: i64 = on_engine!(tx, |conn| {
@@ -85,5 +89,14 @@ pub async fn stored(tx: &mut Tx<'_>, by: &StoredBy) -> DbResult<u64> {
         })?;
         sum = sum.saturating_add(bytes);
     }
+    // A blob counts once for an owner, however many threads refer to it.
+    let bytes: i64 = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(BLOBS);
+        push_owner(&mut sql, "t.", &by.tenant, by.owner.as_ref());
+        sql.push(OF_REQUESTS);
+        push_owner(&mut sql, "t.", &by.tenant, by.owner.as_ref());
+        sql.push(") used").build_query_scalar().fetch_one(conn).await
+    })?;
+    sum = sum.saturating_add(bytes);
     Ok(u64::try_from(sum).unwrap_or(0))
 }

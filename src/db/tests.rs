@@ -2,6 +2,7 @@
 
 mod assistants;
 mod audit;
+mod blobs;
 mod checkpoints;
 mod copies;
 mod crons;
@@ -86,6 +87,7 @@ async fn open_with(url: &str, keys: Option<MasterKeys>) -> DbResult<Db> {
     let tasks = TaskTracker::new();
     let limits = DbLimits {
         statement: Duration::from_secs(120),
+        ..DbLimits::default()
     };
     let spawn = move |_, task| drop(tasks.spawn(task));
     Db::open_with_keys(url, limits, keys, &spawn).await

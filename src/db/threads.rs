@@ -8,7 +8,7 @@ use std::time::Duration;
 use const_format::concatcp;
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 #[cfg(test)]
@@ -18,7 +18,7 @@ pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, cou
 use super::engine::on_engine;
 use super::json::{ColumnRef, log_unreadable};
 use super::sealing::Sealer;
-use super::{DbResult, Tx, access, idempotency};
+use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
@@ -280,11 +280,13 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
     tx.erase_traces();
     idempotency::forget_thread(tx, id).await?;
+    let freed = blobs::of_thread(tx, id).await?;
     let deleted = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
+    blobs::delete_unreferenced(tx, freed).await?;
     Ok(deleted == 1)
 }
 
@@ -297,6 +299,18 @@ pub struct ThreadVersion {
     pub version: i64,
     /// True when a run of the main agent is running on it.
     pub is_at_work: bool,
+}
+
+/// Returns the tenant of a thread, if the thread exists.
+///
+/// # Errors
+/// If the database fails.
+pub(in crate::db) async fn tenant_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<String>> {
+    const SQL: &str = "select tenant from threads where thread_id = $1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_optional(conn)
+        .await)?)
 }
 
 /// Returns the versions of those of these threads that exist.

@@ -2,13 +2,17 @@
 //!
 //! Leases are measured by the clock of the database. The clocks of servers differ: a server whose clock is ahead would
 //! claim the runs of others.
+//!
+//! On Postgres a worker also holds an advisory lock, which the database releases as soon as the process has ended. So the
+//! others need not wait for the end of the lease. See [`super::session_lock`].
 
 use std::time::Duration;
 
 use const_format::concatcp;
 use sqlx::{query, query_scalar};
 
-use super::engine::on_engine;
+use super::engine::{Conn, on_engine};
+use super::session_lock::SessionLock;
 use super::{DbResult, Tx};
 use crate::domain::id::WorkerId;
 use crate::domain::time::Timestamp;
@@ -39,11 +43,21 @@ macro_rules! is_alive {
 
 pub(super) use {database_now, is_alive};
 
+/// The time for which the lock of a worker has to be missing, in microseconds. A worker that has only lost the
+/// connection with its lock says so meanwhile.
+const GRACE_US: i64 = 400_000;
+
 /// Renews the lease of `worker` for the time `lease`. Without a valid lease its runs are orphans, and others claim
-/// them.
-pub async fn beat(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> DbResult<()> {
-    const INSERT: &str = "insert into workers (worker_id, alive_until) values ($1, ";
-    const OR_UPDATE: &str = " + $2) on conflict (worker_id) do update set alive_until = excluded.alive_until";
+/// them. With a `session_lock` the lease also ends when this lock is released.
+pub async fn beat(
+    tx: &mut Tx<'_>,
+    worker: WorkerId,
+    lease: Duration,
+    session_lock: Option<SessionLock>,
+) -> DbResult<()> {
+    const INSERT: &str = "insert into workers (worker_id, session_lock, alive_until) values ($1, $3, ";
+    const OR_UPDATE: &str = " + $2) on conflict (worker_id) do update set alive_until = excluded.alive_until, \
+        session_lock = excluded.session_lock, missed_at = null";
     const SQLITE: &str = concatcp!(INSERT, database_now!(sqlite), OR_UPDATE);
     const POSTGRES: &str = concatcp!(INSERT, database_now!(postgres), OR_UPDATE);
     let sql = tx.either(SQLITE, POSTGRES);
@@ -51,10 +65,52 @@ pub async fn beat(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> DbResul
     on_engine!(tx, |conn| query(sql)
         .bind(worker.0)
         .bind(lease)
+        .bind(session_lock.map(|lock| lock.0))
         .execute(conn)
         .await
         .map(drop))?;
     Ok(())
+}
+
+/// Findings about the workers whose processes have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LostWorkers {
+    /// True if a lock is missing, so that the lease of its worker ends soon.
+    pub is_missed: bool,
+    /// True if a lease has ended.
+    pub has_ended: bool,
+}
+
+/// Ends the leases of the workers other than `worker` that hold their locks no more. SQLite has one worker.
+pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers> {
+    const IS_LOST: &str = " where worker_id <> $1 and session_lock is not null and not exists (select 1 from pg_locks \
+        where locktype = 'advisory' and granted and objsubid = 1 \
+        and database = (select oid from pg_database where datname = current_database()) \
+        and (classid::bigint << 32) | objid::bigint = workers.session_lock)";
+    const MISSED: &str = concatcp!(
+        "update workers set missed_at = ",
+        database_now!(postgres),
+        IS_LOST,
+        " and missed_at is null"
+    );
+    const ENDED: &str = concatcp!(
+        "delete from workers",
+        IS_LOST,
+        " and missed_at < ",
+        database_now!(postgres),
+        " - $2"
+    );
+    match &mut tx.conn {
+        Conn::Sqlite(_) => Ok(LostWorkers::default()),
+        Conn::Postgres(conn) => {
+            let ended = query(ENDED).bind(worker.0).bind(GRACE_US).execute(&mut **conn).await?;
+            let missed = query(MISSED).bind(worker.0).execute(&mut **conn).await?;
+            Ok(LostWorkers {
+                is_missed: missed.rows_affected() > 0,
+                has_ended: ended.rows_affected() > 0,
+            })
+        }
+    }
 }
 
 /// Returns whether another worker than `worker` has a valid lease.
@@ -80,6 +136,12 @@ pub async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
 pub async fn retire_all(tx: &mut Tx<'_>) -> DbResult<()> {
     const SQL: &str = "delete from workers";
     on_engine!(tx, |conn| query(SQL).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Reads nothing, to check that the database answers.
+pub async fn ping(tx: &mut Tx<'_>) -> DbResult<()> {
+    let _: i32 = on_engine!(tx, |conn| query_scalar("select 1").fetch_one(conn).await)?;
     Ok(())
 }
 

@@ -14,14 +14,14 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, SqliteConnection, query_scalar, raw_sql};
-use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
 use super::engine::{FileLock, Tx, TxParts};
 use super::error::{DbError, DbResult};
-use super::notifications::Notification;
+use super::notifications::Listening;
 use super::reader::give_back;
 use super::row_security::RowAccess;
 
@@ -44,8 +44,8 @@ pub(super) type JobReceiver = mpsc::Receiver<Box<dyn Job>>;
 pub(super) struct WriterParts {
     pub(super) inbox: JobReceiver,
     pub(super) parts: TxParts,
-    /// The sender of the notifications that the listener of Postgres receives.
-    pub(super) notifications: broadcast::Sender<Notification>,
+    /// The parts of the listener of Postgres.
+    pub(super) listening: Listening,
     pub(super) closing: CancellationToken,
     pub(super) limits: DbLimits,
 }
@@ -156,7 +156,7 @@ pub(super) fn on_sqlite(
         mut inbox,
         parts,
         closing,
-        notifications: _,
+        listening: _,
         limits,
     } = outfit;
     Box::pin(async move {
@@ -283,7 +283,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> V
         inbox,
         parts,
         closing,
-        notifications: _,
+        listening: _,
         limits,
     } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));

@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 
 use super::mcp::McpServerDefinition;
 use super::{
-    ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, InterruptMode, Permission, Policy, SkillSource,
-    StoreRule, SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
+    ApprovalRule, BundledFiles, Configurable, ExecuteRule, GeneralPurpose, Headers, Inherit, InterruptMode, ModelNames,
+    Permission, Policy, SkillSource, StoreRule, SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent,
+    UpdateStrategy, WorkspaceDefinition,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -103,6 +104,7 @@ macro_rules! agents {
                 AgentSpec {
                     name: self.name.clone().unwrap_or_else(|| graph_id.to_owned()),
                     context_schema: self.context_schema.clone(),
+                    settings_schema: self.settings_schema(),
                     files: self.files,
                     until_tool: None,
                     state: self.state.clone(),
@@ -135,6 +137,7 @@ macro_rules! agents {
                     name: self.name.clone(),
                     // A subagent gets the context of the run as it is, so no schema applies.
                     context_schema: None,
+                    settings_schema: None,
                     until_tool: self.until_tool.clone(),
                     display_text: self.display_text.clone(),
                     $( $inherited: self.$inherited.clone().unwrap_or(above.$inherited), )*
@@ -158,6 +161,19 @@ agents! {
         /// The purpose of the agent, shown with its assistant.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub description: Option<String>,
+        /// The registered program that the agent is. The agent then has neither model nor instructions, tools or
+        /// policies.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub runnable: Option<String>,
+        /// The agent of the server at `url` that does the work.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub graph_id: Option<String>,
+        /// The address of the server that has this agent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub url: Option<String>,
+        /// Headers sent to that server with every request.
+        #[serde(skip_serializing_if = "Headers::is_empty")]
+        pub headers: Headers,
     } shared {
         /// MCP servers for the agent and its subagents alone, by name. MCP servers of files are not stored with the
         /// definition.
@@ -168,6 +184,9 @@ agents! {
         /// JSON Schema of the context of every run; any context is accepted when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub context_schema: Option<Value>,
+        /// The parts of the agent that each run may choose.
+        #[serde(skip_serializing_if = "is_default")]
+        pub configurable: Configurable,
         /// The place where the agent's file tools work.
         pub files: Workspace,
         /// The maximum depth of nested delegations; 1 means that subagents do not delegate.
@@ -272,6 +291,8 @@ agents! {
         pub name: String,
         /// JSON Schema of the context. None for subagents, which get the context as it is.
         pub context_schema: Option<Value>,
+        /// The same with the entries by which a run chooses parts of the agent.
+        pub settings_schema: Option<Value>,
         /// The place where its file tools work.
         pub files: Workspace,
         /// The tools that end its work.
@@ -285,8 +306,8 @@ agents! {
     }
 
     inherited {
-        /// The model, as `provider:model-name`.
-        model: String,
+        /// The model, as `provider:model-name`, or a list: each model after the first is asked when the one before it fails.
+        model: ModelNames,
         /// Provider settings (`temperature`, `max_tokens`, …).
         model_settings: Map<String, Value>,
         /// Names of declared tools.
@@ -305,6 +326,9 @@ agents! {
         /// The place where its files are.
         #[serde(skip_serializing_if = "is_default")]
         workspace: WorkspaceDefinition,
+        /// The rule for its commands: off, or on with these settings.
+        #[serde(skip_serializing_if = "is_default")]
+        execute: ExecuteRule,
         /// Its tools for the Store.
         store: StoreRule,
         /// When the older part of its conversation is replaced by a summary in requests.
@@ -318,6 +342,9 @@ agents! {
         /// The maximum length of a result that stays in the conversation, in tokens of about four characters. Longer
         /// ones become files, if the agent has file tools.
         tool_token_limit_before_evict: u32 = 20_000,
+        /// The maximum length of a human message that the model reads whole, in tokens of about four characters. Of
+        /// longer ones it reads the beginning and the end; the whole text is in a file, if the agent has file tools.
+        human_message_token_limit_before_evict: u32 = 50_000,
     }
 
     own {

@@ -13,7 +13,8 @@ use crate::domain::schema::Schema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerStrategy {
-    /// The way that works with every model: by a tool.
+    /// That of the provider where all models of the agent are known to have it and the form is one object, else that of a
+    /// tool, which works with every model.
     #[default]
     Auto,
     /// The form is offered as a tool that the model has to call in the end.
@@ -73,6 +74,16 @@ impl AnswerFormat {
             };
         }
         read::<Self>(value.clone()).value.unwrap_or_default()
+    }
+
+    /// Returns whether every provider with structured output takes the form: one object, without a text in the place of
+    /// the call.
+    pub fn is_plain(&self) -> bool {
+        let is_object = self.schema.get("type").and_then(Value::as_str) == Some("object");
+        let has_alternatives = ["oneOf", "anyOf"]
+            .iter()
+            .any(|keyword| self.schema.get(keyword).is_some());
+        is_object && !has_alternatives && self.tool_message_content.is_none()
     }
 
     /// Returns the alternatives at the top of the schema, or the schema itself. An answer has to fit one of them.

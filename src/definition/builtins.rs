@@ -36,6 +36,8 @@ pub const STRUCTURED: &str = "StructuredOutputMiddleware";
 pub const LIMITS: &str = "LimitsMiddleware";
 /// Summaries of long conversations.
 pub const SUMMARIZATION: &str = crate::domain::summarization::NODE;
+/// Content that the model cannot take.
+pub const UNSUPPORTED_CONTENT: &str = "UnsupportedContentMiddleware";
 /// Calls that fail again and again.
 pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 
@@ -95,7 +97,7 @@ const PLAIN: Builtin = Builtin {
 };
 
 /// All policies. Messages list those that can be listed in this order.
-pub static BUILTINS: [Builtin; 18] = [
+pub static BUILTINS: [Builtin; 19] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],
@@ -213,6 +215,11 @@ pub static BUILTINS: [Builtin; 18] = [
         tools: &["compact_conversation"],
         state_fields: &[crate::domain::summarization::STATUS],
         listing: Listing::Always("is there unless `summarization = false`; its settings are in that field"),
+        ..PLAIN
+    },
+    Builtin {
+        name: UNSUPPORTED_CONTENT,
+        listing: Listing::Always("is always there"),
         ..PLAIN
     },
     Builtin {

@@ -327,18 +327,18 @@ mod tests {
     #[test]
     fn paths_are_compared_in_their_normal_form_and_those_that_lead_outside_are_restricted() {
         let rules = rules(json!([
-            {"tools": ["fs/*", "grep"], "paths": ["/work/**"]},
+            {"tools": ["fs/*", "grep"], "paths": ["/project/**"]},
             {"tools": ["fs/*", "grep"], "paths": ["/**"], "mode": "deny"},
         ]));
         for (tool, args, expected) in [
-            ("fs__read", json!({"path": "work/./a"}), "allow"),
-            ("fs__read", json!({"path": "/work/../etc/passwd"}), "deny"),
+            ("fs__read", json!({"path": "project/./a"}), "allow"),
+            ("fs__read", json!({"path": "/project/../etc/passwd"}), "deny"),
             (
                 "fs__move",
-                json!({"source": "/work/a", "destination": "/etc/a"}),
+                json!({"source": "/project/a", "destination": "/etc/a"}),
                 "deny",
             ),
-            ("fs__read", json!({"paths": ["/work/a", "/work/b"]}), "allow"),
+            ("fs__read", json!({"paths": ["/project/a", "/project/b"]}), "allow"),
             ("grep", json!({"pattern": "x"}), "deny"),
             ("fs__status", json!({}), "allow"),
         ] {

@@ -16,8 +16,8 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
 use super::{
-    AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, Policy,
-    SubagentDefinition, SummarizationRule, UnknownSubagent,
+    AgentDefinition, ApprovalChoices, ApprovalRule, ClientRules, ExpiryDecision, MAX_EXPIRY_S, MAX_MODEL_NAMES,
+    ModelNames, Policy, SubagentDefinition, SummarizationRule, UnknownSubagent,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::condition::ArgumentCondition;
@@ -51,7 +51,9 @@ pub struct ValidationContext {
     pub providers: BTreeSet<String>,
     /// The MCP servers.
     pub mcp_servers: BTreeSet<String>,
-    /// The programs that subagents can be.
+    /// The sandbox services.
+    pub sandboxes: BTreeSet<String>,
+    /// The programs that agents can be.
     pub runnables: BTreeSet<String>,
     /// The registered policies.
     pub middleware: BTreeMap<String, RegisteredPolicy>,
@@ -133,7 +135,11 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
     check.names(agent);
     check.not_blank(&top.then("name"), agent.name.as_deref());
     check.not_blank(&top.then("description"), agent.description.as_deref());
-    check.model(&top.then("model"), &agent.model);
+    if agent.is_program() {
+        check.program(agent);
+        return check.findings;
+    }
+    check.models(&top.then("model"), &agent.model);
     check
         .findings
         .extend(check_settings(&top.then("model_settings"), &agent.model_settings));
@@ -164,8 +170,9 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
     check.findings.extend(agent.store.check(&top.then("store")));
     check.summarization(&top.then("summarization"), &agent.summarization);
     for (field, workspace) in agent.workspaces() {
-        check.findings.extend(workspace.check(&field));
+        check.findings.extend(workspace.check(&field, &context.sandboxes));
     }
+    check.findings.extend(agent.check_execution(&agent.resolved()));
     check.knowledge(&top, &Knowledge::of_agent(agent));
     check.policies(agent);
     check.state_fields(&top.then("state"), &agent.state);
@@ -190,9 +197,14 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
     check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
+    if !agent.headers.is_empty() {
+        let message = "goes with `graph_id` and `url` only: it is sent to the server of that agent";
+        check.error(&top.then("headers"), message);
+    }
     check
         .findings
         .extend(agent.check_registered(context).into_iter().chain(agent.check_prompts()));
+    check.findings.extend(agent.check_configurable(context));
     check.findings
 }
 
@@ -287,6 +299,27 @@ impl Check<'_> {
     fn required(&mut self, field: &FieldPath, text: &str, purpose: &str) {
         if text.trim().is_empty() {
             self.error(field, format!("must be given: {purpose}"));
+        }
+    }
+
+    fn models(&mut self, field: &FieldPath, models: &ModelNames) {
+        if models.fallbacks().is_empty() {
+            return self.model(field, models.first());
+        }
+        let names = models.all();
+        if names.len() > MAX_MODEL_NAMES {
+            self.error(
+                field,
+                format!("must have at most {MAX_MODEL_NAMES} models, not {}", names.len()),
+            );
+        }
+        let mut seen = BTreeSet::new();
+        for (at, name) in names.iter().enumerate() {
+            let field = field.then(at);
+            self.model(&field, name);
+            if !seen.insert(name) {
+                self.error(&field, format!("`{name}` is listed twice; each model is asked once"));
+            }
         }
     }
 
@@ -401,7 +434,7 @@ impl Check<'_> {
         self.not_blank(&field.then("name"), general.name.as_deref());
         self.not_blank(&field.then("description"), general.description.as_deref());
         if let Some(model) = &general.model {
-            self.model(&field.then("model"), model);
+            self.models(&field.then("model"), model);
         }
         if let Some(tools) = &general.tools {
             self.tools(&field.then("tools"), tools);
@@ -482,6 +515,20 @@ impl Check<'_> {
         }
     }
 
+    /// Checks an agent that is a program, or an agent of another server.
+    fn program(&mut self, agent: &AgentDefinition) {
+        let top = FieldPath::default();
+        self.findings.extend(agent.check_program(self.context));
+        self.approvers(&top.then("approvers"), &agent.approvers);
+        if let Some(schema) = &agent.context_schema {
+            self.schema(&top.then("context_schema"), schema);
+        }
+        self.steps(&top.then("recursion_limit"), agent.recursion_limit);
+        self.limits(&top.then("limits"), agent.limits.as_ref(), true);
+        self.state_fields(&top.then("state"), &agent.state);
+        self.answer(&top, agent.response_format.as_ref(), &BTreeSet::new());
+    }
+
     fn subagents(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
         let list = FieldPath::of(["subagents"]);
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
@@ -529,7 +576,7 @@ impl Check<'_> {
         let settings = settings.flat_map(|settings| check_settings(&field.then("model_settings"), settings));
         self.findings.extend(settings);
         if let Some(model) = &subagent.model {
-            self.model(&field.then("model"), model);
+            self.models(&field.then("model"), model);
         }
         self.findings
             .extend(check_servers(&field.then("mcp_servers"), &subagent.mcp_servers));

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::builtins::{Builtin, SKILLS};
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::{AgentDefinition, Policy, SubagentDefinition, SummarizationRule};
+use super::{AgentDefinition, Headers, ModelNames, Policy, SubagentDefinition, SummarizationRule};
 use crate::domain::name_patterns::matches;
 
 /// The names that definitions of clients may use: none, unless the configuration lists them.
@@ -60,14 +60,18 @@ struct Check<'a> {
 impl Check<'_> {
     fn agent(&mut self, agent: &AgentDefinition) {
         let top = FieldPath::default();
-        self.model(&top.then("model"), &agent.model);
+        self.models(&top.then("model"), &agent.model);
+        for (at, model) in agent.configurable.models.iter().enumerate() {
+            self.model(&top.then("configurable").then("models").then(at), model);
+        }
+        self.elsewhere(&top, &agent.runnable, &agent.url, &agent.headers);
         self.summarizer(&top, Some(&agent.summarization));
         self.tools(&top.then("tools"), &agent.tools);
         self.tools(&top.then("skill_tools"), &agent.skill_tools);
         self.policies(&top.then("middleware"), &agent.middleware);
         let field = top.then("general_purpose_subagent");
         let general = &agent.general_purpose_subagent;
-        self.maybe_model(&field, general.model.as_ref());
+        self.maybe_models(&field, general.model.as_ref());
         self.tools(&field.then("tools"), general.tools.as_deref().unwrap_or_default());
         self.policies(&field.then("middleware"), &general.middleware);
         for (at, subagent) in agent.subagents.iter().enumerate() {
@@ -76,29 +80,43 @@ impl Check<'_> {
     }
 
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
-        self.maybe_model(field, subagent.model.as_ref());
+        self.maybe_models(field, subagent.model.as_ref());
         self.summarizer(field, subagent.summarization.as_ref());
         self.tools(&field.then("tools"), subagent.tools.as_deref().unwrap_or_default());
         self.tools(&field.then("skill_tools"), &subagent.skill_tools);
         self.policies(&field.then("middleware"), &subagent.middleware);
-        if let Some(program) = &subagent.runnable {
+        self.elsewhere(field, &subagent.runnable, &subagent.url, &subagent.headers);
+        if let (None, Some(graph_id)) = (&subagent.url, &subagent.graph_id) {
+            self.name(field.then("graph_id"), graph_id, "agents");
+        }
+    }
+
+    /// Checks the program or the other server that does the work of an agent.
+    fn elsewhere(&mut self, field: &FieldPath, runnable: &Option<String>, url: &Option<String>, headers: &Headers) {
+        if let Some(program) = runnable {
             self.name(field.then("runnable"), program, "tools");
         }
-        match (&subagent.url, &subagent.graph_id) {
-            (Some(url), _) => self.name(field.then("url"), url, "agents"),
-            (None, Some(graph_id)) => self.name(field.then("graph_id"), graph_id, "agents"),
-            (None, None) => {}
+        if let Some(url) = url {
+            self.name(field.then("url"), url, "agents");
         }
-        if !subagent.headers.is_empty() {
+        if !headers.is_empty() {
             let message = "are not taken over HTTP, since they would be kept with the definition: the configuration gives \
                 them to a server by its address, in the section `[peers.headers.\"https://host\"]`";
             self.findings.push(Diagnostic::error(field.then("headers"), message));
         }
     }
 
-    fn maybe_model(&mut self, field: &FieldPath, model: Option<&String>) {
-        if let Some(model) = model {
-            self.model(&field.then("model"), model);
+    fn maybe_models(&mut self, field: &FieldPath, models: Option<&ModelNames>) {
+        if let Some(models) = models {
+            self.models(&field.then("model"), models);
+        }
+    }
+
+    fn models(&mut self, field: &FieldPath, models: &ModelNames) {
+        let is_list = !models.fallbacks().is_empty();
+        for (at, model) in models.all().iter().enumerate() {
+            let field = if is_list { field.then(at) } else { field.clone() };
+            self.model(&field, model);
         }
     }
 

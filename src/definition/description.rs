@@ -49,14 +49,15 @@ impl<'a> Slot<'a> {
 }
 
 /// A part of a template.
-enum Part<'a> {
+pub(super) enum Part<'a> {
+    /// A text outside of braces, or in braces that are no slot.
     Text(&'a str),
     /// A text in braces, without them.
     Braces(&'a str),
 }
 
 /// Splits a template at what looks like a slot: a name, or names with dots, in braces.
-fn parts(template: &str) -> Vec<Part<'_>> {
+pub(super) fn parts(template: &str) -> Vec<Part<'_>> {
     let is_in_name = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.' | '-');
     let mut all = vec![];
     let mut rest = template;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::builtins::SKILLS;
-use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, SystemPrompt, is_default};
+use super::{AgentDefinition, ApprovalRule, Inherit, ModelNames, Policy, SubagentDefinition, SystemPrompt, is_default};
 use crate::domain::visibility::Visibility;
 
 /// The subagent that every agent has by default.
@@ -23,9 +23,9 @@ pub struct GeneralPurpose {
     /// The instructions; a standard text when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<SystemPrompt>,
-    /// The model; the agent's when absent.
+    /// The model or models; the agent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
+    pub model: Option<ModelNames>,
     /// The tools; the agent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
@@ -71,6 +71,9 @@ impl AgentDefinition {
     /// Returns the name of the general-purpose subagent, if there is one: the standard subagent, or a declared one with
     /// its name.
     pub fn general_subagent(&self) -> Option<&str> {
+        if self.is_program() {
+            return None;
+        }
         let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
         let declared = self.synchronous().any(|subagent| subagent.name == name);
         (self.general_purpose_subagent.enabled || declared).then_some(name)
@@ -85,6 +88,9 @@ impl AgentDefinition {
     /// Returns the general-purpose subagent, if it is not replaced. The definition has to be
     /// [resolved](Self::resolved).
     pub(super) fn general(&self) -> Option<SubagentDefinition> {
+        if self.is_program() {
+            return None;
+        }
         let general = &self.general_purpose_subagent;
         let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
         let is_replaced = self.synchronous().any(|subagent| subagent.name == name);

@@ -10,6 +10,8 @@ use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use super::mcp_oauth::{ClientAuthentication, McpOAuth};
+
 use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, ToolServerDefinition, check_headers};
@@ -59,6 +61,9 @@ pub struct McpServerDefinition {
     #[serde(skip_serializing_if = "Headers::is_empty")]
     #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: Headers,
+    /// The access tokens, if the server requires OAuth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oauth: Option<McpOAuth>,
     /// The transport over HTTP.
     pub transport: McpTransport,
     /// The tools that are offered, as names or patterns; all when absent.
@@ -75,6 +80,8 @@ pub struct McpServerDefinition {
     pub after_crash: AfterCrash,
     /// The effect of an error of one of its tools on the run.
     pub on_error: OnError,
+    /// True if the server may ask humans in the middle of a call.
+    pub elicitation: bool,
 }
 
 impl Default for McpServerDefinition {
@@ -86,6 +93,7 @@ impl Default for McpServerDefinition {
             url: None,
             cwd: None,
             headers: Headers::default(),
+            oauth: None,
             transport: McpTransport::default(),
             allowed_tools: None,
             disabled_tools: vec![],
@@ -93,6 +101,7 @@ impl Default for McpServerDefinition {
             start_timeout_s: 10.0,
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
+            elicitation: false,
         }
     }
 }
@@ -135,6 +144,23 @@ impl McpServerDefinition {
             }
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));
+        if let Some(oauth) = &self.oauth {
+            findings.extend(
+                oauth
+                    .check()
+                    .into_iter()
+                    .map(|finding| finding.under(&top.then("oauth"))),
+            );
+            if self
+                .headers
+                .0
+                .keys()
+                .any(|name| name.eq_ignore_ascii_case("authorization"))
+            {
+                let message = "goes without the header `authorization`, which is the token";
+                findings.push(Diagnostic::error(top.then("oauth"), message));
+            }
+        }
         findings.extend(filter_problems(self.allowed_tools.as_deref(), &self.disabled_tools));
         findings
     }
@@ -161,7 +187,11 @@ impl McpServerDefinition {
             }
             (Some(command), None) => {
                 let has_transport = self.transport != McpTransport::default();
-                let given = [("headers", !self.headers.is_empty()), ("transport", has_transport)];
+                let given = [
+                    ("headers", !self.headers.is_empty()),
+                    ("oauth", self.oauth.is_some()),
+                    ("transport", has_transport),
+                ];
                 let mut findings: Vec<Diagnostic> = only_with("url", &given);
                 if command.trim().is_empty() {
                     findings.push(Diagnostic::error(top.then("command"), "must not be blank"));

@@ -2,7 +2,7 @@
 //!
 //! | To see | Open |
 //! |---|---|
-//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `source`, `remote` |
+//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `sandbox_service`, `execute`, `source`, `remote` |
 //! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
 //! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
@@ -25,15 +25,19 @@ mod call_rules;
 pub mod check;
 mod clients;
 pub mod compat;
+mod configurable;
 pub mod description;
 mod diagnostic;
 pub mod enclosed;
+mod execute;
 pub mod front_matter;
 mod general_purpose;
 mod headers;
 mod inherit;
 mod initial_messages;
 pub mod mcp;
+mod mcp_oauth;
+mod model_names;
 mod model_settings;
 mod permission;
 mod policy;
@@ -44,6 +48,7 @@ mod read;
 mod record;
 mod remote;
 mod runnable;
+mod sandbox_service;
 pub mod skill;
 mod source;
 mod store;
@@ -65,11 +70,14 @@ pub use call_rules::CallRules;
 pub use check::MOST_RETRIES;
 pub use clients::ClientRules;
 pub use compat::{TaskDialect, UnknownSubagent};
+pub use configurable::Configurable;
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};
 pub use enclosed::BundledFiles;
+pub use execute::{CommandEnvironment, CommandNetwork, ExecuteRule, ExecuteSettings, Isolation};
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::{check_headers, is_reserved_header};
 pub use inherit::{Inherit, InheritedPolicies};
+pub use model_names::{MAX_MODEL_NAMES, ModelNames};
 pub use model_settings::is_structural_setting;
 pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
@@ -78,13 +86,14 @@ pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, Pro
 pub use read::{FieldMap, Parsed, is_echo, read};
 pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance, StoredDiagnostic, VERSIONS_KEPT};
 pub use remote::Location;
+pub use sandbox_service::SandboxServiceDefinition;
 pub use source::{LabelledSource, NamedSource, SkillSource, source_problem};
 pub use store::{StoreReach, StoreRule};
 pub use summarization::{ContextLength, ContextTrigger, SummarizationRule, SummarizationSettings};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
 pub use tool_server::ToolServerDefinition;
 pub use validate::{Validated, validate};
-pub use workspace::{THREAD_FOLDERS, WorkspaceDefinition, WorkspaceKind};
+pub use workspace::{SandboxScope, THREAD_FOLDERS, WorkspaceDefinition, WorkspaceKind};
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;

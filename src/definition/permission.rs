@@ -250,8 +250,7 @@ fn check_subject(field: &FieldPath, permission: &Permission, error: &mut impl Fn
             "goes without `operations`: a rule is about operations on files or about tools".to_owned(),
         );
     }
-    let most_paths = paths.len() > MOST || paths.is_empty() && tools.is_empty();
-    if most_paths {
+    if paths.len() > MOST || paths.is_empty() && tools.is_empty() {
         error(field.then("paths"), format!("must name from 1 to {MOST} paths"));
     }
     for (name, length) in [

@@ -64,25 +64,30 @@ impl HarnessProfiles {
         }
     }
 
-    /// Applies the profiles of its models to a [resolved](AgentDefinition::resolved) definition.
+    /// Returns the settings of requests to this model for an agent with the settings `own`.
+    pub fn model_settings(&self, model: &str, own: &Map<String, Value>) -> Map<String, Value> {
+        merged(&self.of(model).model_settings, own)
+    }
+
+    /// Applies the profiles of its models to a [resolved](AgentDefinition::resolved) definition: those of the first model
+    /// of each agent. The settings of requests stay, since each model has its own; see
+    /// [`HarnessProfiles::model_settings`].
     #[must_use]
     pub fn applied(&self, mut agent: AgentDefinition) -> AgentDefinition {
         if self.0.is_empty() {
             return agent;
         }
-        let own = self.of(&agent.model);
+        let own = self.of(agent.model.first());
         self.apply_to_general_purpose(&mut agent, &own.general_purpose_subagent);
         let general = agent.general_subagent().map(str::to_owned);
         let model = agent.model.clone();
-        let settings = agent.model_settings.clone();
         for subagent in &mut agent.subagents {
             let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
             // A fork has everything from its caller, so no profile applies.
             if is_made_here && subagent.mode == SubagentMode::Isolated {
-                let profile = self.of(subagent.model.as_deref().unwrap_or(&model));
+                let profile = self.of(subagent.model.as_ref().unwrap_or(&model).first());
                 // The general-purpose subagent got its instructions above.
                 let has_base = general.as_deref() != Some(subagent.name.as_str());
-                subagent.model_settings.get_or_insert_with(|| settings.clone());
                 profile.apply_to_subagent(subagent, has_base);
             }
         }
@@ -94,7 +99,7 @@ impl HarnessProfiles {
     fn apply_to_general_purpose(&self, agent: &mut AgentDefinition, said: &GeneralProfile) {
         let general = &mut agent.general_purpose_subagent;
         general.enabled &= said.enabled.unwrap_or(true);
-        let profile = self.of(general.model.as_deref().unwrap_or(&agent.model));
+        let profile = self.of(general.model.as_ref().unwrap_or(&agent.model).first());
         let has_parents = general.inherit.prompt && !agent.system_prompt.is_blank();
         let base = profile.base_system_prompt.filter(|_| !has_parents);
         general.description = general.description.take().or_else(|| said.description.clone());
@@ -151,11 +156,6 @@ impl HarnessProfile {
         subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
         subagent.tool_description_overrides =
             merged(&self.tool_description_overrides, &subagent.tool_description_overrides);
-        let settings = merged(
-            &self.model_settings,
-            &subagent.model_settings.take().unwrap_or_default(),
-        );
-        subagent.model_settings = Some(settings);
         policy::remove(subagent, &self.excluded_middleware);
         let wanted = |policy: &&Policy| !self.excluded_middleware.contains(&policy.name);
         let extra: Vec<Policy> = self.extra_middleware.iter().filter(wanted).cloned().collect();
@@ -168,7 +168,6 @@ impl HarnessProfile {
             system_prompt: std::mem::take(&mut agent.system_prompt),
             excluded_tools: std::mem::take(&mut agent.excluded_tools),
             tool_description_overrides: std::mem::take(&mut agent.tool_description_overrides),
-            model_settings: Some(std::mem::take(&mut agent.model_settings)),
             todos: agent.todos,
             ask_user: agent.ask_user,
             store: Some(std::mem::take(&mut agent.store)),
@@ -184,7 +183,6 @@ impl HarnessProfile {
         agent.system_prompt = own.system_prompt;
         agent.excluded_tools = own.excluded_tools;
         agent.tool_description_overrides = own.tool_description_overrides;
-        agent.model_settings = own.model_settings.unwrap_or_default();
         agent.todos = own.todos;
         agent.ask_user = own.ask_user;
         agent.store = own.store.unwrap_or_default();
@@ -294,7 +292,8 @@ mod tests {
         ));
         assert_eq!(big.system_prompt.text(), "own\n\nbase\n\nexact");
         assert_eq!(big.excluded_tools, ["grep", "ls"]);
-        assert_eq!(Value::Object(big.model_settings), json!({"a": 3, "b": 2}));
+        let settings = all.model_settings("lab:big", &big.model_settings);
+        assert_eq!(Value::Object(settings), json!({"a": 3, "b": 2}));
         let limits: Vec<&Value> = big
             .middleware
             .iter()

@@ -14,6 +14,9 @@ pub enum ProviderKind {
     /// OpenAI chat completions, also spoken by many gateways and local servers.
     #[serde(rename = "openai")]
     OpenAi,
+    /// OpenAI responses.
+    #[serde(rename = "openai_responses")]
+    OpenAiResponses,
     /// Anthropic messages.
     #[serde(rename = "anthropic")]
     Anthropic,
@@ -38,6 +41,9 @@ pub enum Protocol {
     /// OpenAI chat completions.
     #[serde(rename = "openai")]
     OpenAi,
+    /// OpenAI responses.
+    #[serde(rename = "openai_responses")]
+    OpenAiResponses,
     /// Anthropic messages.
     Anthropic,
     /// Google generateContent.
@@ -73,11 +79,22 @@ pub struct ProviderTraits {
 }
 
 /// Every kind, in the order in which they are listed to people.
-pub const PROVIDERS: [ProviderTraits; 6] = [
+pub const PROVIDERS: [ProviderTraits; 7] = [
     ProviderTraits {
         kind: ProviderKind::OpenAi,
         word: "openai",
         protocol: Protocol::OpenAi,
+        address: None,
+        key_variables: &["OPENAI_API_KEY"],
+        address_variables: &["OPENAI_BASE_URL", "OPENAI_API_BASE"],
+        needs_key: true,
+        has_embeddings: true,
+        is_built_in: true,
+    },
+    ProviderTraits {
+        kind: ProviderKind::OpenAiResponses,
+        word: "openai_responses",
+        protocol: Protocol::OpenAiResponses,
         address: None,
         key_variables: &["OPENAI_API_KEY"],
         address_variables: &["OPENAI_BASE_URL", "OPENAI_API_BASE"],

@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn equal_definitions_have_equal_digests_and_others_do_not() {
         let one = AgentDefinition {
-            model: "scripted:x".to_owned(),
+            model: "scripted:x".into(),
             ..AgentDefinition::default()
         };
         let read = AgentDefinition::from_stored(serde_json::from_str(&one.text()).expect("JSON"));
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn the_files_of_a_definition_are_a_part_of_its_content_and_stored_with_it() {
         let plain = AgentDefinition {
-            model: "scripted:x".to_owned(),
+            model: "scripted:x".into(),
             ..AgentDefinition::default()
         };
         assert!(!plain.text().contains("enclosed"));

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::check::address_problem;
@@ -88,8 +89,7 @@ impl SubagentDefinition {
             Location::Local(graph_id) => self.check_own_fields(field, graph_id),
             Location::Remote { graph_id, url } => {
                 let mut findings = self.check_own_fields(field, graph_id);
-                let problem = address_problem(url).or_else(|| secret_problem(url));
-                findings.extend(problem.map(|problem| Diagnostic::error(field.then("url"), problem)));
+                findings.extend(check_url(field, url));
                 findings
             }
         };
@@ -138,16 +138,7 @@ impl SubagentDefinition {
 
     /// Returns the given fields that describe the agent itself: all but [`FIELDS_OF_REFERENCES`].
     pub(super) fn own_fields(&self) -> Vec<String> {
-        let written = |subagent: &Self| match serde_json::to_value(subagent) {
-            Ok(Value::Object(fields)) => fields,
-            Ok(_) | Err(_) => Map::new(),
-        };
-        let left_out = written(&Self::default());
-        let given = written(self).into_iter();
-        given
-            .filter(|(name, value)| left_out.get(name) != Some(value) && !FIELDS_OF_REFERENCES.contains(&name.as_str()))
-            .map(|(name, _)| name)
-            .collect()
+        given_fields_but(self, &FIELDS_OF_REFERENCES)
     }
 
     /// Reports fields that belong to the definition of the other agent.
@@ -188,12 +179,32 @@ impl SubagentDefinition {
     }
 }
 
+/// Checks the address of the server that has an agent.
+pub(super) fn check_url(field: &FieldPath, url: &str) -> Option<Diagnostic> {
+    let problem = address_problem(url).or_else(|| secret_problem(url))?;
+    Some(Diagnostic::error(field.then("url"), problem))
+}
+
 /// Reports the parts that an address must not have, since clients can read addresses.
 fn secret_problem(url: &str) -> Option<String> {
     let url = url::Url::parse(url).ok()?;
     let has_secret = !url.username().is_empty() || url.password().is_some() || url.query().is_some();
     let problem = "must hold neither a user nor a query: everybody can read it. Secrets belong in `headers`";
     has_secret.then(|| problem.to_owned())
+}
+
+/// Returns the names of the fields of a definition that are given, but for these.
+pub(super) fn given_fields_but<T: Serialize + Default>(definition: &T, but: &[&str]) -> Vec<String> {
+    let written = |definition: &T| match serde_json::to_value(definition) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) | Err(_) => Map::new(),
+    };
+    let left_out = written(&T::default());
+    let given = written(definition).into_iter();
+    given
+        .filter(|(name, value)| left_out.get(name) != Some(value) && !but.contains(&name.as_str()))
+        .map(|(name, _)| name)
+        .collect()
 }
 
 /// Reports fields that are given but not allowed.

@@ -1,11 +1,70 @@
-//! References to programs that the embedding program has registered.
+//! Agents and subagents that are programs which the embedding program has registered, and agents of other servers.
 
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::remote::wrong;
-use super::{AgentDefinition, SubagentDefinition};
+use super::remote::{check_url, given_fields_but, wrong};
+use super::{AgentDefinition, SubagentDefinition, check_headers};
+
+/// The fields that an agent may have that is a program.
+const FIELDS_OF_PROGRAMS: [&str; 10] = [
+    "name",
+    "description",
+    "runnable",
+    "state",
+    "context_schema",
+    "context_scoping",
+    "on_pending_interrupt",
+    "approvers",
+    "response_format",
+    "limits",
+];
+
+/// The fields that an agent may have that works on another server.
+const FIELDS_OF_REMOTE_AGENTS: [&str; 8] = [
+    "name",
+    "description",
+    "graph_id",
+    "url",
+    "headers",
+    "on_pending_interrupt",
+    "recursion_limit",
+    "limits",
+];
 
 impl AgentDefinition {
+    /// Returns whether the agent is a program, or an agent of another server.
+    pub fn is_program(&self) -> bool {
+        self.runnable.is_some() || self.graph_id.is_some() || self.url.is_some()
+    }
+
+    /// Returns the `graph_id` and the address of the agent of another server that this agent is.
+    pub fn remote(&self) -> Option<(&str, &str)> {
+        let url = self.url.as_deref()?;
+        Some((self.graph_id.as_deref()?, url))
+    }
+
+    /// Returns the agent of another server that this agent is, in the form of a subagent.
+    pub fn as_remote_subagent(&self) -> Option<SubagentDefinition> {
+        self.remote()?;
+        Some(SubagentDefinition {
+            name: self.name.clone().unwrap_or_default(),
+            graph_id: self.graph_id.clone(),
+            url: self.url.clone(),
+            headers: self.headers.clone(),
+            in_background: Some(false),
+            ..SubagentDefinition::default()
+        })
+    }
+
+    /// Returns in a few words what does the work of the agent: a model, a program, or another server.
+    pub fn worker(&self) -> String {
+        match (&self.runnable, self.remote()) {
+            (Some(program), _) => format!("the program {program}"),
+            (None, Some((graph_id, url))) => format!("agent {graph_id} at {url}"),
+            (None, None) => format!("model {}", self.model),
+        }
+    }
+
     /// Checks the names of programs.
     pub(super) fn check_registered(&self, context: &ValidationContext) -> Vec<Diagnostic> {
         let mut findings = vec![];
@@ -15,17 +74,56 @@ impl AgentDefinition {
         }
         findings
     }
+
+    /// Checks what is particular to an agent that is a program, or an agent of another server.
+    pub(super) fn check_program(&self, context: &ValidationContext) -> Vec<Diagnostic> {
+        let top = FieldPath::default();
+        if let Some(name) = &self.runnable {
+            let senseless = given_fields_but(self, &FIELDS_OF_PROGRAMS);
+            let senseless = senseless.iter().map(|name| (name.as_str(), true));
+            let why = "goes without `runnable` only: the program does everything itself";
+            let mut findings = wrong(&top, senseless, why);
+            findings.extend(unknown_program(&top, name, context));
+            return findings;
+        }
+        let senseless = given_fields_but(self, &FIELDS_OF_REMOTE_AGENTS);
+        let senseless = senseless.iter().map(|name| (name.as_str(), true));
+        let why = "goes without `graph_id` and `url` only: that agent is defined on its server";
+        let mut findings = wrong(&top, senseless, why);
+        match self.graph_id.as_deref().map(str::trim) {
+            Some("") | None => {
+                let message = "must be given: the agent of the server at `url`";
+                findings.push(Diagnostic::error(top.then("graph_id"), message));
+            }
+            Some(_) => {}
+        }
+        match &self.url {
+            Some(url) => findings.extend(check_url(&top, url)),
+            None => {
+                let message = "must be given: the server that has the agent `graph_id`. An assistant is another name for \
+                               an agent of this server";
+                findings.push(Diagnostic::error(top.then("url"), message));
+            }
+        }
+        findings.extend(check_headers(&top.then("headers"), &self.headers));
+        findings
+    }
+}
+
+/// Reports a program that is not registered.
+fn unknown_program(field: &FieldPath, name: &str, context: &ValidationContext) -> Option<Diagnostic> {
+    if context.runnables.contains(name) {
+        return None;
+    }
+    let known = suggestion(name, context.runnables.iter().map(String::as_str), "registered are");
+    let message = format!("there is no program `{name}`; {known}");
+    Some(Diagnostic::error(field.then("runnable"), message))
 }
 
 impl SubagentDefinition {
     fn check_runnable(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
-        let mut findings = vec![];
-        if !context.runnables.contains(name) {
-            let known = suggestion(name, context.runnables.iter().map(String::as_str), "registered are");
-            let message = format!("there is no program `{name}`; {known}");
-            findings.push(Diagnostic::error(field.then("runnable"), message));
-        }
+        let mut findings: Vec<Diagnostic> = unknown_program(field, name, context).into_iter().collect();
         let own_fields = self.own_fields();
         let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
         let senseless = own_fields.chain([("recursion_limit", self.recursion_limit.is_some())]);
@@ -81,5 +179,51 @@ mod tests {
                 "subagents[0].todos: goes without `runnable` only: the program does everything itself",
             ]
         );
+    }
+
+    fn findings_of_agent(body: serde_json::Value) -> Vec<String> {
+        let findings = validate("a", body, &context()).findings;
+        findings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_agent_may_be_a_program_and_has_no_fields_of_a_model() {
+        let good = json!({"runnable": "count", "name": "counter", "limits": {"wall_s": 5.0}, "state": {"notes": {}},
+            "approvers": {"roles": ["admin"]}, "on_pending_interrupt": "reject"});
+        assert_eq!(findings_of_agent(good), [""; 0]);
+        let bad = json!({"runnable": "cout", "model": "scripted:x", "subagents": [
+            {"name": "b", "description": "Does this and all of that."}], "files": "none", "recursion_limit": 3});
+        let why = "goes without `runnable` only: the program does everything itself";
+        assert_eq!(
+            findings_of_agent(bad),
+            [
+                format!("files: {why}"),
+                format!("model: {why}"),
+                format!("recursion_limit: {why}"),
+                "runnable: there is no program `cout`; did you mean `count`? registered are: count".to_owned(),
+                format!("subagents: {why}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_agent_may_be_an_agent_of_another_server_and_is_defined_there() {
+        let good = json!({"graph_id": "far", "url": "https://a.b", "recursion_limit": 9, "limits": {"wall_s": 5.0}});
+        assert_eq!(findings_of_agent(good), [""; 0]);
+        let fields = |body: serde_json::Value| -> Vec<String> {
+            let findings = validate("a", body, &context()).findings;
+            findings.iter().map(|finding| finding.field.to_string()).collect()
+        };
+        let bad = json!({"graph_id": "far", "url": "ftp://a.b", "tools": ["x"], "state": {"notes": {}}, "todos": true});
+        assert_eq!(fields(bad), ["state", "todos", "tools", "url"]);
+        assert_eq!(fields(json!({"graph_id": "far"})), ["url"]);
+        assert_eq!(fields(json!({"url": "https://a.b"})), ["graph_id"]);
+        assert_eq!(
+            fields(json!({"graph_id": "far", "url": "https://me:hush@a.b"})),
+            ["url"]
+        );
+        // Headers of clients are refused as well.
+        let headers = json!({"model": "scripted:x", "headers": {"x": "y"}});
+        assert_eq!(fields(headers), ["headers", "headers"]);
     }
 }

@@ -203,7 +203,8 @@ pub fn source_problem(path: &str) -> Option<String> {
     reserved.then(|| format!("`{path}` must not lie in {FOLDER}, which belongs to the server"))
 }
 
-/// Checks that the definition of a client names no files on the server's disk and defines no MCP servers.
+/// Checks that the definition of a client names no files on the server's disk, defines no MCP servers and runs no
+/// commands.
 pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
     let on_disk = agent
         .named_sources()
@@ -222,11 +223,12 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
         .servers_mut()
         .map(|(field, _)| Diagnostic::error(field, message))
         .collect::<Vec<_>>();
-    let on_disk = agent
+    let of_owner = agent
         .workspaces()
         .into_iter()
-        .flat_map(|(field, workspace)| workspace.on_disk(&field));
-    reported.chain(servers).chain(on_disk).collect()
+        .flat_map(|(field, workspace)| workspace.of_owner(&field));
+    let commands = agent.check_execution_of_client();
+    reported.chain(servers).chain(of_owner).chain(commands).collect()
 }
 
 #[cfg(test)]

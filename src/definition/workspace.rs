@@ -1,20 +1,20 @@
 //! The workspace of an agent: where the files are on which its file tools work.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::AgentDefinition;
 use super::agent::is_default;
-use super::diagnostic::{Diagnostic, FieldPath};
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::path::{below, is_bundled, normalise};
 
 /// The maximum number of routes.
 const MAX_ROUTES: usize = 64;
 /// The directories in which the server keeps files of the thread. They are always in its state.
-pub const THREAD_FOLDERS: [&str; 2] = ["/large_tool_results", "/conversation_history"];
+pub const THREAD_FOLDERS: [&str; 3] = ["/large_tool_results", "/large_messages", "/conversation_history"];
 /// The placeholders that the namespace of a directory on the disk may have: a client can choose none of them.
 const SERVER_VALUES: [&str; 5] = ["tenant", "user_id", "thread_id", "assistant_id", "agent_name"];
 
@@ -27,6 +27,12 @@ pub struct WorkspaceDefinition {
     /// The directory on the disk, for `disk`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<PathBuf>,
+    /// The sandbox service with the sandbox, for `sandbox`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    /// The owner of the sandbox, for `sandbox`: the thread or each agent; the thread when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scope: Option<SandboxScope>,
     /// The namespace in the Store, for `store`; the directories below `root`, for `disk`. `{name}` in a label is
     /// replaced by a value of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,8 +62,21 @@ pub enum WorkspaceKind {
     Disk,
     /// A namespace of the Store, which outlives threads.
     Store,
+    /// A sandbox of a sandbox service.
+    Sandbox,
     /// Several workspaces, each at a path of its own.
     Composite,
+}
+
+/// The owner of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxScope {
+    /// The thread's: all of its agents share the sandbox.
+    #[default]
+    Thread,
+    /// The agent's: each agent of the thread has its own.
+    Agent,
 }
 
 impl WorkspaceKind {
@@ -66,6 +85,7 @@ impl WorkspaceKind {
             Self::State => "state",
             Self::Disk => "disk",
             Self::Store => "store",
+            Self::Sandbox => "sandbox",
             Self::Composite => "composite",
         }
     }
@@ -99,13 +119,16 @@ impl WorkspaceDefinition {
         all
     }
 
-    /// Returns an error for each part that is on the disk of the server. Only the configuration may name one.
-    pub(super) fn on_disk(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    /// Returns an error for each part that is on the disk of the server or in a sandbox. Only the configuration may name
+    /// one.
+    pub(super) fn of_owner(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let message = "is for definitions in files; one that comes over HTTP has its files in the state of the thread or \
             in the Store";
         let parts = self.all(field).into_iter();
         parts
-            .filter(|(_, part)| part.kind == WorkspaceKind::Disk || part.root.is_some())
+            .filter(|(_, part)| {
+                matches!(part.kind, WorkspaceKind::Disk | WorkspaceKind::Sandbox) || part.root.is_some()
+            })
             .map(|(field, _)| Diagnostic::error(field.then("kind"), message))
             .collect()
     }
@@ -123,6 +146,13 @@ impl WorkspaceDefinition {
                 format!(" {}", parts.join("/"))
             }
             WorkspaceKind::Store => format!(" {}", labels.unwrap_or_default()),
+            WorkspaceKind::Sandbox => {
+                let whose = match self.scope.unwrap_or_default() {
+                    SandboxScope::Thread => "",
+                    SandboxScope::Agent => ", one for each agent",
+                };
+                format!(" {}{whose}", self.sandbox.as_deref().unwrap_or_default())
+            }
             WorkspaceKind::Composite => {
                 let default = self.default.as_deref().cloned().unwrap_or_default().summary();
                 let routes = self.routes.iter();
@@ -138,20 +168,39 @@ impl WorkspaceDefinition {
         format!("{kind}{detail}{read_only}")
     }
 
-    /// Checks the workspace in `field`.
-    pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    /// Checks the workspace in `field`; `services` are the sandbox services that there are.
+    pub(super) fn check(&self, field: &FieldPath, services: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = vec![];
         for (at, (place, workspace)) in self.all(field).into_iter().enumerate() {
-            workspace.check_one(&place, at == 0, &mut findings);
+            workspace.check_one(&place, at == 0, services, &mut findings);
         }
         findings
     }
 
-    fn check_one(&self, field: &FieldPath, is_outermost: bool, findings: &mut Vec<Diagnostic>) {
+    /// Returns the reason why the name of the sandbox service is wrong.
+    fn service_problem(&self, services: &BTreeSet<String>) -> Option<String> {
+        let Some(name) = &self.sandbox else {
+            return Some("must be given: the name of a section `[sandboxes.NAME]`".to_owned());
+        };
+        (!services.contains(name)).then(|| {
+            let known = suggestion(name, services.iter().map(String::as_str), "there are");
+            format!("there is no section `[sandboxes.{name}]`; {known}")
+        })
+    }
+
+    fn check_one(
+        &self,
+        field: &FieldPath,
+        is_outermost: bool,
+        services: &BTreeSet<String>,
+        findings: &mut Vec<Diagnostic>,
+    ) {
         let mut error = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
         let kind = self.kind;
         let given = [
             ("root", self.root.is_some(), kind == WorkspaceKind::Disk),
+            ("sandbox", self.sandbox.is_some(), kind == WorkspaceKind::Sandbox),
+            ("scope", self.scope.is_some(), kind == WorkspaceKind::Sandbox),
             ("ignore_files", self.ignore_files.is_some(), kind == WorkspaceKind::Disk),
             (
                 "namespace",
@@ -185,6 +234,11 @@ impl WorkspaceDefinition {
                 let message = "must be given: the labels under which the files are in the Store, such as \
                     [\"memories\", \"{user_id}\"]";
                 error(field.then("namespace"), message.to_owned());
+            }
+            WorkspaceKind::Sandbox => {
+                if let Some(problem) = self.service_problem(services) {
+                    error(field.then("sandbox"), problem);
+                }
             }
             WorkspaceKind::Composite if !is_outermost => {
                 error(
@@ -312,7 +366,8 @@ mod tests {
 
     fn problems(workspace: Value) -> Vec<String> {
         let workspace: WorkspaceDefinition = serde_json::from_value(workspace).expect("a workspace");
-        let found = workspace.check(&FieldPath::of(["workspace"]));
+        let services = BTreeSet::from(["lab".to_owned()]);
+        let found = workspace.check(&FieldPath::of(["workspace"]), &services);
         found.iter().map(ToString::to_string).collect()
     }
 
@@ -324,6 +379,7 @@ mod tests {
             json!({"kind": "store", "namespace": ["memories", "{user_id}"], "read_only": true}),
             json!({"kind": "composite", "default": {"kind": "disk", "root": "work"},
                 "routes": {"/memories/": {"kind": "store", "namespace": ["m"]}, "/scratch": {}}}),
+            json!({"kind": "sandbox", "sandbox": "lab", "scope": "agent"}),
         ];
         for workspace in good {
             assert_eq!(problems(workspace.clone()), [""; 0], "{workspace}");
@@ -335,6 +391,19 @@ mod tests {
             ),
             (json!({"kind": "disk"}), "workspace.root: must be given"),
             (json!({"kind": "store"}), "workspace.namespace: must be given"),
+            (json!({"kind": "sandbox"}), "workspace.sandbox: must be given"),
+            (
+                json!({"kind": "sandbox", "sandbox": "labs"}),
+                "workspace.sandbox: there is no section `[sandboxes.labs]`",
+            ),
+            (
+                json!({"scope": "agent"}),
+                "workspace.scope: does not go with `kind = \"state\"`",
+            ),
+            (
+                json!({"kind": "sandbox", "sandbox": "lab", "read_only": true}),
+                "workspace.read_only: does not go with",
+            ),
             (
                 json!({"kind": "store", "namespace": ["a b"]}),
                 "workspace.namespace[0]: `a b` must consist of",

@@ -230,6 +230,20 @@ pub struct RunSettings {
     pub context: Map<String, Value>,
 }
 
+impl RunSettings {
+    /// Puts an entry into the context, or removes it.
+    pub fn put(&mut self, name: &str, value: Option<&Value>) {
+        let mut configurable = configurable(&self.config);
+        for context in [&mut self.context, &mut configurable] {
+            match value {
+                Some(value) => drop(context.insert(name.to_owned(), value.clone())),
+                None => drop(context.remove(name)),
+            }
+        }
+        self.config.insert("configurable".to_owned(), configurable.into());
+    }
+}
+
 /// The error for `config.configurable` and `context` that are both given and differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("config.configurable and context differ")]

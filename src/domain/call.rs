@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::id::RunId;
 use super::interrupt::ReviewAction;
 use super::item::ItemChange;
 use super::machine::Failure;
-use super::message::{Message, ToolCall, ToolStatus};
+use super::message::{Content, Message, Role, ToolCall, ToolStatus};
 use super::state::{State, Update};
 
 /// A tool call of the current step.
@@ -22,6 +23,54 @@ pub struct Call {
     /// The status of the call.
     #[serde(rename = "fate")]
     pub status: CallStatus,
+    /// The results of the delegations after which the tool is called again, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delegations: Vec<DelegationResult>,
+}
+
+/// The result of a delegation, for the tool that asked for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DelegationResult {
+    /// The subagent's name.
+    pub subagent: String,
+    /// The subagent's last text, its structured answer as JSON, or the reason why there is neither.
+    pub content: Content,
+    /// The outcome: an error if the subagent has failed.
+    pub status: ToolStatus,
+    /// The writes of the subagent to shared fields and files. They become part of the output of the call.
+    #[serde(default)]
+    pub writes: Update,
+}
+
+impl DelegationResult {
+    /// Creates the result from what the delegating model would read otherwise.
+    pub fn new(subagent: impl Into<String>, output: ToolOutput) -> Self {
+        let mut writes = output.writes;
+        let last = writes.messages.pop();
+        let is_error = |message: &Arc<Message>| {
+            matches!(
+                message.role,
+                Role::Tool {
+                    status: ToolStatus::Error,
+                    ..
+                }
+            )
+        };
+        Self {
+            subagent: subagent.into(),
+            status: match last.as_ref().is_some_and(is_error) {
+                true => ToolStatus::Error,
+                false => ToolStatus::Success,
+            },
+            content: last.map_or_else(|| String::new().into(), |message| message.content.clone()),
+            writes,
+        }
+    }
+
+    /// Returns the result as tools outside the server read it.
+    pub fn for_tool(&self) -> Value {
+        json!({"subagent_type": self.subagent, "status": self.status, "content": self.content})
+    }
 }
 
 /// The status of a tool call.
@@ -114,6 +163,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
             id: call.id.clone(),
             edited: edited_call(state, &call.id),
             status: CallStatus::Ready,
+            delegations: vec![],
         });
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let id = call.id.clone()?;
@@ -128,6 +178,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
             id,
             edited: None,
             status: CallStatus::Answered(Box::new(answered)),
+            delegations: vec![],
         })
     });
     readable.chain(unreadable).collect()

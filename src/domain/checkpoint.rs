@@ -55,7 +55,8 @@ impl CheckpointSource {
 }
 
 /// The history of one agent on a thread: the main agent's, or that of one child run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lane {
     /// The history of the main agent.
     Main,

@@ -35,7 +35,7 @@ pub struct Event {
 }
 
 /// The agent that an event is about.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     /// The agent's history.
     pub lane: Lane,
@@ -103,7 +103,8 @@ impl EventBody {
 }
 
 /// The kind of a step that starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AgentWork {
     /// A call of the model.
     Model,
@@ -148,6 +149,15 @@ pub enum Fact {
         message: Box<Message>,
         /// True if the model failed; otherwise the call was cancelled.
         failed: bool,
+    },
+    /// A model failed, and the next one of the agent was asked.
+    FellBack {
+        /// The model that failed, as `provider:model-name`.
+        from: String,
+        /// The model that was asked next.
+        to: String,
+        /// The class of the error.
+        error: String,
     },
     /// The agent raised interrupts and waits for their answers.
     Asked {
@@ -205,7 +215,7 @@ pub struct Delta {
 }
 
 /// The properties shared by all pieces of one answer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnswerHead {
     /// The id of the message that the answer becomes.
     pub message: String,
@@ -220,7 +230,8 @@ pub struct AnswerHead {
 }
 
 /// The content of a piece.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Chunk {
     /// The start of the answer.
     Begin,

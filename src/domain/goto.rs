@@ -99,6 +99,10 @@ impl Destination {
 
     fn of_one(target: &Goto, plan: &Plan) -> Result<Option<Self>, Invalid> {
         let input = target.input();
+        // A program has one node, which is no destination: it runs once for each input.
+        if plan.program.is_some() && target.node() != END {
+            return Ok(None);
+        }
         match target.node() {
             MODEL => input
                 .map(read_messages)

@@ -78,6 +78,10 @@ id!(
     JobId
 );
 id!(
+    /// The id of a sandbox of a sandbox service, chosen by the server before the sandbox is created.
+    SandboxId
+);
+id!(
     /// The id of a server process, valid while it lives; leases contain it.
     WorkerId
 );
@@ -124,6 +128,11 @@ impl TaskId {
     pub fn of_step(head: Option<CheckpointId>, node: &str, index: usize) -> Self {
         let space = head.map_or(Uuid::nil(), |head| head.0);
         Self(Uuid::new_v5(&space, format!("{node}:{index}").as_bytes()))
+    }
+
+    /// Derives the id of the `number`-th delegation of a call after which its tool is called again.
+    pub fn of_delegation(call: Self, number: usize) -> Self {
+        Self(Uuid::new_v5(&call.0, format!("delegation:{number}").as_bytes()))
     }
 }
 

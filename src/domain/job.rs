@@ -54,6 +54,8 @@ kinds! {
     WatchInterrupt = "watch_interrupt",
     /// Starts a run that continues a thread whose interrupts have expired. The key is the thread.
     ExpireInterrupts = "expire_interrupts",
+    /// Ends a sandbox whose thread was deleted. The key is the sandbox.
+    EndSandbox = "end_sandbox",
     /// Starts a run that reports the outcome of background tasks to an idle agent. The key is the agent's thread.
     NotifyParent = "notify_parent",
     /// Deletes expired threads, histories and idempotency keys. The key is nil.

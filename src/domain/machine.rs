@@ -11,12 +11,13 @@
 //!                                                        └─► after_agent ─► ended
 //! ```
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::call::{Call, CallStatus, ToolOutput, pending_calls};
+use super::call::{Call, CallStatus, DelegationResult, ToolOutput, pending_calls};
 use super::checkpoint::{CheckpointSource, Entry};
 use super::id::{CheckpointId, InterruptId, RunId, TaskId};
 use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
@@ -276,6 +277,43 @@ impl Machine {
         {
             call.status = status;
         }
+    }
+
+    /// Records the result of a delegation after which the tool of the call at `at` is called again.
+    pub fn delegation_done(&mut self, at: usize, result: DelegationResult) {
+        if let Phase::Tools { calls } = &mut self.position.phase
+            && let Some(call) = calls.get_mut(at)
+        {
+            call.status = CallStatus::Ready;
+            call.delegations.push(result);
+        }
+    }
+
+    /// Returns the results of the delegations of the call at `at` after which its tool is called again.
+    pub fn delegations(&self, at: usize) -> &[DelegationResult] {
+        match &self.position.phase {
+            Phase::Tools { calls } => calls.get(at).map_or(&[], |call| &call.delegations),
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => &[],
+        }
+    }
+
+    /// Returns what the delegations of the call at `at` have written so far.
+    pub fn delegated_writes(&self, at: usize) -> Update {
+        let mut writes = Update::none();
+        for result in self.delegations(at) {
+            writes.merge(result.writes.clone());
+        }
+        writes
+    }
+
+    /// Returns the state from which a subagent of the call at `at` starts: with the writes of the subagents before it.
+    pub fn state_for_child(&self, at: usize) -> Cow<'_, State> {
+        if self.delegations(at).is_empty() {
+            return Cow::Borrowed(&self.state);
+        }
+        let mut state = self.state.clone();
+        state.apply(&self.delegated_writes(at));
+        Cow::Owned(state)
     }
 
     /// Records that a call raised interrupts. It runs again when all of them are answered.

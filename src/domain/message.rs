@@ -166,6 +166,14 @@ impl Content {
         }
     }
 
+    /// Returns the length of the text parts, in bytes.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Blocks(blocks) => blocks.iter().filter_map(block_text).map(str::len).sum(),
+        }
+    }
+
     /// Returns the content with another text. Blocks that are not text stay, after it.
     pub fn with_text(&self, text: String) -> Self {
         match self {

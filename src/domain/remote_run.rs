@@ -1,4 +1,4 @@
-//! Runs on other servers that a subagent's run waits for.
+//! Runs on other servers that a run of this one waits for.
 
 use super::id::{Digest, RunId};
 use super::time::Timestamp;
@@ -6,13 +6,15 @@ use super::time::Timestamp;
 /// A run on another server, stored so that it can be cancelled when its result is not needed any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteRun {
-    /// The run of the subagent.
+    /// The run of the agent on this server: a subagent's, or the main agent's.
     pub run: RunId,
-    /// The `graph_id` of the definition that contains the subagent.
+    /// The run whose work it is: the same, or the first of the runs of a main agent that continue each other.
+    pub first: RunId,
+    /// The `graph_id` of the definition that contains the agent.
     pub graph_id: String,
     /// The digest of that definition.
     pub definition: Option<Digest>,
-    /// The name of the subagent in the definition.
+    /// The name of the agent in the definition.
     pub agent: String,
     /// The address of the other server.
     pub url: String,

@@ -51,6 +51,8 @@ pub struct Run {
 /// The metadata key for the number of delegation levels allowed below a run. The server that requested the run counts
 /// it among its own subagents and sends what is left of its limit.
 pub const LEVELS: &str = "adjutant_levels";
+/// The metadata key with the number of servers that have passed the work on as a whole.
+pub const HOPS: &str = "adjutant_hops";
 
 impl Run {
     /// Returns the number of delegation levels allowed below the run: the smaller of the limit in the metadata, set by
@@ -60,6 +62,28 @@ impl Run {
         let noted = noted.map(|levels| u32::try_from(levels).unwrap_or(u32::MAX));
         let left = self.request.background.as_ref().and_then(|ancestry| ancestry.levels);
         noted.into_iter().chain(left).min()
+    }
+
+    /// Returns the number of servers that have passed the work of the run on as a whole.
+    pub fn hops(&self) -> u32 {
+        let noted = self.metadata.get(HOPS).and_then(Value::as_u64).unwrap_or(0);
+        u32::try_from(noted).unwrap_or(u32::MAX)
+    }
+}
+
+/// Where the work of a run of a main agent comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunOrigin {
+    /// The run that brought the input. It is another one if this run continues with answers to questions.
+    pub first: RunId,
+    /// The number of servers that have passed the work on as a whole.
+    pub hops: u32,
+}
+
+impl RunOrigin {
+    /// Returns the origin of a run that brought its input itself.
+    pub fn of(run: RunId) -> Self {
+        Self { first: run, hops: 0 }
     }
 }
 
@@ -394,6 +418,26 @@ pub struct DelegatedTask {
     /// The JSON Schema of the result that replaces the subagent's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
+    /// The use of the result.
+    #[serde(default, skip_serializing_if = "AfterDelegation::is_default")]
+    pub then: AfterDelegation,
+}
+
+/// The use of the result of a delegated task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AfterDelegation {
+    /// The result of the call.
+    #[default]
+    Answer,
+    /// The input of another call of the tool.
+    CallAgain,
+}
+
+impl AfterDelegation {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Run {

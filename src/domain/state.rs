@@ -7,6 +7,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base64::engine::general_purpose::STANDARD;
+use base64::{DecodeError, Engine};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -66,6 +68,33 @@ impl File {
             encoding: Encoding::Utf8,
             created_at: Some(now.clone()),
             modified_at: Some(now),
+        }
+    }
+
+    /// Creates a file with these bytes, without times: as text if they are one, else as base64.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        // A text with a zero character cannot be stored; it is no text for people either.
+        let (content, encoding) = match String::from_utf8(bytes) {
+            Ok(text) if !text.contains('\0') => (text, Encoding::Utf8),
+            Ok(text) => (STANDARD.encode(text), Encoding::Base64),
+            Err(error) => (STANDARD.encode(error.as_bytes()), Encoding::Base64),
+        };
+        Self {
+            content,
+            encoding,
+            created_at: None,
+            modified_at: None,
+        }
+    }
+
+    /// Returns the bytes.
+    ///
+    /// # Errors
+    /// If the content is not the base64 that it should be.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, DecodeError> {
+        match self.encoding {
+            Encoding::Utf8 => Ok(self.content.clone().into_bytes()),
+            Encoding::Base64 => STANDARD.decode(&self.content),
         }
     }
 }
@@ -234,6 +263,11 @@ pub fn crosses_to_subagents(field: &str) -> bool {
 }
 
 impl State {
+    /// Returns the number in a field that counts; 0 if there is none.
+    pub fn count(&self, field: &str) -> u64 {
+        self.fields.get(field).and_then(Value::as_u64).unwrap_or(0)
+    }
+
     /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
         for message in &update.messages {

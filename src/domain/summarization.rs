@@ -143,6 +143,19 @@ fn with_shorter_arguments(message: &Message, most: u32) -> Option<Message> {
     Some(message)
 }
 
+/// The folder for messages that are too long for the model.
+const LONG_FOLDER: &str = "/large_messages";
+
+/// Returns the path of the file with the text of a message that is too long for the model.
+pub fn long_message_path(id: &str) -> String {
+    let safe = |letter: char| match letter.is_ascii_alphanumeric() || "-_".contains(letter) {
+        true => letter,
+        false => '_',
+    };
+    let name: String = id.chars().map(safe).take(100).collect();
+    format!("{LONG_FOLDER}/{name}")
+}
+
 /// Returns whether shortening the text of a message would make it shorter.
 pub fn can_be_shortened(message: &Message) -> bool {
     message.content.text().chars().nth(4 * SHORTENED_CHARS).is_some()
@@ -150,7 +163,7 @@ pub fn can_be_shortened(message: &Message) -> bool {
 
 /// Returns a message with the beginning and the end of its text. The whole text is in the file `path`, unless that is
 /// empty. Blocks that are not text stay.
-fn shortened(message: &Message, path: &str) -> Message {
+pub fn shortened(message: &Message, path: &str) -> Message {
     let text = message.content.text();
     let count = text.chars().count();
     let place = match path {

@@ -55,6 +55,12 @@ impl Timestamp {
         instant.format("%a, %d %b %Y %H:%M:%S GMT").to_string()
     }
 
+    /// Parses an HTTP date.
+    pub fn read_http(text: &str) -> Option<Self> {
+        let instant = DateTime::parse_from_rfc2822(text).ok()?;
+        Some(Self(instant.timestamp_micros()))
+    }
+
     /// Returns the milliseconds since 1970.
     pub fn millis(self) -> i64 {
         self.0 / 1000
@@ -122,6 +128,11 @@ mod tests {
             Timestamp(1_795_250_426_062_942).to_http(),
             "Sat, 21 Nov 2026 08:40:26 GMT"
         );
+        assert_eq!(
+            Timestamp::read_http("Sat, 21 Nov 2026 08:40:26 GMT"),
+            Some(Timestamp(1_795_250_426_000_000))
+        );
+        assert_eq!(Timestamp::read_http("yesterday"), None);
     }
 
     #[test]

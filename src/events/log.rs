@@ -3,18 +3,25 @@
 //! While a run is active in this process, only this process numbers the events of the thread. Stored events get their
 //! number before they are stored and become visible afterwards; chunks of answers are visible at once. A reader never
 //! passes a number that is not visible yet, so the order is the same for all readers.
+//!
+//! While a run is active in another process, [`ThreadLog::follow`] adds the chunks that the process has sent, and marks
+//! which numbers are stored: readers read those from the database, in the same order.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::domain::event::Event;
 use crate::domain::id::RunId;
 
 /// The number of events in memory. Readers that fall further behind read stored events, without the chunks of answers.
 const CAPACITY: usize = 1024;
+/// The time for which readers rely on the process that has sent the last chunk, instead of polling the database.
+const RELIANCE: Duration = Duration::from_secs(2);
 
 /// The newest part of one thread's log.
 pub struct ThreadLog {
@@ -24,6 +31,10 @@ pub struct ThreadLog {
     changes: watch::Sender<u64>,
     /// The version of the thread at the last check for changes by other processes.
     version: AtomicI64,
+    /// True if the other processes know that readers here wait for chunks.
+    announced: AtomicBool,
+    /// Wakes the task that announces it.
+    wanted: Arc<Notify>,
 }
 
 #[derive(Default)]
@@ -45,12 +56,30 @@ struct RingBuffer {
     /// The number up to which all events are stored, or were volatile.
     floor: i64,
     slots: VecDeque<Slot>,
+    /// The time of the last events of another process, if the newest ones are of another process.
+    followed: Option<Instant>,
 }
 
-struct Slot {
-    seq: i64,
-    /// The event; `None` while it is being stored.
-    event: Option<Arc<Event>>,
+/// An event in memory, with its number.
+pub(super) struct Slot {
+    pub(super) seq: i64,
+    pub(super) content: SlotContent,
+}
+
+/// The content of a slot.
+pub(super) enum SlotContent {
+    /// An event that is being stored.
+    Reserved,
+    /// An event that another process has stored: readers read it from the database.
+    Stored,
+    /// A visible event.
+    Visible(Arc<Event>),
+}
+
+impl Slot {
+    fn is_reserved(&self) -> bool {
+        matches!(self.content, SlotContent::Reserved)
+    }
 }
 
 /// The part of the log that memory has for a reader.
@@ -63,19 +92,33 @@ pub(super) enum Buffered {
 
 impl Default for ThreadLog {
     fn default() -> Self {
-        Self {
-            ring: Mutex::default(),
-            changes: watch::Sender::new(0),
-            version: AtomicI64::new(i64::MIN),
-        }
+        Self::new(Arc::default())
     }
 }
 
 impl ThreadLog {
+    /// Creates an empty log. It notifies `wanted` when readers wait for chunks of other processes.
+    pub(super) fn new(wanted: Arc<Notify>) -> Self {
+        Self {
+            ring: Mutex::default(),
+            changes: watch::Sender::new(0),
+            version: AtomicI64::new(i64::MIN),
+            announced: AtomicBool::new(false),
+            wanted,
+        }
+    }
+
     /// Announces a run, so that its readers wait for it instead of polling the database; `fresh` for a run that has
     /// never started. Returns the holder for [`ThreadLog::close`].
     pub fn expect_run(&self, run: RunId, fresh: bool) -> u64 {
         let mut ring = self.ring();
+        if ring.followed.is_some() {
+            // What another process has sent is not the log of this one.
+            *ring = RingBuffer {
+                holder: ring.holder,
+                ..RingBuffer::default()
+            };
+        }
         ring.active = true;
         ring.holder += 1;
         ring.run = Some(run);
@@ -101,6 +144,7 @@ impl ThreadLog {
             next,
             floor: next - 1,
             slots,
+            followed: None,
         };
         drop(ring);
         self.notify();
@@ -120,7 +164,7 @@ impl ThreadLog {
         }
         ring.active = false;
         ring.expected = false;
-        ring.slots.retain(|slot| slot.event.is_some());
+        ring.slots.retain(|slot| !slot.is_reserved());
         drop(ring);
         self.notify();
     }
@@ -132,7 +176,10 @@ impl ThreadLog {
         for _ in 0..count {
             let seq = ring.next;
             ring.next += 1;
-            ring.slots.push_back(Slot { seq, event: None });
+            ring.slots.push_back(Slot {
+                seq,
+                content: SlotContent::Reserved,
+            });
         }
         first
     }
@@ -142,7 +189,7 @@ impl ThreadLog {
         let mut ring = self.ring();
         for event in events {
             if let Ok(at) = ring.slots.binary_search_by_key(&event.seq, |slot| slot.seq) {
-                ring.slots[at].event = Some(event);
+                ring.slots[at].content = SlotContent::Visible(event);
             }
         }
         ring.trim();
@@ -164,7 +211,7 @@ impl ThreadLog {
         ring.next += 1;
         ring.slots.push_back(Slot {
             seq,
-            event: Some(Arc::new(make(seq))),
+            content: SlotContent::Visible(Arc::new(make(seq))),
         });
         ring.trim();
         drop(ring);
@@ -189,11 +236,62 @@ impl ThreadLog {
         self.ring().buffered(after)
     }
 
+    /// Adds the events with the numbers after `after` up to `upto`, which another process has sent. Numbers without a
+    /// slot were never used. Has no effect while a run is active here.
+    ///
+    /// If events before `after` are missing, readers continue with the stored ones up to there.
+    pub(super) fn follow(&self, after: i64, upto: i64, slots: impl IntoIterator<Item = Slot>) {
+        let mut ring = self.ring();
+        if ring.active {
+            return;
+        }
+        if ring.next == 0 || after >= ring.next {
+            *ring = RingBuffer {
+                holder: ring.holder,
+                next: after + 1,
+                floor: after,
+                ..RingBuffer::default()
+            };
+        }
+        ring.followed = Some(Instant::now());
+        let known = ring.next;
+        ring.slots.extend(slots.into_iter().filter(|slot| slot.seq >= known));
+        ring.next = known.max(upto + 1);
+        ring.trim();
+        drop(ring);
+        self.notify();
+    }
+
+    /// Returns true if another process sends the newest events, so that readers need not poll the database.
+    pub(super) fn is_followed(&self) -> bool {
+        self.reliance().is_some()
+    }
+
+    /// Returns for how much longer readers rely on another process that sends the newest events; none if no process
+    /// does.
+    pub(super) fn reliance(&self) -> Option<Duration> {
+        let followed = self.ring().followed?;
+        let left = RELIANCE.checked_sub(followed.elapsed())?;
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Has the other processes know that readers here wait for chunks, unless they know.
+    pub(super) fn want_chunks(&self) {
+        if !self.announced.load(Ordering::Relaxed) {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Sets whether the other processes know that readers here wait for chunks. Returns whether they did before.
+    pub(super) fn set_announced(&self, announced: bool) -> bool {
+        self.announced.swap(announced, Ordering::Relaxed)
+    }
+
     /// Frees events that readers can read from the database, if no run is active here. Readers that still wait for
     /// chunks of answers get the whole answers instead.
     pub(super) fn evict(&self) {
         let mut ring = self.ring();
-        if !ring.active {
+        if !ring.active && ring.followed.is_none() {
             ring.slots = VecDeque::new();
             ring.floor = ring.next - 1;
         }
@@ -208,7 +306,7 @@ impl ThreadLog {
         let expected = ring
             .slots
             .iter()
-            .find(|slot| slot.event.is_none())
+            .find(|slot| slot.is_reserved())
             .map_or(ring.next, |slot| slot.seq);
         Some(expected - 1)
     }
@@ -234,8 +332,9 @@ impl ThreadLog {
         self.changes.subscribe()
     }
 
-    /// Wakes all readers.
+    /// Wakes all readers, which look into the database: a run has ended in another process.
     pub(super) fn wake(&self) {
+        self.ring().followed = None;
         self.notify();
     }
 
@@ -266,12 +365,20 @@ impl RingBuffer {
             return Buffered::Stored(Some(self.floor));
         }
         let from = self.slots.partition_point(|slot| slot.seq <= after);
-        Buffered::Events(self.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
+        let is_stored = |slot: &&Slot| matches!(slot.content, SlotContent::Stored);
+        if let Some(last) = self.slots.range(from..).take_while(is_stored).last() {
+            return Buffered::Stored(Some(last.seq));
+        }
+        let visible = self.slots.range(from..).map_while(|slot| match &slot.content {
+            SlotContent::Visible(event) => Some(Arc::clone(event)),
+            SlotContent::Reserved | SlotContent::Stored => None,
+        });
+        Buffered::Events(visible.collect())
     }
 
     /// Drops the oldest events beyond [`CAPACITY`].
     fn trim(&mut self) {
-        while self.slots.len() > CAPACITY && self.slots.front().is_some_and(|slot| slot.event.is_some()) {
+        while self.slots.len() > CAPACITY && self.slots.front().is_some_and(|slot| !slot.is_reserved()) {
             if let Some(slot) = self.slots.pop_front() {
                 self.floor = slot.seq;
             }

@@ -9,12 +9,15 @@
 //! | [`RunSequence`] | the runs of a thread one after the other, and state updates by clients | `GET /threads/{id}/stream` |
 //! | [`ThreadTail`] | the events of all runs of a thread by number | the v2 stream of a thread |
 //!
+//! Chunks of answers, which are not stored, also reach the readers at other servers on the same Postgres: [`live`].
+//!
 //! Events are defined in [`crate::domain::event`], stored by [`crate::db::events`] and encoded by `http::stream`. An
 //! event is published here only after its step was stored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::db::{self, Db, DbResult};
@@ -25,6 +28,7 @@ use crate::domain::run::Run;
 use crate::domain::state::State;
 
 mod agent_cache;
+pub mod live;
 mod log;
 mod page;
 mod poll;
@@ -43,6 +47,8 @@ pub struct Events {
     db: Db,
     // Weak: a log stays in memory only while it has a writer or readers.
     logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
+    /// Notified when readers wait for chunks of other processes.
+    wanted: Arc<Notify>,
     shutdown: CancellationToken,
 }
 
@@ -52,6 +58,7 @@ impl Events {
         Self {
             db,
             logs: Arc::default(),
+            wanted: Arc::default(),
             shutdown,
         }
     }
@@ -66,15 +73,20 @@ impl Events {
         if logs.len() >= 64 && logs.len().is_power_of_two() {
             logs.retain(|_, log| log.strong_count() > 0);
         }
-        let log = Arc::new(ThreadLog::default());
+        let log = Arc::new(ThreadLog::new(Arc::clone(&self.wanted)));
         logs.insert(thread, Arc::downgrade(&log));
         log
     }
 
+    /// The newest part of a thread's log, if it has a writer or readers here.
+    fn log_in_use(&self, thread: ThreadId) -> Option<Arc<ThreadLog>> {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        logs.get(&thread).and_then(Weak::upgrade)
+    }
+
     /// Wakes the readers of a thread that another process has changed.
     pub fn wake(&self, thread: ThreadId) {
-        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
+        if let Some(log) = self.log_in_use(thread) {
             log.wake();
         }
     }
@@ -129,6 +141,11 @@ impl Events {
                     .await
             }
         }
+    }
+
+    /// Returns whether the server shuts down.
+    pub fn is_shutting_down(&self) -> bool {
+        self.shutdown.is_cancelled()
     }
 
     /// Waits until the server shuts down.

@@ -14,7 +14,7 @@ use crate::domain::id::ThreadId;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The number of threads per query.
-const THREADS_PER_QUERY: usize = 500;
+pub(super) const THREADS_PER_QUERY: usize = 500;
 
 impl Events {
     /// Wakes the readers of threads that other processes change. Runs until shutdown; returns at once on SQLite, where
@@ -54,7 +54,7 @@ impl Events {
     }
 
     /// The threads that have readers here but no active run.
-    fn watched_threads(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
+    pub(super) fn watched_threads(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
         let logs = self.logs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let alive = logs.iter().filter_map(|(thread, log)| Some((*thread, log.upgrade()?)));
         alive.filter(|(_, log)| log.has_readers() && !log.is_active()).collect()

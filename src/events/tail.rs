@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -58,7 +59,7 @@ pub struct Tail {
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
     agents: AgentCache,
-    /// True if events of the run came from memory: the run is active here.
+    /// True if events of the run came from memory: the run is active here, or in a process that sends them.
     live: bool,
     ended: bool,
     shutdown: CancellationToken,
@@ -132,6 +133,15 @@ impl Tail {
                 let _ = changes.changed().await;
                 continue;
             }
+            if !active {
+                self.log.want_chunks();
+                // What the other process has stored is read as soon as it says so: an earlier look would find stored
+                // events whose chunks are still on their way.
+                if self.live && self.log.is_followed() && !self.shutdown.is_cancelled() {
+                    self.wait(&mut changes).await;
+                    continue;
+                }
+            }
             // The status is read before the last look at the log, so that no event in between is missed. The database
             // is not read while a run is active here: its parallel writes may be stored out of order.
             let over = Box::pin(self.is_over()).await?;
@@ -144,11 +154,16 @@ impl Tail {
                 self.ended = true;
                 self.is_cut = true;
             } else {
-                self.shutdown
-                    .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
-                    .await;
+                self.wait(&mut changes).await;
             }
         }
+    }
+
+    /// Waits for a change, the next poll or the shutdown.
+    async fn wait(&self, changes: &mut watch::Receiver<u64>) {
+        self.shutdown
+            .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
+            .await;
     }
 
     /// Returns true if the reader ended before the run because the server shuts down.

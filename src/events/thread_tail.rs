@@ -82,8 +82,11 @@ impl ThreadTail {
                 let _ = changes.changed().await;
                 continue;
             }
-            // The database is not read while a run is active here: its parallel writes may be stored out of order.
-            if Box::pin(self.read_stored(None)).await? {
+            self.log.want_chunks();
+            // The database is not read while a run is active here: its parallel writes may be stored out of order. Nor
+            // while another process sends what it does: stored events would overtake chunks.
+            let reliance = self.log.reliance();
+            if reliance.is_none() && Box::pin(self.read_stored(None)).await? {
                 continue;
             }
             if self.shutdown.is_cancelled() {
@@ -91,7 +94,11 @@ impl ThreadTail {
             }
             // Changes by other processes wake the reader, too.
             let count = self.shutdown.run_until_cancelled(changes.changed());
-            if self.quiet {
+            if let Some(left) = reliance {
+                // The last events of a run may be stored without a word of the other process: the database is read in
+                // the end, even if nothing changes any more.
+                let _ = timeout(left, count).await;
+            } else if self.quiet {
                 count.await;
             } else if timeout(QUIET, count).await.is_err() {
                 self.quiet = true;

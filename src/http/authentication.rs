@@ -18,8 +18,9 @@ use crate::auth::{AuthError, Authenticator, Credentials};
 use crate::domain::identity::{Credential, Identity};
 
 /// The routes that are public, for GET and HEAD.
-const PUBLIC: [&str; 8] = [
+const PUBLIC: [&str; 9] = [
     "/ok",
+    "/ready",
     "/openapi.json",
     "/docs",
     "/docs/{*file}",

@@ -35,13 +35,14 @@ impl Default for CorsSettings {
     }
 }
 
-/// The response headers that the SDKs read.
-const SDKS_READ: [HeaderName; 6] = [
+/// The response headers that the SDKs and MCP clients read.
+const SDKS_READ: [HeaderName; 7] = [
     header::CONTENT_LOCATION,
     header::LOCATION,
     header::RETRY_AFTER,
     HeaderName::from_static("x-pagination-total"),
     HeaderName::from_static("x-pagination-next"),
+    HeaderName::from_static("mcp-session-id"),
     REQUEST_ID,
 ];
 

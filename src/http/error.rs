@@ -120,6 +120,18 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", text)
     }
 
+    /// The server works on runs only.
+    pub fn not_served() -> Self {
+        let text = "This server has the role `worker`: it works on runs and answers `/ok`, `/ready` and `/metrics` only. \
+            Send the request to a server with the role `api` or `all`.";
+        Self::new(StatusCode::NOT_FOUND, "not_served_here", text)
+    }
+
+    /// The server is about to stop, or its database does not answer.
+    pub fn not_ready(reason: &'static str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", reason)
+    }
+
     /// The resource does not exist. The text does not name it, as the SDKs expect for runs and assistants.
     pub fn not_found(code: &'static str) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, "Not Found")
@@ -377,6 +389,34 @@ impl ApiError {
     pub fn too_many_streams(scope: &str, limit: usize) -> Self {
         let message = format!("This {scope} has {limit} open streams, and more are not allowed. Close one first.");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1)
+    }
+
+    /// The MCP session does not exist for the client.
+    pub fn no_mcp_session() -> Self {
+        let message = "This client has no such MCP session. Send `initialize` without the header Mcp-Session-Id.";
+        Self::new(StatusCode::NOT_FOUND, "mcp_session_not_found", message)
+    }
+
+    /// The client has as many MCP sessions in use as allowed, or the server has.
+    pub fn too_many_mcp_sessions(limit: usize) -> Self {
+        let message = format!(
+            "All MCP sessions of this client ({limit} at most) or of this server are in use. End one first, by DELETE."
+        );
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_mcp_sessions", message).with_retry_after(1)
+    }
+
+    /// The client has cancelled a call of an agent.
+    pub fn mcp_call_cancelled() -> Self {
+        Self::new(
+            StatusCode::CONFLICT,
+            "call_cancelled",
+            "The call was cancelled, and so is its run.",
+        )
+    }
+
+    /// A request to the MCP server is not one of its protocol.
+    pub fn mcp_refused(status: StatusCode, message: String) -> Self {
+        Self::new(status, "invalid_mcp_request", message)
     }
 
     /// A web page of a foreign origin sends a request that may change data.

@@ -11,7 +11,7 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -51,6 +51,7 @@ mod history;
 mod idempotency;
 mod interrupts;
 mod keys;
+mod mcp;
 pub mod openapi;
 mod origins;
 mod rate_limits;
@@ -83,6 +84,7 @@ pub use stream_limits::{StreamLimiter, StreamLimits};
 use access::{Api, AppState};
 use bodies::BodyReader;
 use error::ApiError;
+use mcp::McpEndpoint;
 use rate_limits::RateLimits;
 use requests::RequestRecorder;
 
@@ -151,6 +153,8 @@ pub struct ApiSettings {
     pub access_log: bool,
     /// True if browsers get the console.
     pub console: bool,
+    /// True if the requests of clients are answered; otherwise only those about the health of the server.
+    pub serves_clients: bool,
 }
 
 impl Default for ApiSettings {
@@ -164,6 +168,7 @@ impl Default for ApiSettings {
             request: Duration::from_secs(30),
             access_log: false,
             console: true,
+            serves_clients: true,
         }
     }
 }
@@ -174,6 +179,7 @@ fn discovery_routes() -> OpenApiRouter<AppState> {
         // The server itself.
         .routes(routes!(system::root))
         .routes(routes!(system::ok))
+        .routes(routes!(system::ready))
         .routes(routes!(system::info))
         .routes(routes!(system::metrics))
         .routes(routes!(audit::list))
@@ -263,6 +269,8 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(store::get, store::put, store::delete))
         .routes(routes!(store::search))
         .routes(routes!(store::namespaces))
+        // Agents as tools of MCP clients.
+        .routes(routes!(mcp::get, mcp::post, mcp::delete))
 }
 
 /// The router with all middleware.
@@ -296,10 +304,12 @@ pub fn router(api: ApiParts) -> Router {
         .method_not_allowed_fallback(no_route)
         // The limit is enforced where bodies are read.
         .layer(DefaultBodyLimit::disable())
+        .layer(Extension(McpEndpoint::new(&settings)))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(api.audit.clone(), audit::wait_for_entries))
         .layer(from_fn_with_state(settings.request, deadline::limit))
         .layer(from_fn_with_state(checks, admit))
+        .layer(from_fn_with_state(settings.serves_clients, refuse_clients))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), request_metrics::measure))
         .layer(from_fn_with_state(recorder, requests::record))
@@ -357,6 +367,17 @@ async fn in_access(access: Option<RowAccess>, handling: impl Future<Output = Res
     };
     let response = access.clone().scope(handling).await;
     body_guard::bind(response, access)
+}
+
+/// The paths that a server without clients answers.
+const HEALTH_PATHS: [&str; 3] = ["/ok", "/ready", "/metrics"];
+
+/// Refuses the requests of clients on a server that only works on runs.
+async fn refuse_clients(State(serves_clients): State<bool>, request: Request, next: Next) -> Response {
+    if serves_clients || HEALTH_PATHS.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    ApiError::not_served().into_response()
 }
 
 async fn no_route() -> ApiError {

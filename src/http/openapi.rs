@@ -48,6 +48,7 @@ use super::{AppState, table};
         (name = "Crons", description = "Schedules that start runs"),
         (name = "Webhooks", description = "Deliveries of webhooks that report the end of runs"),
         (name = "Approvals", description = "Interrupts: questions to a human, and their answers"),
+        (name = "MCP", description = "The MCP server: agents as tools of MCP clients"),
         (name = "Store", description = "The Store: items in namespaces that outlive threads"),
     )
 )]
@@ -72,7 +73,7 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
         for operation in operations(item) {
             qualify_operation_id(operation);
             document_numbers_as_json(operation);
-            if path != "/ok" {
+            if !security::PUBLIC.contains(&path.as_str()) {
                 add_error(
                     operation,
                     "429",

@@ -1,6 +1,6 @@
 //! The rates of requests: of accounts, by their quotas, and of failed authentications, by client address.
 //!
-//! They are counted in this process. `/ok` and the pages of the document are never limited.
+//! They are counted in this process. `/ok`, `/ready` and the pages of the document are never limited.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

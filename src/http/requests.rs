@@ -29,7 +29,7 @@ const MAX_ID_BYTES: usize = 128;
 /// The longest user agent in a span, in bytes.
 const MAX_AGENT_BYTES: usize = 256;
 /// The routes without spans: probes and metrics, which are asked for every few seconds.
-const UNTRACED: [&str; 3] = ["/ok", "/metrics", "/info"];
+const UNTRACED: [&str; 4] = ["/ok", "/ready", "/metrics", "/info"];
 
 /// The recorder of requests.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ pub(super) struct RequestRecorder {
 }
 
 /// Handles a request under its id and in its span.
-pub(super) async fn record(State(recorder): State<RequestRecorder>, request: Request, next: Next) -> Response {
+pub(super) async fn record(State(recorder): State<RequestRecorder>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let started = Instant::now();
     let entry = RequestEntry {
@@ -54,6 +54,10 @@ pub(super) async fn record(State(recorder): State<RequestRecorder>, request: Req
         Some(context) => tracing::error_span!("request", request_id = id_text(&id), trace_id = %context.trace),
         None => tracing::error_span!("request", request_id = id_text(&id)),
     };
+    if let Some(context) = context.clone() {
+        // A handler may do its work in another task.
+        request.extensions_mut().insert(context);
+    }
     let handling = called_by(context, next.run(request)).instrument(line);
     let mut response = handling.await;
     response.headers_mut().insert(REQUEST_ID, id.clone());

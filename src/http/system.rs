@@ -38,6 +38,7 @@ pub(super) async fn root(api: Api, headers: HeaderMap) -> Result<Response, ApiEr
         "docs": "/docs",
         "openapi": "/openapi.json",
         "health": "/ok",
+        "ready": "/ready",
         "info": "/info",
         "metrics": "/metrics",
         "assistants": "/assistants/search",
@@ -65,6 +66,32 @@ pub(super) async fn ok(api: Api, params: Params) -> Result<Json<Value>, ApiError
         RowAccess::Server.scope(write).await?;
     }
     Ok(Json(json!({"ok": true, "services": {}})))
+}
+
+/// Checks that the server takes requests: it is not about to stop, and its database answers.
+///
+/// For load balancers. `GET /ok` says whether the process works at all.
+#[utoipa::path(get, path = "/ready", tag = "Server",
+    responses((status = 200, description = "The server takes requests", body = Value, example = json!({"ready": true})),
+        (status = 503, description = "The server is about to stop, or its database does not answer", body = ErrorBody)))]
+pub(super) async fn ready(api: Api) -> Result<Json<Value>, ApiError> {
+    if api.events.is_shutting_down() {
+        return Err(ApiError::not_ready("The server is about to stop."));
+    }
+    let read = api.db.read(|tx| Box::pin(db::workers::ping(tx)));
+    // The page is public, and nothing of a tenant is read.
+    let answered = tokio::time::timeout(READY_TIMEOUT, RowAccess::Server.scope(read)).await;
+    match answered {
+        Ok(Ok(())) => Ok(Json(json!({"ready": true}))),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "not ready: the database cannot be read");
+            Err(ApiError::not_ready("The database cannot be read."))
+        }
+        Err(_) => {
+            tracing::warn!("not ready: the database does not answer");
+            Err(ApiError::not_ready("The database does not answer."))
+        }
+    }
 }
 
 /// Shows the version of the server and its features.
@@ -138,6 +165,8 @@ pub(super) async fn metrics(api: Api, params: Params, headers: HeaderMap) -> Res
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
+/// The longest time to wait for the database to say that it is there.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest time to wait for the database to count the queue.
 const BACKLOG_TIMEOUT: Duration = Duration::from_secs(1);
 const PLAIN: &str = "text/plain; version=1.0.0; charset=utf-8";

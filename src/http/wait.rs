@@ -19,12 +19,14 @@ use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as to_json};
 use crate::db::runs;
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{EventBody, Fact, Origin};
+use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
+use crate::domain::state::State;
 use crate::domain::visibility::Visibility;
-use crate::events::After;
+use crate::events::{After, Tail};
 use crate::runtime::Runs;
 
 /// Responds with the JSON of `result`, and with a newline every `beat` until then.
@@ -66,7 +68,8 @@ impl CancelOnDisconnect {
         Self(is_enabled.then(|| (runs.clone(), run.thread, run.id)))
     }
 
-    fn disarm(&mut self) {
+    /// Leaves the run alone from now on.
+    pub(super) fn disarm(&mut self) {
         self.0 = None;
     }
 }
@@ -79,39 +82,90 @@ impl Drop for CancelOnDisconnect {
     }
 }
 
-/// The result of a new run: its final values with its interrupts, or its error.
-pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
-    let mut tail = api.events.tail(&run, After::Start);
-    let mut main = AgentFold::new(&Arc::new(Origin::of(&run)));
-    let mut end = None;
-    while let Some(event) = tail.next().await? {
-        if event.origin.lane != Lane::Main {
-            continue;
+/// Reads the events of a run from its start, and folds them into its result.
+pub(super) struct RunReader {
+    api: Api,
+    run: Run,
+    tail: Tail,
+    main: AgentFold,
+    end: Option<(RunStatus, Option<Failure>)>,
+}
+
+/// The result of a run.
+pub(super) struct RunOutcome {
+    /// The state of the main agent; empty if clients may not see it.
+    pub(super) state: State,
+    /// The interrupts that the run raised and that nobody has answered.
+    pub(super) interrupts: Vec<Interrupt>,
+    /// The status and the failure; `None` if the run was rolled back or deleted.
+    pub(super) end: Option<(RunStatus, Option<Failure>)>,
+}
+
+impl RunReader {
+    /// Creates the reader of a run.
+    pub(super) fn new(api: &Api, run: Run) -> Self {
+        Self {
+            tail: api.events.tail(&run, After::Start),
+            main: AgentFold::new(&Arc::new(Origin::of(&run))),
+            api: api.clone(),
+            run,
+            end: None,
         }
-        let base = match AgentFold::required_state(Some(&main), &event.body) {
-            Some(checkpoint) => Some(api.events.state_at(run.thread, checkpoint).await?),
+    }
+
+    /// Returns the next event of the run and of the runs below it; `None` at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Arc<Event>>, ApiError> {
+        let Some(event) = self.tail.next().await? else {
+            return Ok(None);
+        };
+        if event.origin.lane == Lane::Main {
+            self.fold(&event.body).await?;
+        }
+        Ok(Some(event))
+    }
+
+    async fn fold(&mut self, body: &EventBody) -> Result<(), ApiError> {
+        let base = match AgentFold::required_state(Some(&self.main), body) {
+            Some(checkpoint) => Some(self.api.events.state_at(self.run.thread, checkpoint).await?),
             None => None,
         };
-        main.begin_event(&event.body, base, true);
-        match &event.body {
-            EventBody::Entry(entry) => main.advance(entry),
+        self.main.begin_event(body, base, true);
+        match body {
+            EventBody::Entry(entry) => self.main.advance(entry),
             EventBody::Fact(Fact::Asked { interrupts, .. }) => {
-                main.add_interrupts(interrupts);
+                self.main.add_interrupts(interrupts);
             }
-            EventBody::Fact(Fact::Ended { status, error, .. }) => end = Some((*status, error.clone())),
+            EventBody::Fact(Fact::Ended { status, error, .. }) => self.end = Some((*status, error.clone())),
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
+        Ok(())
     }
-    if tail.is_cut() {
-        return Err(ApiError::shutting_down());
+
+    /// Reads to the end and returns the result.
+    ///
+    /// # Errors
+    /// If the server shuts down before the end of the run.
+    pub(super) async fn outcome(mut self) -> Result<RunOutcome, ApiError> {
+        while self.next().await?.is_some() {}
+        if self.tail.is_cut() {
+            return Err(ApiError::shutting_down());
+        }
+        let is_visible = self.run.lineage.visibility == Visibility::Full;
+        let state = self.main.state.filter(|_| is_visible).unwrap_or_default();
+        Ok(RunOutcome {
+            state,
+            interrupts: self.main.interrupts,
+            end: self.end,
+        })
     }
-    let state = main
-        .state
-        .filter(|_| run.lineage.visibility == Visibility::Full)
-        .unwrap_or_default();
-    Ok(match end {
+}
+
+/// The result of a new run: its final values with its interrupts, or its error.
+pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
+    let outcome = RunReader::new(&api, run).outcome().await?;
+    Ok(match outcome.end {
         Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
-        Some(_) => with_questions(to_json(&state), &main.interrupts),
+        Some(_) => with_questions(to_json(&outcome.state), &outcome.interrupts),
         // The run was rolled back or deleted.
         None => json!({}),
     })

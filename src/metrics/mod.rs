@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use crate::domain::time::Timestamp;
 
 mod backlog;
+mod live;
 mod process;
 mod sample;
 mod traces;
@@ -20,6 +21,7 @@ mod traffic;
 mod work;
 
 pub use backlog::Backlog;
+pub use live::{LiveMetrics, MessageFault, UnsentReason};
 pub use sample::{Sample, samples};
 pub use traces::{DropReason, TraceMetrics};
 pub use traffic::{HttpMetrics, OpenStream};
@@ -41,6 +43,7 @@ struct Inner {
     backlog: backlog::BacklogGauges,
     process: process::ProcessGauges,
     traces: TraceMetrics,
+    live: LiveMetrics,
 }
 
 impl Metrics {
@@ -54,6 +57,7 @@ impl Metrics {
         let backlog = backlog::BacklogGauges::new(&mut registry);
         let process = process::ProcessGauges::new(&mut registry, since);
         let traces = TraceMetrics::new(&mut registry);
+        let live = LiveMetrics::new(&mut registry);
         Self(Arc::new(Inner {
             registry,
             work,
@@ -61,6 +65,7 @@ impl Metrics {
             backlog,
             process,
             traces,
+            live,
         }))
     }
 
@@ -77,6 +82,11 @@ impl Metrics {
     /// Returns the counters of the export of traces.
     pub fn traces(&self) -> &TraceMetrics {
         &self.0.traces
+    }
+
+    /// Returns the counters of chunks for readers at other servers.
+    pub fn live(&self) -> &LiveMetrics {
+        &self.0.live
     }
 
     /// Returns all metrics in the text format of Prometheus. Without a `backlog`, because the database did not return

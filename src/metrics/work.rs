@@ -44,6 +44,13 @@ struct ModelCallLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FallbackLabels {
+    agent: String,
+    from: String,
+    to: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TokenLabels {
     agent: String,
     model: String,
@@ -68,6 +75,7 @@ pub struct AgentMetrics {
     durations: Family<AgentLabels, Histogram>,
     waits: Family<AgentLabels, Histogram>,
     models: Family<ModelCallLabels, Counter>,
+    fallbacks: Family<FallbackLabels, Counter>,
     tokens: Family<TokenLabels, Counter>,
     calls: Family<ToolCallLabels, Counter>,
     commits: Histogram,
@@ -93,6 +101,7 @@ impl AgentMetrics {
             durations: Family::new_with_constructor(histogram),
             waits: Family::new_with_constructor(histogram),
             models: Family::default(),
+            fallbacks: Family::default(),
             tokens: Family::default(),
             calls: Family::default(),
             commits: histogram(),
@@ -110,6 +119,8 @@ impl AgentMetrics {
         let text = "Time from the due time of a run to its start";
         registry.register("adjutant_run_queue_wait_seconds", text, work.waits.clone());
         registry.register("adjutant_model_calls", "Model calls", work.models.clone());
+        let text = "Models that failed, so that the next one of the agent was asked";
+        registry.register("adjutant_model_fallbacks", text, work.fallbacks.clone());
         registry.register(
             "adjutant_model_tokens",
             "Tokens as reported by models",
@@ -143,10 +154,13 @@ impl AgentMetrics {
 
     /// Returns the label of a model: its name if a file contains it.
     fn model_label(&self, answer: &AnswerHead) -> String {
-        let name = format!("{}:{}", answer.provider, answer.model);
+        self.known_model(&format!("{}:{}", answer.provider, answer.model))
+    }
+
+    fn known_model(&self, name: &str) -> String {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if known.models.contains(&name) {
-            name
+        if known.models.contains(name) {
+            name.to_owned()
         } else {
             OTHER_TOOL.to_owned()
         }
@@ -187,6 +201,7 @@ impl AgentMetrics {
         let origin = &*event.origin;
         match &event.body {
             EventBody::Fact(Fact::Ended { status, .. }) => self.count_end(origin, status.word(), age),
+            EventBody::Fact(Fact::FellBack { from, to, .. }) => self.count_fallback(origin, from, to),
             EventBody::Fact(Fact::Answered { writes, .. }) => self.count_tool_results(origin, writes),
             EventBody::Entry(entry) if entry.node == TOOLS => {
                 let new = entry
@@ -202,6 +217,15 @@ impl AgentMetrics {
             | EventBody::Begun(_)
             | EventBody::Output { .. } => {}
         }
+    }
+
+    fn count_fallback(&self, origin: &Origin, from: &str, to: &str) {
+        let labels = FallbackLabels {
+            agent: self.agent_label(&origin.agent),
+            from: self.known_model(from),
+            to: self.known_model(to),
+        };
+        self.fallbacks.get_or_create(&labels).inc();
     }
 
     fn count_end(&self, origin: &Origin, status: &'static str, age: Duration) {

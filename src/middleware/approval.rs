@@ -102,14 +102,6 @@ impl Approval {
         Self { calls, ..self }
     }
 
-    /// Returns whether a human has to approve a call of the agent of this scope.
-    fn asks_in(&self, scope: &Scope, call: &ToolCall) -> bool {
-        match self.rule(call) {
-            None if !self.files.needs_approval_of(call) => self.calls.asks_about(&scope.path, call),
-            Some(_) | None => !self.allowed(call).is_empty(),
-        }
-    }
-
     /// Returns the rule that concerns a call: the one of its tool, else one of several tools.
     fn rule(&self, call: &ToolCall) -> Option<&ApprovalRule> {
         let begins = |rule: &str| rule.strip_suffix('*').is_some_and(|start| call.name.starts_with(start));
@@ -311,7 +303,11 @@ impl Middleware for Approval {
         if self.mode == InterruptMode::PerCall {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let calls: Vec<ToolCall> = open.iter().filter(|call| self.asks_in(scope, call)).cloned().collect();
+        let calls: Vec<ToolCall> = open
+            .iter()
+            .filter(|call| self.needs_approval(scope, call))
+            .cloned()
+            .collect();
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
@@ -338,12 +334,11 @@ impl Middleware for Approval {
         })
     }
 
-    fn needs_approval(&self, call: &ToolCall) -> bool {
-        !self.allowed(call).is_empty()
-    }
-
-    fn needs_approval_in(&self, scope: &Scope, call: &ToolCall) -> bool {
-        self.asks_in(scope, call)
+    fn needs_approval(&self, scope: &Scope, call: &ToolCall) -> bool {
+        match self.rule(call) {
+            None if !self.files.needs_approval_of(call) => self.calls.asks_about(&scope.path, call),
+            Some(_) | None => !self.allowed(call).is_empty(),
+        }
     }
 
     fn approval_question(&self, call: &ToolCall) -> Option<Question> {

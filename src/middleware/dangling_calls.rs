@@ -33,8 +33,8 @@ impl Middleware for DanglingCalls {
     }
 }
 
-/// Returns the conversation with a result for each call, if one is missing.
-fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
+/// Returns the update that gives each call of a conversation a result; none if no result is missing.
+pub fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
     let missing: Vec<Vec<Message>> = (0..messages.len()).map(|at| missing_results(messages, at)).collect();
     if missing.iter().all(Vec::is_empty) {
         return None;

@@ -1,4 +1,5 @@
-//! Middleware: file tools, and files for tool results that are too long for the conversation.
+//! Middleware: file tools, the tool that runs commands on files, and files for tool results and human messages that are
+//! too long for the conversation.
 //!
 //! The middleware also prevents two calls of one answer from changing the same file: both would start from the same
 //! content, and one change would be lost.
@@ -8,16 +9,18 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::json;
 
-use super::{Contribution, Middleware, NextCall, open_calls};
+use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, open_calls};
 use crate::definition::builtins;
 use crate::definition::{AgentSpec, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall};
-use crate::domain::state::{File, State};
+use crate::domain::state::{File, State, Update};
+use crate::domain::summarization::{can_be_shortened, long_message_path, shortened};
 use crate::domain::time::Timestamp;
+use crate::model::ModelRequest;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
-use crate::tool::{CallOutcome, Halt, Scope};
+use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 /// The estimated number of characters of a token.
 const CHARS_PER_TOKEN: usize = 4;
@@ -34,6 +37,10 @@ pub struct FileTools {
     rules: FileRules,
     /// The maximum length of a result that stays in the conversation, in characters.
     max_result_chars: usize,
+    /// The maximum length of a human message that the model reads whole, in characters.
+    max_message_chars: usize,
+    /// The tool that runs commands, if the agent may.
+    execute: Option<Arc<dyn Tool>>,
 }
 
 impl FileTools {
@@ -42,10 +49,24 @@ impl FileTools {
         Self {
             workspace,
             rules: FileRules::new(&spec.permissions),
-            max_result_chars: usize::try_from(spec.tool_token_limit_before_evict)
-                .unwrap_or(usize::MAX)
-                .saturating_mul(CHARS_PER_TOKEN),
+            max_result_chars: chars(spec.tool_token_limit_before_evict),
+            max_message_chars: chars(spec.human_message_token_limit_before_evict),
+            execute: None,
         }
+    }
+
+    /// Returns whether a message is a human one that the model does not read whole.
+    fn is_too_long(&self, message: &Message) -> bool {
+        message.is_human()
+            && message.content.text_bytes() > self.max_message_chars
+            && message.content.text().chars().count() > self.max_message_chars
+            && can_be_shortened(message)
+    }
+
+    /// Adds the tool that runs commands.
+    #[must_use]
+    pub fn with_execute(self, execute: Option<Arc<dyn Tool>>) -> Self {
+        Self { execute, ..self }
     }
 }
 
@@ -59,11 +80,41 @@ impl Middleware for FileTools {
         let schema = json!({"title": "Files", "type": "object", "additionalProperties": {"type": "object", "properties": {
             "content": {"type": "string"}, "encoding": {"enum": ["utf-8", "base64"]},
             "created_at": {"type": "string"}, "modified_at": {"type": "string"}}, "required": ["content"]}});
+        let files = tools(&self.workspace, &self.rules).into_iter();
         Contribution {
-            tools: tools(&self.workspace, &self.rules),
+            tools: files.chain(self.execute.clone()).collect(),
             prompt: None,
             fields: vec![Field { name: "files", schema }],
         }
+    }
+
+    /// Shows the model the beginning and the end of human messages that are too long. The state keeps the whole message;
+    /// the file is written together with the answer.
+    async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let mut files = vec![];
+        for message in &mut request.messages {
+            if !self.is_too_long(message) {
+                continue;
+            }
+            let text = message.content.text();
+            let path = message.id.as_deref().map(long_message_path);
+            // A larger file is not kept.
+            let path = path.filter(|_| text.len() <= next.scope.sizes.file).unwrap_or_default();
+            *message = Arc::new(shortened(message, &path));
+            if !path.is_empty() && !next.state.files.contains_key(&path) {
+                files.push((path, Some(Arc::new(File::text(text, next.scope.now())))));
+            }
+        }
+        let mut answer = next.ask(request).await?;
+        if !files.is_empty() {
+            let mut extra = Update {
+                files: files.into_iter().collect(),
+                ..Update::none()
+            };
+            extra.merge(answer.extra);
+            answer.extra = extra;
+        }
+        Ok(answer)
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
@@ -76,6 +127,13 @@ impl Middleware for FileTools {
     fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
         shorten(answer, self.max_result_chars, scope.now())
     }
+}
+
+/// Returns a number of tokens in characters.
+fn chars(tokens: u32) -> usize {
+    usize::try_from(tokens)
+        .unwrap_or(usize::MAX)
+        .saturating_mul(CHARS_PER_TOKEN)
 }
 
 /// Returns the reason why `call` must not run: an earlier call of its message changes the same file.

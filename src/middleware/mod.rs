@@ -60,6 +60,7 @@ pub mod tool_call_limit;
 pub mod tool_emulation;
 pub mod tool_retry;
 pub mod tool_selection;
+pub mod unsupported_content;
 pub mod until_tool;
 
 /// Middleware of the agent loop. Every method has a default that does nothing.
@@ -137,16 +138,11 @@ pub trait Middleware: Send + Sync {
         next.call(call).await
     }
 
-    /// Returns whether a human has to approve `call` before it runs, whatever its source.
-    fn needs_approval(&self, call: &ToolCall) -> bool {
+    /// Returns whether a human has to approve `call` of the agent of this scope before it runs, whatever its source.
+    fn needs_approval(&self, scope: &Scope, call: &ToolCall) -> bool {
+        let _ = scope;
         let _ = call;
         false
-    }
-
-    /// Returns whether a human has to approve `call` of the agent of this scope, whatever its source.
-    fn needs_approval_in(&self, scope: &Scope, call: &ToolCall) -> bool {
-        let _ = scope;
-        self.needs_approval(call)
     }
 
     /// Returns the question about `call`, which needs approval.
@@ -185,13 +181,51 @@ pub fn listed() -> Vec<Arc<dyn Middleware>> {
     ]
 }
 
-/// The model of a middleware, or why it cannot be used.
-pub type MiddlewareModel = Result<Arc<dyn Model>, ModelError>;
+/// The models that a middleware asks, in their order: the next one when a model fails. Cheap to clone.
+#[derive(Clone)]
+pub struct MiddlewareModel(Arc<[ModelWithSettings]>);
+
+/// A model, and the settings of all requests to it.
+#[derive(Clone)]
+pub struct ModelWithSettings {
+    /// The model, or why it cannot be used.
+    pub model: Result<Arc<dyn Model>, ModelError>,
+    /// The provider settings of each request. Those of a request precede.
+    pub settings: Map<String, Value>,
+}
+
+impl MiddlewareModel {
+    /// Creates it with these models.
+    pub fn new(models: impl IntoIterator<Item = ModelWithSettings>) -> Self {
+        Self(models.into_iter().collect())
+    }
+
+    /// Returns the models in the order in which they are asked.
+    pub fn models(&self) -> &[ModelWithSettings] {
+        &self.0
+    }
+
+    /// Returns the largest input that all of the models take, in tokens: the smallest of the context windows that are
+    /// known.
+    pub fn max_input_tokens(&self) -> Option<u64> {
+        let usable = self.0.iter().filter_map(|own| own.model.as_ref().ok());
+        usable.filter_map(|model| model.max_input_tokens()).min()
+    }
+}
+
+impl From<Result<Arc<dyn Model>, ModelError>> for MiddlewareModel {
+    fn from(model: Result<Arc<dyn Model>, ModelError>) -> Self {
+        Self::new([ModelWithSettings {
+            model,
+            settings: Map::new(),
+        }])
+    }
+}
 
 /// The parts of an agent that a middleware may need.
 #[derive(Clone, Copy)]
 pub struct AgentParts<'a> {
-    /// The agent's model.
+    /// The agent's models.
     pub model: &'a MiddlewareModel,
     /// Returns the model of a name.
     pub models: &'a (dyn Fn(&str) -> MiddlewareModel + Sync),
@@ -201,12 +235,18 @@ pub struct AgentParts<'a> {
 
 impl AgentParts<'_> {
     /// Returns the model of this name, or the agent's own.
-    ///
-    /// # Errors
-    /// Why it cannot be used.
-    pub fn model_named(&self, name: Option<&str>) -> Result<Arc<dyn Model>, ModelError> {
+    pub fn model_named(&self, name: Option<&str>) -> MiddlewareModel {
         name.map_or_else(|| self.model.clone(), |name| (self.models)(name))
     }
+}
+
+/// The maximum number of names in a setting that is a list of names.
+const MOST_NAMES: usize = 256;
+
+/// Returns the name of one of several middleware of the same kind, which differ in
+/// [`distinguished_by`](Middleware::distinguished_by).
+pub fn instance_name(kind: &str, setting: &str) -> String {
+    format!("{kind}[{setting}]")
 }
 
 /// Parses the settings of a middleware.
@@ -380,13 +420,12 @@ mod tests {
             tool: true,
             ..Default::default()
         };
-        let model: Result<Arc<dyn Model>, _> = Ok(Arc::new(crate::model::scripted::Scripted::new("m")));
+        let model: Arc<dyn Model> = Arc::new(crate::model::scripted::Scripted::new("m"));
         let policies: [Arc<dyn Middleware>; 6] = [
             Arc::new(ask_user::AskUser::new()),
             Arc::new(summarization::Summarization::new(
                 &settings,
-                &model,
-                &Map::new(),
+                &Ok(model).into(),
                 None,
                 true,
             )),
@@ -402,7 +441,7 @@ mod tests {
             let tools = policy.contribution().tools;
             let brought: Vec<String> = tools.iter().map(|tool| tool.spec().name.clone()).collect();
             let mut named = builtins::Builtin::tools_of(policy.name()).to_vec();
-            // The name is reserved; there is no such tool.
+            // The tool is there only if the agent may run commands.
             named.retain(|name| *name != "execute");
             assert_eq!(brought, named, "{}", policy.name());
         }

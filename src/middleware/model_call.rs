@@ -2,10 +2,9 @@
 //!
 //! Such a call counts like every other one: in the budget of the agent and its account, in the slots and in the trace.
 
-use std::sync::Arc;
-
 use futures::StreamExt;
 
+use super::MiddlewareModel;
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
@@ -13,41 +12,68 @@ use crate::domain::trace::{SpanData, SpanKind};
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest, span_provider_name};
 use crate::tool::{Halt, Scope};
 
-/// Asks a model and returns its whole answer.
+/// Asks the models in their order until one answers, and returns the whole answer. However many are asked, that is one
+/// model call of the budget.
 ///
 /// # Errors
-/// [`Halt::Fail`] with the class of the model's error or of the limit that was reached; [`Halt::Stopped`] if the run
-/// has to stop.
-pub async fn ask_model(
-    scope: &Scope,
-    model: &Result<Arc<dyn Model>, ModelError>,
-    request: ModelRequest,
-) -> Result<Message, Halt> {
-    let model = model.as_ref().map_err(failure_of)?;
+/// [`Halt::Fail`] with the class of the last model's error, of that of a model for which the request is too long, or of
+/// the limit that was reached; [`Halt::Stopped`] if the run has to stop.
+pub async fn ask_model(scope: &Scope, models: &MiddlewareModel, request: ModelRequest) -> Result<Message, Halt> {
     scope.budget.claim(Spending::ModelCall, scope.now()).await?;
-    let span = begin_span(scope, model.as_ref());
+    let mut failed: Option<ModelError> = None;
+    for choice in models.models() {
+        let mut settings = choice.settings.clone();
+        settings.extend(request.settings.clone());
+        let request = ModelRequest {
+            settings,
+            ..request.clone()
+        };
+        let error = match &choice.model {
+            Ok(model) => match ask_once(scope, model.as_ref(), request).await? {
+                Ok(message) => {
+                    scope.budget.add_tokens_of([&message]);
+                    scope.budget.settle(scope.now()).await;
+                    return Ok(message);
+                }
+                Err(error) => error,
+            },
+            Err(error) => error.clone(),
+        };
+        tracing::warn!(agent = %scope.agent, run = %scope.run, %error, "model call of a middleware failed");
+        let may_fall_back = error.may_fall_back();
+        // A shorter request may help, so this error precedes those of the other models.
+        if !matches!(failed, Some(ModelError::TooLong { .. })) {
+            failed = Some(error);
+        }
+        if !may_fall_back {
+            break;
+        }
+    }
+    Err(failed.as_ref().map_or(Halt::Stopped, failure_of))
+}
+
+/// Asks one model. Returns its answer or its error.
+async fn ask_once(
+    scope: &Scope,
+    model: &dyn Model,
+    request: ModelRequest,
+) -> Result<Result<Message, ModelError>, Halt> {
+    let span = begin_span(scope, model);
     let context = scope.trace.model_context();
     let request = ModelRequest {
         trace: context.map(|context| span.as_ref().map_or(context, |span| &span.context).clone()),
         ..request
     };
-    let answer = receive(scope, model.as_ref(), request);
+    let answer = receive(scope, model, request);
     let answer = scope.stop.run_until_cancelled(answer);
     let answer = scope.budget.in_time(scope.now(), answer).await;
     let answer = match answer {
         Err(late) => Err(late.into()),
         Ok(None) => Err(Halt::Stopped),
-        Ok(Some(Ok(message))) => Ok(message),
-        Ok(Some(Err(error))) => {
-            tracing::warn!(agent = %scope.agent, run = %scope.run, %error, "model call of a middleware failed");
-            Err(failure_of(&error))
-        }
+        Ok(Some(answer)) => Ok(answer),
     };
     end_span(scope, span, &answer);
-    let message = answer?;
-    scope.budget.add_tokens_of([&message]);
-    scope.budget.settle(scope.now()).await;
-    Ok(message)
+    answer
 }
 
 async fn receive(scope: &Scope, model: &dyn Model, request: ModelRequest) -> Result<Message, ModelError> {
@@ -81,10 +107,10 @@ fn begin_span(scope: &Scope, model: &dyn Model) -> Option<SpanData> {
     Some(span)
 }
 
-fn end_span(scope: &Scope, span: Option<SpanData>, answer: &Result<Message, Halt>) {
+fn end_span(scope: &Scope, span: Option<SpanData>, answer: &Result<Result<Message, ModelError>, Halt>) {
     let Some(mut span) = span else { return };
     match answer {
-        Ok(message) => {
+        Ok(Ok(message)) => {
             if let Role::Ai {
                 usage_metadata: Some(usage),
                 ..
@@ -98,6 +124,7 @@ fn end_span(scope: &Scope, span: Option<SpanData>, answer: &Result<Message, Halt
                 }
             }
         }
+        Ok(Err(error)) => span.fail(error.class().to_owned()),
         Err(Halt::Fail(failure)) => span.fail(failure.class.clone()),
         // Another process may repeat the work, and records the span then.
         Err(Halt::Stopped | Halt::Ask(_)) => return,

@@ -66,7 +66,7 @@ impl Middleware for ModelCallLimit {
 
     async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         match point {
-            HookPoint::BeforeAgent if count(state, RUN_MODEL_CALLS) > 0 => {
+            HookPoint::BeforeAgent if state.count(RUN_MODEL_CALLS) > 0 => {
                 Ok(Update::field(RUN_MODEL_CALLS, json!(0)).into())
             }
             HookPoint::BeforeModel => match self.reached(state) {
@@ -81,7 +81,7 @@ impl Middleware for ModelCallLimit {
         let state = next.state;
         let mut answer = next.ask(request).await?;
         for field in [THREAD_MODEL_CALLS, RUN_MODEL_CALLS] {
-            let calls = count(state, field).saturating_add(1);
+            let calls = state.count(field).saturating_add(1);
             answer.extra.merge(Update::field(field, json!(calls)));
         }
         Ok(answer)
@@ -93,8 +93,8 @@ impl ModelCallLimit {
     fn reached(&self, state: &State) -> Option<String> {
         let thread = self
             .thread_limit
-            .filter(|limit| count(state, THREAD_MODEL_CALLS) >= *limit);
-        let run = self.run_limit.filter(|limit| count(state, RUN_MODEL_CALLS) >= *limit);
+            .filter(|limit| state.count(THREAD_MODEL_CALLS) >= *limit);
+        let run = self.run_limit.filter(|limit| state.count(RUN_MODEL_CALLS) >= *limit);
         thread
             .map(|limit| format!("The limit on model calls on this thread is reached: {limit}."))
             .or_else(|| run.map(|limit| format!("The limit on model calls in one run is reached: {limit}.")))
@@ -113,10 +113,6 @@ impl ModelCallLimit {
             }),
         }
     }
-}
-
-fn count(state: &State, field: &str) -> u64 {
-    state.fields.get(field).and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// Checks limits on the calls of a thread and of a run.

@@ -145,7 +145,7 @@ impl Middleware for Rubric {
 
     async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         match point {
-            HookPoint::BeforeAgent if iterations(state) > 0 => {
+            HookPoint::BeforeAgent if state.count(ITERATIONS) > 0 => {
                 let mut update = Update::field(ITERATIONS, json!(0));
                 update.merge(Update::field(STATUS, Value::Null));
                 Ok(update.into())
@@ -163,7 +163,7 @@ impl Rubric {
         let (Some(rubric), Some(model)) = (rubric.filter(|rubric| !rubric.is_empty()), &self.model) else {
             return Ok(HookResult::default());
         };
-        let iteration = iterations(state) + 1;
+        let iteration = state.count(ITERATIONS) + 1;
         let most = self.settings.max_iterations;
         let event = json!({"type": "rubric_evaluation_start", "iteration": iteration, "max_iterations": most});
         scope.progress.send(event).await;
@@ -252,10 +252,6 @@ impl Grading {
         let is_met = !self.criteria.is_empty() && self.criteria.iter().all(|criterion| criterion.passed);
         self.result != GradingResult::Satisfied || is_met
     }
-}
-
-fn iterations(state: &State) -> u64 {
-    state.fields.get(ITERATIONS).and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// Returns the form of a grading.

@@ -92,7 +92,7 @@ fn spec() -> ToolSpec {
             "type": "object",
             "properties": {
                 "content": {"type": "string", "description": "What is to be done."},
-                "status": {"enum": ["pending", "in_progress", "completed"]},
+                "status": {"type": "string", "enum": ["pending", "in_progress", "completed"]},
             },
             "required": ["content", "status"],
         }}},

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::model_call_limit::check_limits;
-use super::{AgentParts, HookResult, Middleware, ModelAnswer, NextModel, read_settings};
+use super::{AgentParts, HookResult, Middleware, ModelAnswer, NextModel, instance_name, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, builtins};
 use crate::domain::machine::{Failure, HookPoint, Jump};
@@ -86,7 +86,7 @@ impl Middleware for ToolCallLimit {
             name: settings
                 .tool
                 .as_ref()
-                .map(|tool| format!("{}[{tool}]", builtins::TOOL_CALLS)),
+                .map(|tool| instance_name(builtins::TOOL_CALLS, tool)),
             answer_tools: vec![],
             settings,
         })))

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::model_call::ask_model;
-use super::{AgentParts, Middleware, MiddlewareModel, NextCall, read_settings};
+use super::{AgentParts, MOST_NAMES, Middleware, MiddlewareModel, NextCall, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, SystemPrompt, builtins};
 use crate::domain::call::ToolOutput;
@@ -16,8 +16,6 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt};
 
-/// The maximum number of tools that can be listed.
-const MOST_NAMES: usize = 256;
 /// The instructions of the model.
 const INSTRUCTIONS: &str = "You stand in for a tool that is not called. Answer with what the tool would return for these \
     arguments, and with nothing else: no explanation, and no remark that it is made up.";

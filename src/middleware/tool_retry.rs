@@ -14,7 +14,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Middleware, NextCall, read_settings};
+use super::{MOST_NAMES, Middleware, NextCall, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES};
 use crate::domain::call::ToolOutput;
@@ -28,8 +28,6 @@ const NAME: &str = "ToolRetryMiddleware";
 const LONGEST_PAUSE_S: f64 = 3_600.0;
 /// The largest growth factor that can be set.
 const LARGEST_FACTOR: f32 = 100.0;
-/// The maximum number of tools and of classes of failures that can be listed.
-const MOST_NAMES: usize = 256;
 
 /// The tool retry middleware.
 #[derive(Debug, Clone, Default)]

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::forced_call::{ForcedCall, beginning};
-use super::{AgentParts, Middleware, MiddlewareModel, ModelAnswer, NextModel, read_settings};
+use super::{AgentParts, MOST_NAMES, Middleware, MiddlewareModel, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, builtins};
 use crate::domain::machine::Failure;
@@ -29,8 +29,6 @@ const FAILURE: &str = "ToolSelectionError";
 const SHOWN_DESCRIPTION: usize = 300;
 /// The characters of the human's message that the choosing model reads.
 const SHOWN_MESSAGE: usize = 20_000;
-/// The maximum number of tools that can be listed.
-const MOST_NAMES: usize = 256;
 /// The instructions of the choosing model.
 const INSTRUCTIONS: &str = "Choose the tools that an agent needs to do what the user asks. Choose those that are likely \
     to be needed, the most important first, and no others.";

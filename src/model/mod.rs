@@ -12,6 +12,7 @@ use futures::stream::BoxStream;
 use serde_json::{Map, Value};
 
 use crate::definition::{AnswerFormat, SystemPrompt};
+use crate::domain::machine::Failure;
 use crate::domain::message::Message;
 use crate::domain::trace::SpanContext;
 
@@ -21,6 +22,7 @@ pub mod pieces;
 pub mod providers;
 pub mod retry;
 pub mod scripted;
+pub mod structured_output;
 pub mod windows;
 
 /// A language model.
@@ -198,12 +200,23 @@ pub enum ModelError {
 
 /// The class of [`ModelError::TooLong`].
 pub const CONTEXT_OVERFLOW: &str = "ContextOverflowError";
+/// The class of [`ModelError::Refused`].
+const REFUSED: &str = "ModelRefusedError";
+/// The class of [`ModelError::UnsupportedContent`].
+const UNSUPPORTED_CONTENT: &str = "UnsupportedContentError";
+/// The statuses of requests that a provider could not read.
+const REQUEST_STATUSES: [u16; 4] = [400, 413, 415, 422];
+
+/// Returns the text for clients about a request that was refused with this status.
+fn refused_text(status: u16) -> String {
+    format!("The model provider refused the request (status {status}).")
+}
 
 impl ModelError {
     /// Returns the text for clients. The provider's message may contain confidential data and is only logged.
     pub fn client_text(&self) -> String {
         match self {
-            Self::Refused { status, .. } => format!("The model provider refused the request (status {status})."),
+            Self::Refused { status, .. } => refused_text(*status),
             Self::RateLimited { .. } => "The model provider is rate limiting this server.".to_owned(),
             Self::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
             Self::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
@@ -218,8 +231,8 @@ impl ModelError {
     /// Returns the error class, which clients receive instead of the provider's message.
     pub fn class(&self) -> &'static str {
         match self {
-            Self::Refused { .. } => "ModelRefusedError",
-            Self::UnsupportedContent { .. } => "UnsupportedContentError",
+            Self::Refused { .. } => REFUSED,
+            Self::UnsupportedContent { .. } => UNSUPPORTED_CONTENT,
             Self::RateLimited { .. } => "ModelRateLimitError",
             Self::TooLong { .. } => CONTEXT_OVERFLOW,
             Self::Unavailable { .. } => "ModelUnavailableError",
@@ -229,6 +242,26 @@ impl ModelError {
             Self::NothingToAsk => "EmptyInputError",
             Self::NotAllowed(_) => "ModelNotAllowedError",
             Self::Misconfigured { .. } => "ModelConfigurationError",
+        }
+    }
+
+    /// Returns whether another model may answer the request.
+    pub fn may_fall_back(&self) -> bool {
+        !matches!(self, Self::NothingToAsk)
+    }
+
+    /// Returns whether a run's failure is that of a request whose content the provider has refused, or may have refused:
+    /// a request that it could not read, and not one that lacked a key or credit.
+    pub fn is_about_request(failure: &Failure) -> bool {
+        let refused = || {
+            REQUEST_STATUSES
+                .iter()
+                .any(|status| failure.message == refused_text(*status))
+        };
+        match failure.class.as_str() {
+            UNSUPPORTED_CONTENT => true,
+            REFUSED => refused(),
+            _ => false,
         }
     }
 

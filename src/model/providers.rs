@@ -8,15 +8,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rig_core::http_client::DynHttpClient;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::limits::AnswerLimits;
+use super::pieces::{PieceLimits, SilenceLimit};
 use super::retry::{RetryPolicy, Retrying};
 use super::scripted::Scripted;
-use super::{Model, ModelError, windows};
+use super::{Model, ModelError, structured_output, windows};
 use crate::definition::provider::{PROVIDERS, Protocol, ProviderKind, ProviderTraits};
+use crate::domain::headers::Headers;
 use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
 
@@ -32,6 +35,7 @@ mod file_names;
 mod listing;
 mod markers;
 mod native;
+mod plain_instructions;
 mod reply;
 mod request;
 mod separators;
@@ -51,6 +55,66 @@ pub struct ProviderConfig {
     pub api_key: ApiKeySource,
     /// The context windows of the models, as far as they are configured.
     pub windows: ContextWindows,
+    /// The settings of the requests.
+    pub requests: RequestSettings,
+}
+
+/// The settings of the requests to a provider, as far as they are configured. Its models have the server's settings
+/// otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestSettings {
+    /// Headers of every request. They precede those of the protocol.
+    pub headers: Headers,
+    /// The number of attempts after the first one.
+    pub max_retries: Option<usize>,
+    /// The maximum time from a request to the first piece of an answer.
+    pub first_token: Option<Duration>,
+    /// The maximum time between two pieces of an answer.
+    pub between_tokens: Option<Duration>,
+}
+
+impl RequestSettings {
+    /// Returns these settings, with those of `base` where these say nothing. Headers may be credentials, so those of
+    /// `base` are only used at the same server.
+    fn over(self, base: &Self, is_same_server: bool) -> Self {
+        let has_headers = !self.headers.is_empty() || !is_same_server;
+        Self {
+            headers: if has_headers {
+                self.headers
+            } else {
+                base.headers.clone()
+            },
+            max_retries: self.max_retries.or(base.max_retries),
+            first_token: self.first_token.or(base.first_token),
+            between_tokens: self.between_tokens.or(base.between_tokens),
+        }
+    }
+
+    /// Returns the limits of answers.
+    fn limits(&self, usual: AnswerLimits) -> AnswerLimits {
+        let limit = |time: Option<Duration>, setting: &'static str, usual: SilenceLimit| {
+            time.map_or(usual, |time| SilenceLimit { time, setting })
+        };
+        AnswerLimits {
+            pieces: PieceLimits {
+                first: limit(self.first_token, "first_token_s of the provider", usual.pieces.first),
+                between: limit(
+                    self.between_tokens,
+                    "between_tokens_s of the provider",
+                    usual.pieces.between,
+                ),
+            },
+            ..usual
+        }
+    }
+
+    /// Returns the policy of retries.
+    fn retries(&self, usual: RetryPolicy) -> RetryPolicy {
+        RetryPolicy {
+            max_retries: self.max_retries.unwrap_or(usual.max_retries),
+            ..usual
+        }
+    }
 }
 
 /// The context windows of the models of a provider, in tokens, as they are configured.
@@ -92,7 +156,8 @@ pub struct Providers {
     configs: BTreeMap<String, ProviderConfig>,
     policy: RetryPolicy,
     limits: AnswerLimits,
-    http: DynHttpClient,
+    /// The shared connection pool; none if it could not be created.
+    http: Option<BoundedClient>,
     /// The providers of the embedding program, by the name before the colon.
     own: BTreeMap<String, ModelSource>,
     models: Mutex<HashMap<String, Arc<dyn Model>>>,
@@ -113,6 +178,8 @@ pub struct ProviderOverride {
     pub api_key: ApiKeySource,
     /// The context windows of the models, if they are others.
     pub windows: ContextWindows,
+    /// The settings of the requests, as far as they are others.
+    pub requests: RequestSettings,
 }
 
 /// A function that creates the model for the name after the colon.
@@ -154,7 +221,7 @@ impl Providers {
             configs: all,
             policy,
             limits,
-            http: client(limits),
+            http: BoundedClient::new(limits).ok(),
             own,
             models: Mutex::default(),
             allowed: NamePatterns::default(),
@@ -169,6 +236,7 @@ impl Providers {
             let base = self.configs.get(&name)?;
             let kind = own.kind.unwrap_or(base.kind);
             let usual = base.base_url.clone().filter(|_| kind == base.kind);
+            let is_same_server = kind == base.kind && own.base_url.is_none();
             let config = ProviderConfig {
                 kind,
                 base_url: own.base_url.or(usual),
@@ -177,6 +245,7 @@ impl Providers {
                     true => base.windows.clone(),
                     false => own.windows,
                 },
+                requests: own.requests.over(&base.requests, is_same_server),
             };
             Some((name, config))
         };
@@ -201,7 +270,7 @@ impl Providers {
     pub fn with_limits(self, limits: AnswerLimits) -> Self {
         Self {
             limits,
-            http: client(limits),
+            http: BoundedClient::new(limits).ok(),
             ..self
         }
     }
@@ -231,7 +300,7 @@ impl Providers {
         if let Some(model) = models.get(name) {
             return Ok(Arc::clone(model));
         }
-        let built = Retrying::new(self.build(name)?, self.policy);
+        let built = Retrying::new(self.build(name)?, self.retries(name));
         let model: Arc<dyn Model> = Arc::new(built.with_max_input_tokens(self.max_input_tokens(name)));
         if models.len() >= MAX_MODELS {
             models.clear();
@@ -294,6 +363,36 @@ impl Providers {
         config.windows.of(model).or_else(known)
     }
 
+    /// Returns whether a model is known to keep the text of an answer to a JSON Schema while it may call tools.
+    pub fn has_structured_output(&self, name: &str) -> bool {
+        if split(name).is_some_and(|(provider, _)| self.own.contains_key(provider)) {
+            return false;
+        }
+        match (self.find(name), &self.shared) {
+            (Ok((_, model, config)), _) => structured_output::is_known(config.kind, model),
+            (Err(_), Some(shared)) => shared.has_structured_output(name),
+            (Err(_), None) => false,
+        }
+    }
+
+    /// Returns the policy of retries for a model.
+    fn retries(&self, name: &str) -> RetryPolicy {
+        let found = self.find(name).ok();
+        found.map_or(self.policy, |(_, _, config)| config.requests.retries(self.policy))
+    }
+
+    /// Returns the client for a provider: the shared connection pool, with the provider's headers and limits.
+    fn client(&self, config: &ProviderConfig) -> DynHttpClient {
+        match &self.http {
+            Some(client) => {
+                let limits = config.requests.limits(self.limits);
+                DynHttpClient::new(client.for_provider(limits, &config.requests.headers))
+            }
+            // This client returns the reason with every request.
+            None => rig_reqwest::shared(),
+        }
+    }
+
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
         if let Some((own, (_, model))) = split(name).and_then(|name| Some((self.own.get(name.0)?, name))) {
             return own(model);
@@ -305,7 +404,8 @@ impl Providers {
             ));
         }
         let key = key(provider, config)?;
-        Ok(build::model(config, model, key, self.http.clone(), self.limits))
+        let limits = config.requests.limits(self.limits);
+        Ok(build::model(config, model, key, self.client(config), limits))
     }
 
     /// Returns the provider of a model name, the model's own name, and the configuration.
@@ -382,6 +482,7 @@ fn built_in(traits: &ProviderTraits, variable: &impl Fn(&str) -> Option<String>)
         base_url,
         api_key,
         windows: ContextWindows::default(),
+        requests: RequestSettings::default(),
     }
 }
 
@@ -417,15 +518,6 @@ fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, 
 
 fn misconfigured(message: String) -> ModelError {
     ModelError::Misconfigured { message }
-}
-
-/// Returns the shared connection pool. If the client cannot be created, every request returns the reason.
-fn client(limits: AnswerLimits) -> DynHttpClient {
-    match BoundedClient::new(limits) {
-        Ok(client) => DynHttpClient::new(client),
-        // This client returns the reason with every request.
-        Err(_) => rig_reqwest::shared(),
-    }
 }
 
 #[cfg(test)]

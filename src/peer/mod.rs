@@ -2,7 +2,7 @@
 //!
 //! [`Peer`] is the client for one server. [`RemoteAgent`] is an agent on another server as a local
 //! [program](crate::tool::Runnable), so that it has a run, a history, interrupts, limits and an end like every
-//! subagent. [`RemoteThread`] is a thread on another server that executes a task of this one. [`crate::agent`]
+//! agent. [`RemoteThread`] is a thread on another server that executes a task of this one. [`crate::agent`]
 //! assembles and runs such agents.
 
 pub mod client;

@@ -24,7 +24,7 @@ use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, answered_remotely};
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
-use crate::domain::run::{LEVELS, RunStatus};
+use crate::domain::run::{HOPS, LEVELS, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::net::sse::Frames;
 use crate::tool::budget::LIMIT_EXCEEDED;
@@ -40,6 +40,8 @@ use transcript::{Transcript, transcript};
 const CLASS: &str = "RemoteAgentError";
 /// The number of attempts to cancel a run on the other server.
 const CANCEL_ATTEMPTS: u32 = 6;
+/// The maximum number of servers that pass work on as a whole.
+const MAX_HOPS: u32 = 8;
 /// The number of times that refused answers are sent again.
 const MAX_REFUSALS: u32 = 3;
 
@@ -78,8 +80,11 @@ impl Runnable for RemoteAgent {
     async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt> {
         // Each execution counts like a model call, with the tokens that the other server reports.
         scope.budget.claim(Spending::ModelCall, scope.now()).await?;
-        let order = state.messages.iter().rev().find(|message| message.is_human());
-        let order = order.map(|message| message.content.text()).unwrap_or_default();
+        let order = match scope.subagent {
+            Some(_) => RemoteOrder::task(&state),
+            None if scope.origin.hops >= MAX_HOPS => return Err(too_many_hops().into()),
+            None => RemoteOrder::conversation(&state),
+        };
         let turn = Arc::new(RemoteTurn::new(self.clone(), scope));
         let ended = turn.run(order, RemoteMessages::new(Arc::clone(&scope.program))).await;
         let result = match ended {
@@ -114,6 +119,15 @@ fn admitted(scope: &Scope, mut before: Update) -> Update {
     }
 }
 
+/// Creates the failure for work that servers pass on to each other without end.
+fn too_many_hops() -> Failure {
+    let message = format!(
+        "The work was passed on by {MAX_HOPS} servers, each of whose agents is an agent of the next server. Correct the \
+         `url` and the `graph_id` in one of their definitions."
+    );
+    Failure::new(CLASS, message)
+}
+
 /// Returns the thread on the other server for a local run.
 pub fn remote_thread(peer: Peer, run: RunId) -> RemoteThread {
     RemoteThread {
@@ -128,6 +142,35 @@ enum TurnResult {
     Done(Box<Transcript>),
     /// Humans have to answer these questions first.
     Questions(Vec<Question>),
+}
+
+/// The input of a turn.
+struct RemoteOrder {
+    /// The messages, as clients of the API write them.
+    messages: Value,
+    /// The id of the last message, if the other server keeps it.
+    last: Option<String>,
+}
+
+impl RemoteOrder {
+    /// Returns the description of the work of a subagent.
+    fn task(state: &State) -> Self {
+        let order = state.messages.iter().rev().find(|message| message.is_human());
+        let text = order.map(|message| message.content.text()).unwrap_or_default();
+        Self {
+            messages: json!([{"role": "user", "content": text}]),
+            last: None,
+        }
+    }
+
+    /// Returns the conversation of a main agent. The thread on this server is the conversation, and every turn has a
+    /// thread of its own on the other server, so forks, copies and changes of this thread need nothing there.
+    fn conversation(state: &State) -> Self {
+        Self {
+            messages: json!(state.messages),
+            last: state.messages.last().and_then(|message| message.id.clone()),
+        }
+    }
 }
 
 /// One turn: one run on the other server.
@@ -147,7 +190,7 @@ struct RemoteTurn {
 
 impl RemoteTurn {
     fn new(agent: RemoteAgent, scope: &Scope) -> Self {
-        let caller = scope.subagent.unwrap_or(scope.run);
+        let caller = scope.subagent.unwrap_or(scope.origin.first);
         Self {
             remote: remote_thread(agent.peer.clone().with_trace(scope.trace.context()), caller),
             key: format!("{caller}-{}", scope.program.asked),
@@ -160,7 +203,7 @@ impl RemoteTurn {
     }
 
     /// Runs the turn, or continues to wait for it. If the caller gives up for good, the remote run is cancelled.
-    async fn run(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
+    async fn run(self: Arc<Self>, order: RemoteOrder, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
         let mut guard = CancelGuard {
             turn: Arc::clone(&self),
             is_due: None,
@@ -175,14 +218,15 @@ impl RemoteTurn {
         ended
     }
 
-    async fn work(&self, order: String, stream: &mut RemoteMessages) -> Result<TurnResult, Failure> {
+    async fn work(&self, order: RemoteOrder, stream: &mut RemoteMessages) -> Result<TurnResult, Failure> {
+        let last = order.last;
         let run = if self.scope.answers.is_empty() {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
                 .remote
                 .create_and_start(
                     &self.metadata(),
-                    self.run_request(Some(order), &[]),
+                    self.run_request(Some(order.messages), &[]),
                     &self.key,
                     self.agent.peers.patience,
                 )
@@ -205,7 +249,7 @@ impl RemoteTurn {
                 questions.into_iter().map(question::to_question).collect(),
             ));
         }
-        let result = transcript(&state.values).map_err(|why| self.failed(why))?;
+        let result = transcript(&state.values, last.as_deref()).map_err(|why| self.failed(why))?;
         Ok(TurnResult::Done(Box::new(result)))
     }
 
@@ -271,14 +315,17 @@ impl RemoteTurn {
     }
 
     /// Returns the request for a run, with its input or with the answers to the questions.
-    fn run_request(&self, input: Option<String>, answers: &[(Question, Value)]) -> RemoteRunRequest {
+    fn run_request(&self, input: Option<Value>, answers: &[(Question, Value)]) -> RemoteRunRequest {
         let mut metadata = self.metadata();
         let levels = self.scope.budget.floor().saturating_sub(self.scope.depth);
         metadata.insert(LEVELS.to_owned(), levels.into());
+        if self.scope.subagent.is_none() {
+            metadata.insert(HOPS.to_owned(), (self.scope.origin.hops + 1).into());
+        }
         let steps = self.agent.step_limit.into_iter().chain(self.scope.step_limit).min();
         RemoteRunRequest {
             assistant_id: self.agent.graph_id.to_string(),
-            input: input.map(|text| json!({"messages": [{"role": "user", "content": text}]})),
+            input: input.map(|messages| json!({"messages": messages})),
             command: (!answers.is_empty()).then(|| json!({"resume": question::resume(answers)})),
             metadata,
             stream_mode: vec!["messages-tuple"],

@@ -176,9 +176,13 @@ impl Admission {
         work.await
     }
 
-    /// Takes a free slot, if there is one, and returns the context of a run that may start in it.
+    /// Takes a free slot, if there is one, and returns the context of a run that may start in it. A server that stops has
+    /// none.
     pub(super) fn with_slot(&self, checked: Vec<Checked>) -> (Option<OwnedSemaphorePermit>, AdmissionContext) {
-        let permit = Arc::clone(&self.dispatcher.slots).try_acquire_owned().ok();
+        let permit = match self.core.shutdown.soft().is_cancelled() {
+            true => None,
+            false => Arc::clone(&self.dispatcher.slots).try_acquire_owned().ok(),
+        };
         let worker = permit.is_some().then_some(self.core.id);
         let context = AdmissionContext {
             worker,

@@ -7,10 +7,11 @@ use serde_json::{Map, Value};
 use super::AssistantError;
 use super::shared::Core;
 use super::threads::Threads;
-use crate::agent::assemble::RegisteredAgent;
+use crate::agent::assemble::{Agents, RegisteredAgent};
 use crate::db::threads::{ThreadOrder, ThreadQuery};
 use crate::db::{DbError, DbResult, RowAccess, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
+use crate::domain::Invalid;
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
@@ -81,6 +82,12 @@ async fn repair(tx: &mut Tx<'_>, ours: &Assistant, error: &DbError) -> DbResult<
     Ok(())
 }
 
+/// Checks what the runs of an assistant would choose about its agent.
+fn check_choices(agents: &Agents, settings: &AssistantSettings) -> Result<(), Invalid> {
+    let known = agents.of_graph(&settings.graph_id);
+    known.map_or(Ok(()), |known| known.check_choices(&settings.context))
+}
+
 /// Returns up to `limit` threads in a scope on which this assistant worked last.
 async fn threads_of(tx: &mut Tx<'_>, scope: &AccessScope, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
     let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
@@ -143,6 +150,7 @@ impl Assistants {
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
         self.check_graph(&ownership.tenant, &settings.graph_id)?;
+        check_choices(&self.core.registry.agents(), &settings)?;
         let now = self.core.clock.now();
         let assistant = Assistant::new(id, ownership, settings, now);
         let write = self.core.db.write_once(key, now, shown, move |tx| {
@@ -176,14 +184,20 @@ impl Assistants {
         }
         let access = self.access_to(id).await?;
         let now = self.core.clock.now();
+        let agents = self.core.registry.agents();
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 let Some(mut assistant) = assistants::lock(tx, id).await? else {
                     return Err(AssistantError::NoAssistant(id));
                 };
+                let chooses = change.config.is_some() || change.context.is_some() || change.graph_id.is_some();
                 let changed = assistant.settings.changed(change);
                 assistant.settings = changed.map_err(|_| AssistantError::TwoContexts)?;
                 assistant.settings.check()?;
+                // A change of its name is possible even if its definition allows less than before.
+                if chooses {
+                    check_choices(&agents, &assistant.settings)?;
+                }
                 assistant.version = assistants::newest_version(tx, id).await? + 1;
                 assistant.updated_at = now;
                 assistants::update(tx, &assistant).await?;

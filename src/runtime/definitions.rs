@@ -326,7 +326,14 @@ impl Definitions {
         let mut validated = validate(graph_id, body, &self.core.registry.validation_context());
         let peers = &self.core.registry.factory.peers;
         let webhooks = &self.core.webhooks;
+        let message = |why: Invalid, section: &str| format!("{}; the section `[{section}]` can allow it", why.reason);
         let mut forbidden: Vec<Diagnostic> = vec![];
+        let own = validated
+            .definition
+            .as_ref()
+            .and_then(|definition| definition.url.as_deref());
+        let own = own.and_then(|url| peers.check("url", url).err());
+        forbidden.extend(own.map(|why| Diagnostic::error(FieldPath::of(["url"]), message(why, "peers"))));
         let subagents = validated
             .definition
             .iter()
@@ -339,8 +346,7 @@ impl Definitions {
                 .as_deref()
                 .and_then(|url| webhooks.check_address(url).err());
             for (field, invalid, section) in [("url", url, "peers"), ("webhook", webhook, "webhooks")] {
-                let message = |why: Invalid| format!("{}; the section `[{section}]` can allow it", why.reason);
-                forbidden.extend(invalid.map(|why| Diagnostic::error(place.then(field), message(why))));
+                forbidden.extend(invalid.map(|why| Diagnostic::error(place.then(field), message(why, section))));
             }
         }
         if !forbidden.is_empty() {

@@ -26,6 +26,7 @@ use super::turns::{Turns, claim_next};
 use super::{CancelAction, Store, trace};
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
+use crate::db::workers::LostWorkers;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
@@ -36,6 +37,8 @@ mod scope;
 
 /// The pause between two looks at the queue without a wakeup, since another process may have left runs.
 const POLL: Duration = Duration::from_secs(1);
+/// The time between the look that misses the lock of a process and the look that finds that it has ended.
+const SECOND_LOOK: Duration = Duration::from_millis(500);
 
 /// The number of crashes in a row without progress after which a run is not retried.
 const MAX_CRASHES: u32 = 8;
@@ -66,6 +69,10 @@ pub(super) struct Dispatcher {
     queued: AtomicBool,
     /// True when other processes use the same database.
     pub(super) has_company: AtomicBool,
+    /// True when another process has given a run back, so that the next look finds it.
+    pub(super) has_orphans: AtomicBool,
+    /// Held while the lease is renewed or released. True once it is released: it must not come back then.
+    pub(super) lease_released: tokio::sync::Mutex<bool>,
 }
 
 /// A run at work in this process.
@@ -90,6 +97,7 @@ impl Dispatcher {
             validation_context,
             Arc::clone(&tenants),
         );
+        let slot_count = if parts.claims { parts.max_concurrent_runs } else { 0 };
         let webhooks = Arc::new(parts.webhooks);
         let jobs = JobQueue::new(webhooks.wakeup());
         let core = Core {
@@ -120,8 +128,8 @@ impl Dispatcher {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             store: parts.store,
-            slot_count: parts.max_concurrent_runs,
-            slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
+            slot_count,
+            slots: Arc::new(Semaphore::new(slot_count)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
             calls_per_run: parts.max_calls_per_run,
             wakeup: Notify::new(),
@@ -131,23 +139,29 @@ impl Dispatcher {
             left: Notify::new(),
             queued: AtomicBool::new(true),
             has_company: AtomicBool::new(false),
+            has_orphans: AtomicBool::new(false),
+            lease_released: tokio::sync::Mutex::new(false),
         }
     }
 
     /// Starts runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut adopted: Option<Instant> = None;
+        let mut pause = POLL;
         while !self.core.shutdown.soft().is_cancelled() {
-            let mut looked = Ok(());
-            // Runs that another process has left cause no wakeup.
-            if adopted.is_none_or(|last| last.elapsed() >= POLL) {
+            let mut looked = Ok(LostWorkers::default());
+            // Runs that another process has left in a crash cause no wakeup.
+            let has_orphans = self.has_orphans.swap(false, Ordering::AcqRel);
+            if has_orphans || adopted.is_none_or(|last| last.elapsed() >= pause) {
                 adopted = Some(Instant::now());
                 looked = self.begin_orphans().await;
+                let is_missed = looked.as_ref().is_ok_and(|lost| lost.is_missed);
+                pause = if is_missed { SECOND_LOOK } else { POLL };
             }
             if let Err(error) = looked.and(self.begin_due().await) {
                 tracing::warn!(%error, "could not look for runs that are due");
             }
-            let rang = timeout(POLL, self.wakeup.notified());
+            let rang = timeout(pause, self.wakeup.notified());
             self.core.shutdown.soft().run_until_cancelled(rang).await;
         }
     }
@@ -166,21 +180,27 @@ impl Dispatcher {
         }
     }
 
-    async fn begin_orphans(self: &Arc<Self>) -> DbResult<()> {
+    /// Takes over the runs of processes that have ended.
+    async fn begin_orphans(self: &Arc<Self>) -> DbResult<LostWorkers> {
         let worker = self.core.id;
         let now = self.core.clock.now();
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
-        let orphans = self
-            .core
-            .db
-            .write(move |tx| Box::pin(db::runs::adopt_orphans(tx, worker, now, free)))
-            .await?;
+        let write = self.core.db.write(move |tx| {
+            Box::pin(async move {
+                let lost = db::workers::end_lost(tx, worker).await?;
+                DbResult::Ok((lost, db::runs::adopt_orphans(tx, worker, now, free).await?))
+            })
+        });
+        let (lost, orphans) = write.await?;
+        if lost.has_ended {
+            tracing::info!("another process has ended: its lease is over");
+        }
         for claim in orphans {
             tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, crashes = claim.crashes, "run taken over");
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
             self.begin(claim, false, permit);
         }
-        Ok(())
+        Ok(lost)
     }
 
     async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
@@ -344,6 +364,7 @@ impl Dispatcher {
             only_notes,
             budget,
             remembers,
+            origin,
         } = opening;
         let journal = LaneJournal::main(Arc::clone(run_context), segment, stop.clone(), Some(budget.clone()));
         let agent = if run.levels() == Some(0) {
@@ -351,7 +372,7 @@ impl Dispatcher {
         } else {
             Arc::clone(&known.agent)
         };
-        let mut scope = self.scope(run_context, &known, stop, budget);
+        let mut scope = self.scope(run_context, &known, origin, stop, budget);
         if remembers {
             scope.remembered = Arc::new(StoredDecisions(self.core.db.clone()));
         }
@@ -467,15 +488,22 @@ impl Dispatcher {
         }
     }
 
-    /// Releases a run for the next process.
+    /// Releases a run for the next process. If this process stops, the others know at once.
     async fn release(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
         let run = run_context.run.id;
         let worker = run_context.core.id;
         let fence = run_context.fence;
-        self.core
-            .db
-            .write(move |tx| Box::pin(db::runs::release(tx, run, worker, fence)))
-            .await
+        let stops = self.core.shutdown.soft().is_cancelled();
+        let write = self.core.db.write(move |tx| {
+            Box::pin(async move {
+                db::runs::release(tx, run, worker, fence).await?;
+                if stops {
+                    db::notifications::notify(tx, db::Notification::Released).await?;
+                }
+                Ok(())
+            })
+        });
+        write.await
     }
 
     /// Stops a run of the main agent or of a subagent. Returns false if it is not at work in this process.

@@ -243,6 +243,7 @@ impl LaneJournal {
             | Fact::Calling { .. }
             | Fact::Answered { .. }
             | Fact::BrokenOff { .. }
+            | Fact::FellBack { .. }
             | Fact::Paused
             | Fact::Undone
             | Fact::Custom { .. } => {}

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
 use super::CancelAction;
 use super::dispatcher::Dispatcher;
-use crate::db::{self, DbResult, Engine, Notification};
+use crate::db::{self, DbError, DbResult, Engine, Notification, SessionLock};
 use crate::domain::id::RunId;
 
 impl Dispatcher {
@@ -18,13 +19,14 @@ impl Dispatcher {
         let id = self.core.id;
         let lease = self.lease;
         let alone = self.is_alone();
+        let session_lock = *self.core.db.session_lock().borrow();
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 // An embedded database has one server, so no other server is alive.
                 if alone {
                     db::workers::retire_all(tx).await?;
                 }
-                db::workers::beat(tx, id, lease).await?;
+                db::workers::beat(tx, id, lease, session_lock).await?;
                 db::workers::has_company(tx, id).await
             })
         });
@@ -39,30 +41,45 @@ impl Dispatcher {
 
     /// Releases the lease of this process and its runs, which may be taken over at once.
     pub(super) async fn release_lease(&self) -> DbResult<()> {
+        let mut released = self.lease_released.lock().await;
+        *released = true;
         let id = self.core.id;
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 db::runs::release_all(tx, id).await?;
-                db::workers::retire(tx, id).await
+                db::workers::retire(tx, id).await?;
+                db::notifications::notify(tx, Notification::Released).await
             })
         });
         write.await
     }
 
-    /// Renews the lease and reads cancellations that other processes received. Ends with the server.
+    /// Renews the lease and reads cancellations that other processes received. Ends when the server stops and its last
+    /// run has left: a call of a tool that is waited for must not be repeated by another process meanwhile.
     pub(super) async fn run_lease_loop(self: Arc<Self>) {
+        let left = async {
+            self.core.shutdown.soft().cancelled().await;
+            self.at_rest(|_, _| true).await;
+            self.core.jobs.at_rest().await;
+        };
+        tokio::select! {
+            () = self.renew_repeatedly() => {}
+            () = left => {}
+        }
+    }
+
+    async fn renew_repeatedly(&self) {
         // The local time is that of a monotonic clock. Other processes compare the clock of the database.
         let mut good_until = Instant::now() + self.lease;
-        while self
-            .core
-            .shutdown
-            .soft()
-            .run_until_cancelled(tokio::time::sleep(self.heartbeat))
-            .await
-            .is_some()
-        {
-            let until = Instant::now() + self.lease;
-            match self.renew_lease().await {
+        let mut session_lock = self.core.db.session_lock();
+        loop {
+            self.time_to_renew(&mut session_lock).await;
+            let now = Instant::now();
+            let until = now + self.lease;
+            // In time to stop the runs; once they are stopped, the database may take longer.
+            let deadline = if good_until > now { good_until } else { until };
+            let held = *session_lock.borrow_and_update();
+            match self.renew_lease(held, deadline).await {
                 Ok(cancels) => {
                     good_until = until;
                     cancels.into_iter().for_each(|(run, action)| {
@@ -72,7 +89,7 @@ impl Dispatcher {
                 Err(error) => {
                     tracing::warn!(%error, "could not renew the lease");
                     // On an embedded database there is no other process that could take over the runs.
-                    if !self.is_alone() && Instant::now() > good_until {
+                    if !self.is_alone() && Instant::now() >= good_until {
                         self.active().values().for_each(|active| active.stop.cancel());
                     }
                 }
@@ -80,19 +97,43 @@ impl Dispatcher {
         }
     }
 
-    async fn renew_lease(&self) -> DbResult<Vec<(RunId, CancelAction)>> {
+    /// Waits for the next heartbeat, or until the lock of this process is taken or lost.
+    async fn time_to_renew(&self, session_lock: &mut watch::Receiver<Option<SessionLock>>) {
+        let changed = async {
+            if session_lock.changed().await.is_err() {
+                // The database is closing.
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(self.heartbeat) => {}
+            () = changed => {}
+        }
+    }
+
+    /// Renews the lease, unless the database takes longer than until the deadline.
+    async fn renew_lease(
+        &self,
+        session_lock: Option<SessionLock>,
+        deadline: Instant,
+    ) -> DbResult<Vec<(RunId, CancelAction)>> {
+        let released = self.lease_released.lock().await;
+        if *released {
+            return Ok(vec![]);
+        }
         let id = self.core.id;
         let lease = self.lease;
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
-                db::workers::beat(tx, id, lease).await?;
+                db::workers::beat(tx, id, lease, session_lock).await?;
                 DbResult::Ok((
                     db::workers::has_company(tx, id).await?,
                     db::runs::cancels_of(tx, id).await?,
                 ))
             })
         });
-        let (has_company, cancels) = write.await?;
+        let written = timeout_at(deadline, write).await;
+        let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
         self.has_company.store(has_company, Ordering::Release);
         Ok(cancels
             .into_iter()
@@ -115,6 +156,10 @@ impl Dispatcher {
                 Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels().await,
                 Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
                 Ok(Notification::Ended(thread)) => self.core.events.wake(thread),
+                Ok(Notification::Released) => {
+                    self.has_orphans.store(true, Ordering::Release);
+                    self.wakeup.notify_one();
+                }
                 Err(RecvError::Lagged(_)) => {
                     self.wakeup.notify_one();
                     self.read_cancels().await;

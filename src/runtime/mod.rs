@@ -66,6 +66,7 @@ mod quotas;
 mod registry;
 mod run_context;
 mod runs;
+mod sandboxes;
 mod shared;
 mod state_update;
 mod store;
@@ -202,6 +203,8 @@ pub struct RuntimeParts {
     pub lease: Duration,
     /// The pause between two heartbeats; much shorter than the lease.
     pub heartbeat: Duration,
+    /// True if this process claims runs and jobs; otherwise it only admits runs.
+    pub claims: bool,
     /// The most concurrent runs in this process.
     pub max_concurrent_runs: usize,
     /// The most runs in the queue, and the longest time for which a run may be at work.
@@ -269,6 +272,7 @@ impl RuntimeHandles {
     pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.sources.files);
         parts.metrics.work().set_known_names(files.labels());
+        let claims = parts.claims;
         let dispatcher = Arc::new(Dispatcher::new(parts));
         let core = Arc::clone(&dispatcher.core);
         core.registry.open(files).await?;
@@ -280,16 +284,18 @@ impl RuntimeHandles {
         }
         sweeper::sweep_copies(&core, true).await?;
         spawn_essential(&core.shutdown, "lease", Arc::clone(&dispatcher).run_lease_loop());
-        spawn_essential(&core.shutdown, "dispatcher", Arc::clone(&dispatcher).dispatch());
         spawn_essential(
             &core.shutdown,
             "hearing",
             Arc::clone(&dispatcher).run_notification_loop(),
         );
         let handles = Self::new(&dispatcher);
-        let jobs = JobRunner::new(handles.clone());
-        jobs.schedule_periodic_jobs().await?;
-        spawn_essential(&core.shutdown, "jobs", jobs.run_jobs());
+        if claims {
+            spawn_essential(&core.shutdown, "dispatcher", dispatcher.dispatch());
+            let jobs = JobRunner::new(handles.clone());
+            jobs.schedule_periodic_jobs().await?;
+            spawn_essential(&core.shutdown, "jobs", jobs.run_jobs());
+        }
         Ok(handles)
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::background;
 use super::interrupts;
 use super::ledger::BudgetLedger;
 use super::quotas::RunAccount;
@@ -18,7 +19,7 @@ use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
-use crate::domain::run::{Command, Run, RunRequest};
+use crate::domain::run::{Command, Run, RunOrigin, RunRequest};
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter, SharedBudget};
 
@@ -36,6 +37,8 @@ pub(super) struct ReadyMachine {
     pub(super) budget: Budget,
     /// True if decisions are remembered for the thread.
     pub(super) remembers: bool,
+    /// Where the work of the run comes from.
+    pub(super) origin: RunOrigin,
 }
 
 /// The state of the thread at which a run begins.
@@ -98,7 +101,12 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         remembers,
         ..
     } = found;
-    let budget = budget(run_context, known).await?;
+    let (budget, first) = budget(run_context, known).await?;
+    let origin = RunOrigin {
+        first,
+        hops: run.hops(),
+    };
+    background::insert_remote_run_of_main(run_context, known, first).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
     let mut notes = vec![PendingWrite::Fact(Fact::Started {
         base: machine.head,
@@ -114,9 +122,13 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
             only_notes: false,
             budget,
             remembers,
+            origin,
         });
     }
     let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
+    if forked {
+        machine.repeat_program();
+    }
     if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
         let entry = machine.fork(CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, &machine));
@@ -136,6 +148,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
             only_notes,
             budget,
             remembers,
+            origin,
         });
     }
     match &run.request.input {
@@ -156,6 +169,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         only_notes: false,
         budget,
         remembers,
+        origin,
     })
 }
 
@@ -208,8 +222,9 @@ impl UsedSoFar {
     }
 }
 
-/// Returns the remaining budget of the run, less its own earlier usage and that of the runs that it continues.
-async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
+/// Returns the remaining budget of the run, less its own earlier usage and that of the runs that it continues, and the
+/// first of these runs.
+async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<(Budget, RunId)> {
     let run = run_context.run.id;
     let thread = run_context.run.thread;
     let now = run_context.core.clock.now();
@@ -259,7 +274,8 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
     }
     let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
     let whole = Meter::new(spent.whole, now).after(before.whole);
-    Ok(Budget::of_member(limits, meter, whole, pool).with_account(RunAccount::of(run_context)))
+    let budget = Budget::of_member(limits, meter, whole, pool).with_account(RunAccount::of(run_context));
+    Ok((budget, first))
 }
 
 /// Returns the limited trees that the run shares with runs on other threads: those above it, and its own if it may
@@ -323,7 +339,10 @@ fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
     match (&request.command, &request.input) {
         (Some(command), _) => command.update.is_none(),
         (None, Some(_)) => false,
-        (None, None) => matches!(machine.position.phase, Phase::Hooks { .. } | Phase::Tools { .. }),
+        (None, None) => matches!(
+            machine.position.phase,
+            Phase::Hooks { .. } | Phase::Tools { .. } | Phase::Work { .. }
+        ),
     }
 }
 

@@ -14,7 +14,8 @@ use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
 use crate::definition::{
-    AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, Severity, StoredDiagnostic,
+    AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, ModelNames, Severity,
+    StoredDiagnostic,
 };
 use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::Lane;
@@ -160,14 +161,14 @@ impl FileAgents {
             known
                 .agents
                 .extend(definition.subagents.iter().map(|subagent| subagent.name.clone()));
-            known.models.insert(definition.model.clone());
-            known.models.extend(general.model.clone());
-            known.models.extend(
-                definition
-                    .subagents
-                    .iter()
-                    .filter_map(|subagent| subagent.model.clone()),
-            );
+            known.models.extend(definition.model.all().iter().cloned());
+            known.models.extend(definition.configurable.models.iter().cloned());
+            let below = definition
+                .subagents
+                .iter()
+                .filter_map(|subagent| subagent.model.as_ref());
+            let below = below.chain(&general.model).flat_map(ModelNames::all);
+            known.models.extend(below.cloned());
         }
         known
     }
@@ -334,7 +335,7 @@ impl Registry {
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
     }
 
-    /// Returns the agent of a run, as it was defined when the run was admitted.
+    /// Returns the agent of a run, as it was defined when the run was admitted, with what the run has chosen.
     pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<RegisteredAgent>>> {
         let agents = self.agents();
         let Some(AssignedAgent {
@@ -343,16 +344,17 @@ impl Registry {
             ..
         }) = run.request.agent.clone()
         else {
-            return Ok(agents.of_run(run).cloned());
+            return Ok(agents.of_run(run).map(|known| known.for_run(run)));
         };
         if let Some(known) = self.cached(&graph_id, &digest) {
-            return Ok(Some(known));
+            return Ok(Some(known.for_run(run)));
         }
         let this = Arc::clone(self);
         let found = self
             .db
             .read(move |tx| Box::pin(async move { this.of_digest(tx, &graph_id, &digest).await }));
-        Ok(found.await?.or_else(|| agents.of_run(run).cloned()))
+        let found = found.await?.or_else(|| agents.of_run(run).cloned());
+        Ok(found.map(|known| known.for_run(run)))
     }
 
     /// Returns the agent of a run as the tenant of its thread may run it; none if it may not.

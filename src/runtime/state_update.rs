@@ -132,6 +132,9 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
 }
 
 fn has_node(plan: &Plan, node: &str) -> bool {
+    if let Some(program) = plan.program {
+        return [START, program].contains(&node);
+    }
     let hooks = [
         &plan.before_agent,
         &plan.before_model,

@@ -18,7 +18,7 @@ use crate::domain::call::ToolOutput;
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, ToolCall};
-use crate::domain::run::DelegatedTask;
+use crate::domain::run::{AfterDelegation, DelegatedTask};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
@@ -26,6 +26,7 @@ pub mod arguments;
 pub mod background;
 pub mod budget;
 pub mod demo;
+pub mod execute;
 pub mod files;
 pub mod items;
 pub mod literal;
@@ -35,6 +36,7 @@ pub mod progress;
 pub mod remembered;
 pub mod remote;
 mod request_span;
+pub mod sandboxes;
 pub mod scope;
 pub mod slots;
 pub mod store;
@@ -117,6 +119,13 @@ impl Delegation {
     #[must_use]
     pub fn with_system_prompt(mut self, system_prompt: Option<String>) -> Self {
         self.order.system_prompt = system_prompt.filter(|prompt| !prompt.trim().is_empty());
+        self
+    }
+
+    /// Has the tool called again with the result, which is the result of the call otherwise.
+    #[must_use]
+    pub fn then(mut self, then: AfterDelegation) -> Self {
+        self.order.then = then;
         self
     }
 

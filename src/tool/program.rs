@@ -1,8 +1,8 @@
 //! Programs: any async function from a state to an update can be an agent.
 //!
-//! A runnable replaces the model, the policies and the tools. Everything else is as with other subagents: its run is
-//! listed, streamed, limited and cancelled like theirs, its end is durable, and a run that has ended never runs again.
-//! A remote agent is also such a program.
+//! A runnable replaces the model, the policies and the tools of a main agent or of a subagent. Everything else is as with
+//! other agents: its run is listed, streamed, limited and cancelled like theirs, its end is durable, and a run that has
+//! ended never runs again. A remote agent is also such a program.
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -16,8 +16,7 @@ use crate::tool::{Halt, Scope};
 /// The maximum number of outputs of a program that wait for the loop. Beyond it, the program waits.
 const CAPACITY: usize = 64;
 
-/// A subagent that is a program. One program can serve several subagents; [`Scope::agent`] is the name of the current
-/// one.
+/// An agent that is a program. One program can serve several agents; [`Scope::agent`] is the name of the current one.
 ///
 /// An async function is one, too:
 ///
@@ -46,7 +45,8 @@ pub trait Runnable: Send + Sync {
         false
     }
 
-    /// Does the work. The last message of `state` is the order; its files and fields are those that the caller shares.
+    /// Does the work. For a main agent, `state` is that of the thread, with the new messages at its end. For a subagent,
+    /// the last message is the order; the files and fields are those that the caller shares.
     ///
     /// The update is written into the state and, as with every subagent, passed on to the caller where it is shared.
     /// The update has to hold at least one message. The caller reads `structured_response` if it is set, else the last
@@ -55,7 +55,7 @@ pub trait Runnable: Send + Sync {
     /// The future is dropped when the run has to stop, and, if the work may be repeated, when the server stops.
     ///
     /// # Errors
-    /// [`Halt::Fail`] is an error result for the caller. [`Halt::Ask`] parks the run: it is begun anew, with
+    /// [`Halt::Fail`] is an error result for the caller, or the failure of the main agent's run. [`Halt::Ask`] parks the run: it is begun anew, with
     /// [`Scope::answer`] and [`Scope::answers`] set, when everything is answered.
     async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt>;
 }

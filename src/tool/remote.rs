@@ -1,8 +1,8 @@
 //! Tools behind HTTP: one POST for each call.
 //!
 //! The request names the call (`Idempotency-Key`), the agent that makes it and its run. The response is a result, a
-//! write into the state, a request to delegate, or questions to a human, after whose answers the call is made again
-//! with them; anything else is a failure, which the loop turns into an error result. A response of several lines
+//! write into the state, a request to delegate, whose result may come back in another call, or questions to a human,
+//! after whose answers the call is made again with them; anything else is a failure, which the loop turns into an error result. A response of several lines
 //! (`application/x-ndjson`) may send progress to clients while the tool runs; its last line is the result.
 //!
 //! [`server`] learns the tools of a service that describes them itself.
@@ -25,12 +25,13 @@ use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
-use crate::domain::call::ToolOutput;
+use crate::domain::call::{DelegationResult, ToolOutput};
 use crate::domain::input::read_initial;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::json_limits::read_foreign;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::run::AfterDelegation;
 use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
@@ -47,9 +48,9 @@ const MAX_ANSWER_BYTES: usize = 8 * 1024 * 1024;
 /// The maximum number of characters of an error response that are shown to the model.
 const MAX_ERROR_CHARS: usize = 2_000;
 /// The maximum number of questions of one call, over all of its attempts.
-const MAX_QUESTIONS: usize = 64;
+pub(super) const MAX_QUESTIONS: usize = 64;
 /// The maximum size of a question and of the schema of its answer, in bytes.
-const MAX_QUESTION_BYTES: usize = 256 * 1024;
+pub(super) const MAX_QUESTION_BYTES: usize = 256 * 1024;
 /// The maximum length of the key of a question, in bytes.
 const MAX_KEY_BYTES: usize = 256;
 /// The media types of an answer that are understood.
@@ -257,6 +258,9 @@ impl RemoteTool {
         if !answers.is_empty() {
             body["answers"] = Value::Array(answers);
         }
+        if !scope.delegations.is_empty() {
+            body["delegations"] = scope.delegations.iter().map(DelegationResult::for_tool).collect();
+        }
         if self.state_fields.is_empty() {
             return Ok(body.to_string());
         }
@@ -441,7 +445,8 @@ impl RemoteTool {
                 .with_response_format(request.response_format);
             let delegation = delegation
                 .with_initial_messages(initial)
-                .with_system_prompt(request.system_prompt);
+                .with_system_prompt(request.system_prompt)
+                .then(request.then);
             return Ok(CallOutcome::Delegate(delegation));
         }
         let Some(content) = answer.content else {
@@ -620,6 +625,8 @@ struct DelegateRequest {
     response_format: Option<Value>,
     #[serde(default)]
     initial_messages: Option<Vec<Value>>,
+    #[serde(default)]
+    then: AfterDelegation,
 }
 
 /// Returns the question that a tool asks; `number` is its key if it has none.
@@ -691,11 +698,26 @@ pub(super) fn without_secrets(mut text: String, headers: &HeaderMap) -> String {
     text
 }
 
+/// Parses the address of a service, below which its resources are.
+///
+/// # Errors
+/// The reason why it is none.
+pub(in crate::tool) fn base_url(given: &str) -> Result<Url, Invalid> {
+    let url = Url::parse(given).map_err(|error| Invalid::new("url", error.to_string()))?;
+    if url.cannot_be_a_base() {
+        return Err(Invalid::new(
+            "url",
+            "must begin with http:// or https:// and name a host",
+        ));
+    }
+    Ok(url)
+}
+
 /// Parses the headers of a definition.
 ///
 /// # Errors
 /// The header that is invalid or reserved.
-pub(super) fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
+pub(in crate::tool) fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);

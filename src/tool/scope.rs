@@ -7,8 +7,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::definition::ContextScoping;
 use crate::domain::access::Ownership;
+use crate::domain::call::DelegationResult;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::Question;
+use crate::domain::run::RunOrigin;
 use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
 use crate::domain::trace::TraceScope;
@@ -18,6 +20,7 @@ use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
 use crate::tool::program::ProgramScope;
 use crate::tool::remembered::RememberedDecisions;
+use crate::tool::sandboxes::ThreadSandboxes;
 use crate::tool::{CallSlots, Items, ProgressSink};
 
 /// The context of one agent of a run. Cheap to clone.
@@ -33,6 +36,8 @@ pub struct Scope {
     pub ownership: Ownership,
     /// The run of the main agent, which is the run that clients see.
     pub run: RunId,
+    /// Where the work of the run comes from.
+    pub origin: RunOrigin,
     /// The assistant of the run.
     pub assistant: AssistantId,
     /// The number of delegations above this agent: 0 for the main agent.
@@ -54,6 +59,8 @@ pub struct Scope {
     pub tasks: Arc<dyn Tasks>,
     /// The decisions that reviewers have given for the rest of the thread.
     pub remembered: Arc<dyn RememberedDecisions>,
+    /// The sandboxes of the thread at sandbox services.
+    pub sandboxes: Arc<dyn ThreadSandboxes>,
     /// The task id of the current call: unique over all threads, and the same when the call is repeated after a crash.
     /// `None` outside of calls.
     pub task: Option<TaskId>,
@@ -78,6 +85,8 @@ pub struct Scope {
     pub question: Option<Arc<Question>>,
     /// All the questions that it asked together before, each with its answer.
     pub answers: Arc<[(Question, Value)]>,
+    /// The results of the delegations that the call has asked for, when its tool is called again.
+    pub delegations: Arc<[DelegationResult]>,
     /// The further context of a program.
     pub program: Arc<ProgramScope>,
     /// The files of the state that calls of the tree change at the same time.
@@ -124,6 +133,7 @@ impl Scope {
             thread: ThreadId(uuid::Uuid::from_u128(1)),
             ownership: Ownership::default(),
             run: RunId(uuid::Uuid::from_u128(2)),
+            origin: RunOrigin::of(RunId(uuid::Uuid::from_u128(2))),
             assistant: AssistantId(uuid::Uuid::from_u128(3)),
             depth: 1,
             subagent: None,
@@ -134,6 +144,7 @@ impl Scope {
             store: Arc::new(crate::tool::items::InMemoryItems::default()),
             tasks: Arc::new(crate::tool::background::NoTasks),
             remembered: Arc::new(crate::tool::remembered::NothingRemembered),
+            sandboxes: Arc::new(crate::tool::sandboxes::NoSandboxes),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             step_limit: None,
             sizes: SizeLimits::default(),
@@ -145,6 +156,7 @@ impl Scope {
             answer: None,
             question: None,
             answers: Arc::default(),
+            delegations: Arc::default(),
             program: Arc::default(),
             files: FileClaims::default(),
             trace: TraceScope::default(),

@@ -22,7 +22,7 @@ const FLAGS = [
 ];
 const WIDE = { width: 1280, height: 800 };
 const NARROW = { width: 360, height: 740 };
-const TIMEOUT_MS = 30_000;
+const TIMEOUT_MS = 60_000;
 
 export { assert, key };
 

@@ -31,10 +31,15 @@ const TEMPLATE: &str = "adjutant_template";
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
 cd /
-dir=$(mktemp -d "$2/adjutant-postgres-XXXXXX") || exit 1
+# In memory, where there is room, since each test creates and drops some 300 files.
+place=$2
+room=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }')
+[ "${room:-0}" -gt 4000000 ] && place=/dev/shm
+dir=$(mktemp -d "$place/adjutant-postgres-XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
 "$1/initdb" -D "$dir/data" -U adjutant -A trust -E UTF8 --locale=C --no-sync >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log"; exit 1; }
 "$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c synchronous_commit=off -c full_page_writes=off \
+    -c wal_level=minimal -c max_wal_senders=0 -c min_wal_size=32MB -c max_wal_size=128MB \
     -c autovacuum=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
 server=$!
 tries=0
@@ -218,7 +223,7 @@ fn start_server() -> Option<String> {
 }
 
 /// Returns the directory of the newest installed Postgres.
-fn installed_programs() -> Option<String> {
+pub(crate) fn installed_programs() -> Option<String> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions
         .map(|version| version.path().join("bin"))
@@ -233,7 +238,7 @@ fn installed_programs() -> Option<String> {
 }
 
 /// Returns a command that runs as an ordinary user, since Postgres refuses to run as root.
-fn as_ordinary_user() -> Command {
+pub(crate) fn as_ordinary_user() -> Command {
     let id = |args: &[&str]| {
         let output = Command::new("id")
             .args(args)

@@ -22,6 +22,7 @@ from ._call import (
     delegate,
     output,
     progress,
+    run_subagent,
     update,
 )
 from ._tool import Tool, tool
@@ -41,6 +42,7 @@ __all__ = [
     "delegate",
     "output",
     "progress",
+    "run_subagent",
     "serve",
     "tool",
     "update",

@@ -279,7 +279,7 @@ class App:
         def emit(line: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(deliver, line)
 
-        own = Execution(context, request.get("answers") or [], emit)
+        own = Execution(context, request.get("answers") or [], emit, request.get("delegations") or [])
         work = self._carry_out(made, request.get("args") or {}, own, key, fingerprint)
         # The task has a copy of this context, in which the call is known.
         running.task = bound(own).run(loop.create_task, work)
@@ -296,7 +296,7 @@ class App:
             # What cannot be sent is an error of the tool.
             json.dumps(answer)
         except Suspended as suspended:
-            answer = {"interrupts": suspended.questions}
+            answer = suspended.answer
         except ToolError as error:
             answer = {"error": {"message": str(error)}}
         except (asyncio.TimeoutError, TimeoutError) as error:
@@ -323,7 +323,8 @@ def _identity(made: Tool, request: dict[str, Any], headers: dict[bytes, bytes]) 
     task = headers.get(b"adjutant-task-id", b"").decode("latin-1")
     call = task or "/".join(_text(request, name) for name in ("thread_id", "run_id", "tool_call_id"))
     answers = [[answer.get("key"), answer.get("response")] for answer in request.get("answers") or []]
-    key = hashlib.sha256(json.dumps([call, answers], sort_keys=True).encode()).hexdigest()
+    known = [call, answers, *([done] if (done := request.get("delegations")) else [])]
+    key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     fingerprint = json.dumps([made.name, request.get("args") or {}], sort_keys=True)
     return key, hashlib.sha256(fingerprint.encode()).hexdigest()
 
@@ -335,11 +336,12 @@ def _read_request(body: bytes) -> dict[str, Any]:
         raise _Refused(400, "the request is not JSON") from None
     if not isinstance(request, dict) or not isinstance(request.get("args", {}), dict):
         raise _Refused(400, "the request is not an object with `args`")
-    for name, kind in (("context", dict), ("state", dict), ("answers", list), ("agent_path", list)):
+    for name, kind in (("context", dict), ("state", dict), ("answers", list), ("delegations", list), ("agent_path", list)):
         if request.get(name) is not None and not isinstance(request[name], kind):
             raise _Refused(400, f"`{name}` has the wrong form")
-    if not all(isinstance(answer, dict) for answer in request.get("answers") or []):
-        raise _Refused(400, "`answers` has the wrong form")
+    for name in ("answers", "delegations"):
+        if not all(isinstance(one, dict) for one in request.get(name) or []):
+            raise _Refused(400, f"`{name}` has the wrong form")
     if not _text(request, "tool_call_id"):
         raise _Refused(400, "`tool_call_id` is missing")
     return request

@@ -80,11 +80,11 @@ class Question:
 
 
 class Suspended(BaseException):
-    """Leaves a function that waits for answers. It is no `Exception`, so that functions do not catch it."""
+    """Leaves a function that waits. It is no `Exception`, so that functions do not catch it."""
 
-    def __init__(self, questions: list[dict[str, Any]]) -> None:
-        super().__init__("the call waits for a human")
-        self.questions = questions
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__("the call waits")
+        self.answer = answer
 
 
 class Execution:
@@ -95,8 +95,11 @@ class Execution:
         context: ToolContext,
         answers: Sequence[Mapping[str, Any]],
         emit: Callable[[dict[str, Any]], None],
+        delegations: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.context = context
+        self.delegations = list(delegations)
+        self.delegated = 0
         self.ordered = [answer.get("response") for answer in answers]
         self.answers = {str(answer.get("key")): answer.get("response") for answer in answers}
         self.update: dict[str, Any] = {}
@@ -116,8 +119,20 @@ class Execution:
             numbered.append((question.key or f"q{self.asked}", question))
         missing = [pair for pair in numbered if pair[0] not in self.answers]
         if missing:
-            raise Suspended([_question(key, question) for key, question in missing])
+            raise Suspended({"interrupts": [_question(key, question) for key, question in missing]})
         return [_answer(question, self.answers[key]) for key, question in numbered]
+
+    def run_subagent(self, delegation: Delegation) -> str:
+        """Returns the result of the subagent, or leaves the function until it is there."""
+        at = self.delegated
+        self.delegated += 1
+        if at >= len(self.delegations):
+            raise Suspended({"delegate": {**_fields(delegation), "then": "call_again"}})
+        done = self.delegations[at]
+        text = content_of(done.get("content") or "")
+        if done.get("status") == "error":
+            raise ToolError(str(text))
+        return str(text)
 
 
 _EXECUTION: contextvars.ContextVar[Execution] = contextvars.ContextVar("adjutant_tools_execution")
@@ -212,13 +227,46 @@ def delegate(
     return Delegation(description, subagent_type, system_prompt, form, initial_messages)
 
 
+def run_subagent(
+    description: str,
+    subagent_type: str,
+    *,
+    system_prompt: str | None = None,
+    response_format: Any = None,
+    initial_messages: Sequence[Mapping[str, Any]] | None = None,
+) -> Any:
+    """Has a subagent do something and returns its result, for the function to go on with.
+
+    As with `ask`, the function is left the first time, and called again from its beginning when the subagent has
+    ended. With a `response_format` the result is a value of that type; otherwise it is the subagent's last text. A
+    subagent that fails raises `ToolError`.
+    """
+    delegation = delegate(
+        description,
+        subagent_type,
+        system_prompt=system_prompt,
+        response_format=response_format,
+        initial_messages=initial_messages,
+    )
+    text = execution().run_subagent(delegation)
+    if response_format is None:
+        return text
+    if isinstance(response_format, Mapping):
+        return json.loads(text)
+    return TypeAdapter(response_format).validate_json(text)
+
+
+def _fields(delegation: Delegation) -> dict[str, Any]:
+    fields = {name: found for name, found in vars(delegation).items() if found is not None}
+    return to_jsonable_python(fields)
+
+
 def answer_of(value: Any, own: Execution) -> dict[str, Any]:
     """Returns the answer to the caller for what a function returned."""
     if isinstance(value, Delegation):
         if own.update:
             raise ToolError("a call that delegates cannot write into the state, too")
-        fields = {name: found for name, found in vars(value).items() if found is not None}
-        return {"delegate": to_jsonable_python(fields)}
+        return {"delegate": _fields(value)}
     result = value if isinstance(value, Result) else Result(value)
     answer: dict[str, Any] = {"content": content_of(result.content)}
     if result.artifact is not None:

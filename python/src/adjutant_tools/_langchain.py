@@ -40,7 +40,7 @@ def of_langchain(made: BaseTool) -> Tool:
             questions = _interrupts(error, own)
             if questions is None:
                 raise
-            raise Suspended(questions) from None
+            raise Suspended({"interrupts": questions}) from None
         return _result(returned, own)
 
     return Tool(

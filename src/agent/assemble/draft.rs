@@ -17,9 +17,12 @@ use crate::domain::path::normalise;
 use crate::middleware::Middleware;
 use crate::middleware::memory::Memory;
 use crate::middleware::skills::Skills;
+use crate::tool::Tool;
+use crate::tool::execute::{CommandLauncher, ExecuteTool, LocalSandbox};
 use crate::tool::files::{
     DiskFiles, FileRoute, FileWorkspace, ReadOnlyFiles, RoutedFiles, StateFiles, StoreFiles, WithEnclosed,
 };
+use crate::tool::sandboxes::{SandboxCommands, SandboxFiles, SandboxPlace, SandboxServices};
 
 /// The specification of one agent, with its dependencies on this server.
 #[derive(Clone)]
@@ -69,9 +72,9 @@ impl Draft {
     }
 
     /// Returns the files on which its file tools work.
-    pub(super) fn workspace(&self) -> Arc<dyn FileWorkspace> {
+    pub(super) fn workspace(&self, sandboxes: &SandboxServices) -> Arc<dyn FileWorkspace> {
         let own = self.own_files();
-        let workspace = with_thread_folders(&self.spec.workspace);
+        let workspace = with_thread_folders(&self.spec.workspace, sandboxes);
         if own.is_empty() {
             workspace
         } else {
@@ -79,10 +82,25 @@ impl Draft {
         }
     }
 
+    /// Returns the tool that runs commands, if the agent may.
+    pub(super) fn execute(&self, commands: &CommandLauncher, sandboxes: &SandboxServices) -> Option<Arc<dyn Tool>> {
+        let settings = self.spec.execute.settings()?;
+        let workspace = self.spec.workspace.of_commands()?;
+        if let Some(place) = place(workspace, sandboxes) {
+            return Some(Arc::new(ExecuteTool::new(
+                Arc::new(SandboxCommands::new(place)),
+                settings,
+            )));
+        }
+        let files = disk(workspace)?;
+        let sandbox = LocalSandbox::new(commands.clone(), files, workspace.read_only, settings.clone());
+        Some(Arc::new(ExecuteTool::new(Arc::new(sandbox), settings)))
+    }
+
     /// Returns the policies of its skills and its memory.
-    pub(super) fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
+    pub(super) fn knowledge(&self, sandboxes: &SandboxServices) -> Vec<Arc<dyn Middleware>> {
         let own = self.own_files();
-        let workspace = self.workspace();
+        let workspace = self.workspace(sandboxes);
         let has_files = self.spec.files == definition::Workspace::State;
         let mut policies: Vec<Arc<dyn Middleware>> = vec![];
         if !self.spec.skills.is_empty() {
@@ -101,7 +119,7 @@ impl Draft {
 
 /// Returns the workspace of a definition. The files that the server itself writes for a thread are always in the state
 /// of the thread, so that no other thread sees them.
-fn with_thread_folders(definition: &WorkspaceDefinition) -> Arc<dyn FileWorkspace> {
+fn with_thread_folders(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Arc<dyn FileWorkspace> {
     if definition.kind == WorkspaceKind::State {
         return Arc::new(StateFiles);
     }
@@ -115,7 +133,7 @@ fn with_thread_folders(definition: &WorkspaceDefinition) -> Arc<dyn FileWorkspac
         // Invalid paths were refused when the definition was read.
         Some(FileRoute {
             prefix: normalise(path).ok()?,
-            workspace: single(route),
+            workspace: single(route, sandboxes),
             is_relative: route.kind != WorkspaceKind::State,
             is_listed: true,
         })
@@ -124,25 +142,44 @@ fn with_thread_folders(definition: &WorkspaceDefinition) -> Arc<dyn FileWorkspac
         WorkspaceKind::Composite => definition
             .default
             .as_deref()
-            .map_or_else(|| Arc::new(StateFiles) as Arc<_>, single),
-        WorkspaceKind::State | WorkspaceKind::Disk | WorkspaceKind::Store => single(definition),
+            .map_or_else(|| Arc::new(StateFiles) as Arc<_>, |own| single(own, sandboxes)),
+        WorkspaceKind::State | WorkspaceKind::Disk | WorkspaceKind::Store | WorkspaceKind::Sandbox => {
+            single(definition, sandboxes)
+        }
     };
     Arc::new(RoutedFiles::new(default, own.chain(routes).collect()))
 }
 
+/// Returns the files of a workspace on the disk; none of another kind.
+fn disk(definition: &WorkspaceDefinition) -> Option<DiskFiles> {
+    let root = definition
+        .root
+        .clone()
+        .filter(|_| definition.kind == WorkspaceKind::Disk)?;
+    let namespace = definition.namespace.as_ref();
+    let namespace = namespace.and_then(|labels| NamespaceTemplate::read(labels).ok());
+    let files = DiskFiles::new(root).with_namespace(namespace);
+    Some(files.with_ignore_files(definition.ignore_files.unwrap_or(true)))
+}
+
+/// Returns the place of the sandbox of a workspace; none of another kind.
+fn place(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Option<SandboxPlace> {
+    let service = definition.sandbox.as_deref()?;
+    sandboxes.place(service, definition.scope.unwrap_or_default())
+}
+
 /// Returns a workspace that is no composite one.
-fn single(definition: &WorkspaceDefinition) -> Arc<dyn FileWorkspace> {
+fn single(definition: &WorkspaceDefinition, sandboxes: &SandboxServices) -> Arc<dyn FileWorkspace> {
+    if let Some(place) = place(definition, sandboxes) {
+        return Arc::new(SandboxFiles::new(place));
+    }
     // Missing roots and invalid templates were refused when the definition was read.
     let namespace = definition.namespace.as_ref();
     let namespace = namespace.and_then(|labels| NamespaceTemplate::read(labels).ok());
-    let workspace: Arc<dyn FileWorkspace> = match (definition.kind, &definition.root, namespace) {
-        (WorkspaceKind::Disk, Some(root), namespace) => Arc::new(
-            DiskFiles::new(root.clone())
-                .with_namespace(namespace)
-                .with_ignore_files(definition.ignore_files.unwrap_or(true)),
-        ),
-        (WorkspaceKind::Store, _, Some(namespace)) => Arc::new(StoreFiles::new(namespace)),
-        (_, _, _) => Arc::new(StateFiles),
+    let workspace: Arc<dyn FileWorkspace> = match (disk(definition), namespace) {
+        (Some(files), _) => Arc::new(files),
+        (None, Some(namespace)) if definition.kind == WorkspaceKind::Store => Arc::new(StoreFiles::new(namespace)),
+        (None, _) => Arc::new(StateFiles),
     };
     if definition.read_only {
         Arc::new(ReadOnlyFiles::new(workspace))

@@ -1,14 +1,17 @@
-//! Subagents that are programs, and those that are agents of other servers.
+//! Agents and subagents that are programs, and those that are agents of other servers.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::Value;
 
-use super::{AgentFactory, STEP_LIMIT};
+use super::{AgentFactory, STEP_LIMIT, Source};
 use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, SharedState};
-use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, SubagentDefinition, SubagentMode};
+use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, Headers, SubagentDefinition, SubagentMode};
 use crate::domain::approvers::Approvers;
+use crate::domain::context::ContextSchema;
 use crate::domain::field::DeclaredFields;
+use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, MODEL, Plan, RUNNABLE};
 use crate::domain::state::{State, Update};
 use crate::middleware::structured::native::NativeAnswer;
@@ -16,25 +19,42 @@ use crate::peer::RemoteAgent;
 use crate::tool::{Halt, Runnable, Scope};
 
 impl AgentFactory {
+    /// Builds the main agent of a definition that is a program, or an agent of another server; none for an agent with
+    /// a model. The result has this form, if one is given.
+    pub(super) fn main_program(&self, source: &Source, format: Option<&Value>) -> Option<Agent> {
+        let definition = &*source.definition;
+        let name = definition.name.clone().unwrap_or_else(|| source.graph_id.clone());
+        let limits = definition.limits.clone().unwrap_or_default();
+        if let Some(runnable) = &definition.runnable {
+            let form = format.or(definition.response_format.as_ref());
+            let own = AgentProgram {
+                context: definition.context_schema.clone().map(ContextSchema::new),
+                ..self.registered(runnable, form)
+            };
+            let program = agent(name, limits, RUNNABLE, DeclaredFields::new(&definition.state), own);
+            return Some(Agent {
+                approvers: definition.approvers.clone(),
+                ..program
+            });
+        }
+        let (graph_id, url) = definition.remote()?;
+        let own = self.remote(
+            graph_id,
+            url,
+            &definition.headers,
+            definition.recursion_limit,
+            source.is_owners,
+        );
+        Some(agent(name, limits, MODEL, DeclaredFields::default(), own))
+    }
+
     /// Builds the agent of a subagent that is the registered program `name`.
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
-        let missing = || {
-            let message = format!("this server has no program `{name}`");
-            FailingProgram::shared(Failure::new("RunnableNotFoundError", message), AfterCrash::default())
-        };
-        let own = AgentProgram {
-            runnable: self.runnables.get(name).cloned().unwrap_or_else(missing),
-            form: subagent
-                .response_format
-                .as_ref()
-                .map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
-            remote: None,
-        };
-        let program = agent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own);
+        let own = self.registered(name, subagent.response_format.as_ref());
         let approvers = subagent.approvers.as_ref().unwrap_or(&parent.approvers);
         Agent {
             approvers: approvers.clone(),
-            ..program
+            ..of_subagent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own)
         }
     }
 
@@ -47,49 +67,87 @@ impl AgentFactory {
         url: &str,
         is_owners: bool,
     ) -> Agent {
-        let runnable: Arc<dyn Runnable> = match self.peers.peer(url, &subagent.headers.0, is_owners) {
-            Ok(peer) => Arc::new(RemoteAgent::new(
-                self.peers.clone(),
-                peer,
-                graph_id,
-                subagent.recursion_limit,
-            )),
+        let own = self.remote(graph_id, url, &subagent.headers, subagent.recursion_limit, is_owners);
+        of_subagent(subagent, MODEL, DeclaredFields::default(), own)
+    }
+
+    /// Returns the registered program `name`, whose result has this form.
+    fn registered(&self, name: &str, form: Option<&Value>) -> AgentProgram {
+        let missing = || {
+            let message = format!("this server has no program `{name}`");
+            FailingProgram::shared(Failure::new("RunnableNotFoundError", message), AfterCrash::default())
+        };
+        AgentProgram {
+            runnable: self.runnables.get(name).cloned().unwrap_or_else(missing),
+            form: form.map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
+            remote: None,
+            context: None,
+        }
+    }
+
+    /// Returns the agent `graph_id` of the server at `url` as a program.
+    fn remote(
+        &self,
+        graph_id: &str,
+        url: &str,
+        headers: &Headers,
+        step_limit: Option<u32>,
+        is_owners: bool,
+    ) -> AgentProgram {
+        let runnable: Arc<dyn Runnable> = match self.peers.peer(url, &headers.0, is_owners) {
+            Ok(peer) => Arc::new(RemoteAgent::new(self.peers.clone(), peer, graph_id, step_limit)),
             Err(invalid) => {
                 let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
                 FailingProgram::shared(Failure::new("ModelConfigurationError", message), AfterCrash::Repeat)
             }
         };
-        let own = AgentProgram {
+        AgentProgram {
             runnable,
             form: None,
             remote: Some(RemoteIdentity {
                 graph_id: graph_id.to_owned(),
                 url: url.to_owned(),
             }),
-        };
-        agent(subagent, MODEL, DeclaredFields::default(), own)
+            context: None,
+        }
     }
 }
 
 /// Builds the agent of a subagent that works at `node`.
-fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFields, own: AgentProgram) -> Agent {
+fn of_subagent(
+    subagent: &SubagentDefinition,
+    node: &'static str,
+    declared: DeclaredFields,
+    own: AgentProgram,
+) -> Agent {
+    let limits = subagent.limits.clone().unwrap_or_default();
     Agent {
-        name: subagent.name.clone(),
+        is_fork: subagent.mode == SubagentMode::Fork,
+        display_text: subagent.display_text.clone(),
+        initial: subagent.beginning(),
+        ..agent(subagent.name.clone(), limits, node, declared, own)
+    }
+}
+
+/// Builds an agent that works at `node`.
+fn agent(name: String, limits: Limits, node: &'static str, declared: DeclaredFields, own: AgentProgram) -> Agent {
+    Agent {
+        name,
         plan: Plan {
             step_limit: STEP_LIMIT,
             rules: declared.rules(),
             program: Some(node),
             ..Plan::default()
         },
-        limits: subagent.limits.clone().unwrap_or_default(),
+        limits,
         declared,
-        is_fork: subagent.mode == SubagentMode::Fork,
+        is_fork: false,
         shares: SharedState::default(),
         // Those of an agent of another server are named there.
         approvers: Approvers::default(),
-        display_text: subagent.display_text.clone(),
-        initial: subagent.beginning(),
-        kind: AgentKind::Program(own),
+        display_text: None,
+        initial: vec![],
+        kind: AgentKind::Program(Box::new(own)),
     }
 }
 

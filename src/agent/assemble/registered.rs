@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::choices::Choices;
 use crate::agent::Agent;
 use crate::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
+use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::identity::Tenant;
 use crate::domain::run::Run;
@@ -50,7 +52,7 @@ pub struct RegisteredAgent {
     pub context_scoping: ContextScoping,
     /// The agent.
     pub agent: Arc<Agent>,
-    /// The subagents that are agents of other servers.
+    /// The subagents that are agents of other servers; or the agent itself, if it is one.
     remote: Arc<[SubagentDefinition]>,
     /// True if the owner of this server defined the agent, false if a client did.
     is_owners: bool,
@@ -60,6 +62,8 @@ pub struct RegisteredAgent {
     variants: Arc<Variants>,
     /// The error of a model that the tenant may not use.
     forbidden_model: Option<ModelError>,
+    /// The choices of its runs; none if they have none.
+    choices: Option<Arc<Choices>>,
 }
 
 impl RegisteredAgent {
@@ -84,6 +88,7 @@ impl RegisteredAgent {
                 .iter()
                 .filter(|subagent| subagent.url.is_some())
                 .cloned()
+                .chain(definition.as_remote_subagent())
                 .collect(),
             is_owners,
             build: Arc::new(build),
@@ -93,6 +98,15 @@ impl RegisteredAgent {
                 built: Mutex::default(),
             }),
             forbidden_model: None,
+            choices: None,
+        }
+    }
+
+    /// Returns the agent with what its runs may choose.
+    pub(super) fn with_choices(self, choices: Choices) -> Self {
+        Self {
+            choices: Some(Arc::new(choices)),
+            ..self
         }
     }
 
@@ -133,6 +147,52 @@ impl RegisteredAgent {
         Ok(variant)
     }
 
+    /// Returns whether runs may choose parts of the agent.
+    pub fn is_configurable(&self) -> bool {
+        self.choices.is_some()
+    }
+
+    /// Returns the names of the entries of a context by which runs choose.
+    pub fn choice_names(&self) -> impl Iterator<Item = &String> {
+        self.choices.iter().flat_map(|choices| choices.names())
+    }
+
+    /// Checks what a context chooses.
+    ///
+    /// # Errors
+    /// Names the first entry that chooses something that is not allowed.
+    pub fn check_choices(&self, context: &Map<String, Value>) -> Result<(), Invalid> {
+        self.choices.as_ref().map_or(Ok(()), |choices| choices.check(context))
+    }
+
+    /// Returns the agent with what a context chooses.
+    ///
+    /// # Errors
+    /// As [`RegisteredAgent::check_choices`].
+    pub fn configured(self: &Arc<Self>, context: &Map<String, Value>) -> Result<Arc<Self>, Invalid> {
+        match &self.choices {
+            None => Ok(Arc::clone(self)),
+            Some(choices) => {
+                let chosen = choices.agent(context)?;
+                Ok(chosen.map_or_else(|| Arc::clone(self), |agent| Arc::new(agent.stored_as(&self.digest))))
+            }
+        }
+    }
+
+    /// Returns the agent with what a run has chosen. The work of subagents and background tasks is described by the
+    /// agent that gives it, so their runs choose nothing.
+    #[must_use]
+    pub fn for_run(self: &Arc<Self>, run: &Run) -> Arc<Self> {
+        if run.lineage.depth > 0 || run.request.background.is_some() {
+            return Arc::clone(self);
+        }
+        self.configured(&run.request.context).unwrap_or_else(|invalid| {
+            // Its definition was deleted after the run was admitted, and another one has its name.
+            tracing::warn!(run = %run.id, %invalid, "a run has chosen what its agent does not allow any more");
+            Arc::clone(self)
+        })
+    }
+
     /// Checks whether the tenant may use all models of the agent and of the subagents that its definition describes.
     ///
     /// # Errors
@@ -151,9 +211,10 @@ impl RegisteredAgent {
     }
 
     /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server
-    /// named it.
+    /// named it. An agent that is itself one of that server is returned whatever its callers name it.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
-        let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
+        let is_named = |subagent: &SubagentDefinition| self.agent.remote().is_some() || subagent.name == name;
+        let is_it = |subagent: &&SubagentDefinition| is_named(subagent) && subagent.url.as_deref() == Some(url);
         self.remote
             .iter()
             .find(is_it)

@@ -208,7 +208,7 @@ impl Middleware for Tally {
     }
 
     async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        let count = state.fields.get(point.word()).and_then(Value::as_u64).unwrap_or(0);
+        let count = state.count(point.word());
         Ok(Update::field(point.word(), json!(count + 1)).into())
     }
 }
@@ -264,13 +264,16 @@ pub(super) fn agent_of(
         display_text: None,
         initial: vec![],
         kind: AgentKind::ModelLoop(Box::new(ModelLoop {
+            model_name: "scripted:mock".to_owned(),
             model: Ok(Arc::new(Scripted::new("mock"))),
+            fallbacks: vec![],
             settings: Map::new(),
             system_prompt: "".into(),
             stack,
             toolbox,
             checks,
             fields: vec![],
+            settings_schema: None,
             context: None,
             subagents: roster,
             forks: crate::agent::Forks::default(),

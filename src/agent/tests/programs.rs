@@ -87,11 +87,12 @@ fn stage(node: &'static str) -> Stage {
         approvers: Default::default(),
         display_text: None,
         initial: vec![],
-        kind: AgentKind::Program(AgentProgram {
+        kind: AgentKind::Program(Box::new(AgentProgram {
             runnable: Arc::new(Obedient),
             form: None,
             remote: (node == MODEL).then_some(remote),
-        }),
+            context: None,
+        })),
     })
 }
 

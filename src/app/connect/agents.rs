@@ -9,7 +9,7 @@ use super::super::{definitions, mcp_servers_environment, peers};
 use super::{Finding, PlannedCheck};
 use crate::config::{Config, Problems};
 use crate::definition::mcp::{McpOwner, McpReference, OwnedServers, ServerDefinition};
-use crate::definition::{Location, SubagentDefinition};
+use crate::definition::{Headers, Location};
 use crate::domain::suggestion::nearest;
 use crate::peer::Peers;
 use crate::shutdown::Shutdown;
@@ -98,6 +98,15 @@ pub(super) fn remote_agents(config: &Config, shutdown: &Shutdown) -> anyhow::Res
     let peers = peers(config, shutdown).context("could not create the HTTP client for remote agents")?;
     let mut planned = vec![];
     for (graph_id, agent) in &config.agents {
+        if let Some((remote_id, url)) = agent.remote() {
+            let peers = peers.clone();
+            let headers = agent.headers.clone();
+            let remote_id = remote_id.to_owned();
+            let url = url.to_owned();
+            planned.push(PlannedCheck::new("remote_agent", graph_id.clone(), async move {
+                find_agent(&peers, &headers, &remote_id, &url).await
+            }));
+        }
         let remote = agent.subagents.iter().filter_map(|subagent| {
             let Location::Remote { graph_id, url } = subagent.location() else {
                 return None;
@@ -107,18 +116,18 @@ pub(super) fn remote_agents(config: &Config, shutdown: &Shutdown) -> anyhow::Res
         for (subagent, remote_id, url) in remote {
             let peers = peers.clone();
             let name = format!("{graph_id}/{}", subagent.name);
-            let subagent = subagent.clone();
+            let headers = subagent.headers.clone();
             planned.push(PlannedCheck::new("remote_agent", name, async move {
-                find_agent(&peers, &subagent, &remote_id, &url).await
+                find_agent(&peers, &headers, &remote_id, &url).await
             }));
         }
     }
     Ok(planned)
 }
 
-async fn find_agent(peers: &Peers, subagent: &SubagentDefinition, graph_id: &str, url: &str) -> Finding {
-    let advice = "start the other server, or correct the `url` and `headers` of the subagent";
-    let peer = match peers.peer(url, &subagent.headers.0, true) {
+async fn find_agent(peers: &Peers, headers: &Headers, graph_id: &str, url: &str) -> Finding {
+    let advice = "start the other server, or correct the `url` and `headers` of the agent";
+    let peer = match peers.peer(url, &headers.0, true) {
         Ok(peer) => peer,
         Err(error) => return Finding::fail(error.to_string(), advice),
     };
@@ -130,11 +139,11 @@ async fn find_agent(peers: &Peers, subagent: &SubagentDefinition, graph_id: &str
         Ok(true) => Finding::ok(format!("the server {place} has the agent `{graph_id}`")),
         Ok(false) => Finding::fail(
             format!("the server {place} has no agent `{graph_id}`"),
-            "correct the `graph_id` of the subagent",
+            "correct the `graph_id` of the agent",
         ),
         Err(error) => Finding::warn(
             format!("the server {place} answers, but its agents could not be listed: {error}"),
-            "check the `headers` of the subagent",
+            "check the `headers` of the agent",
         ),
     }
 }

@@ -595,7 +595,7 @@ impl Session {
             // The answer is corrected: the question is asked again.
             Err(error) if error.is_refusal(&[400, 422]) => self.remark(&error.to_string()).map(|()| None),
             Err(error) if error.is_refusal(&[409]) => {
-                self.remark(&format!("somebody else was faster: {error}"))?;
+                self.remark(&format!("another client was faster: {error}"))?;
                 Ok(None)
             }
             Err(error) if error.is_refusal(&[403]) => {
@@ -651,7 +651,7 @@ impl Session {
                     };
                     if !is_kept && self.begun > begun && !is_told {
                         is_told = true;
-                        shown += &self.view.remark("somebody else has answered; Enter goes on");
+                        shown += &self.view.remark("another client has answered; Enter goes on");
                     }
                     printer.add(&shown);
                 }

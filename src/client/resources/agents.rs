@@ -72,7 +72,7 @@ pub(in crate::client) fn table(agents: &[Value]) -> Table {
             text(agent, "graph_id"),
             text(agent, "usable"),
             text(agent, "source"),
-            text(definition, "model"),
+            worker(definition),
             subagents(definition).join(", "),
             if description.is_empty() {
                 text(agent, "description")
@@ -82,6 +82,23 @@ pub(in crate::client) fn table(agents: &[Value]) -> Table {
         ]);
     }
     table
+}
+
+/// Returns the model of an agent, or the program that it is, or the agent of another server that it is.
+fn worker(definition: &Value) -> String {
+    let all = [
+        text(definition, "model"),
+        text(definition, "runnable"),
+        remote(definition),
+    ];
+    all.into_iter().find(|one| !one.is_empty()).unwrap_or_default()
+}
+
+fn remote(definition: &Value) -> String {
+    match (definition["graph_id"].as_str(), definition["url"].as_str()) {
+        (Some(graph_id), Some(url)) => format!("{graph_id} at {url}"),
+        (_, _) => String::new(),
+    }
 }
 
 fn subagents(definition: &Value) -> Vec<String> {
@@ -112,6 +129,8 @@ fn page(agent: &Value) -> String {
         ("Problems", problems.join("\n")),
         ("Updated", time(agent, "updated_at")),
         ("Model", text(definition, "model")),
+        ("Program", text(definition, "runnable")),
+        ("Remote", remote(definition)),
         ("Tools", list("tools")),
         ("Approvals", approvals(definition)),
         ("Instructions", text(definition, "system_prompt")),

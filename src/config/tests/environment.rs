@@ -139,8 +139,8 @@ fn entries_of_lists_are_named_by_their_number() {
     let with = |name: &str| load(&text, &[(name, "scripted:y")]);
     let loaded = with("ADJUTANT_AGENTS__AGENT__SUBAGENTS__0__MODEL").expect("a configuration");
     assert_eq!(
-        loaded.config.agents["agent"].subagents[0].model.as_deref(),
-        Some("scripted:y")
+        loaded.config.agents["agent"].subagents[0].model,
+        Some("scripted:y".into())
     );
     let reported = with("ADJUTANT_AGENTS__AGENT__SUBAGENTS__1__MODEL").unwrap_err();
     assert!(reported.contains("has 1 entries, so there is no"), "{reported}");
@@ -214,7 +214,7 @@ fn agents_in_folders_can_be_changed_by_the_environment() {
     let variable = ("ADJUTANT_AGENTS__WRITER__MODEL".to_owned(), "scripted:y".to_owned());
     settings.environment = EnvironmentSettings::new([variable]);
     let loaded = directory.load_with(&settings).expect("a configuration");
-    assert_eq!(loaded.config.agents["writer"].model, "scripted:y");
+    assert_eq!(loaded.config.agents["writer"].model, "scripted:y".into());
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn a_folder_with_a_deepagents_toml_is_an_agent() {
     let writer = &loaded.config.agents["writer"];
     assert_eq!(writer.name.as_deref(), Some("Writer"));
     assert_eq!(writer.description.as_deref(), Some("Writes."));
-    assert_eq!(writer.model.as_str(), "scripted:x");
+    assert_eq!(writer.model.first(), "scripted:x");
     assert_eq!(writer.system_prompt.parts(), vec!["# You write."]);
     assert_eq!(
         subagents(writer),
@@ -50,7 +50,10 @@ fn a_deepagents_toml_without_a_model_has_the_default_of_its_layout() {
         ("agents/w/deepagents.toml", "[agent]\nname = \"w\"\n"),
         ("agents/w/AGENTS.md", "You write."),
     ]);
-    assert_eq!(directory.load().config.agents["w"].model, "anthropic:claude-sonnet-4-6");
+    assert_eq!(
+        directory.load().config.agents["w"].model,
+        "anthropic:claude-sonnet-4-6".into()
+    );
 }
 
 #[test]
@@ -135,14 +138,14 @@ fn a_folder_with_an_agent_json_is_an_agent() {
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!(agent.name.as_deref(), Some("my-agent"));
-    assert_eq!(agent.model.as_str(), "scripted:x");
+    assert_eq!(agent.model.first(), "scripted:x");
     assert_eq!(agent.tools, ["s/lookup"]);
     let rule = (&"s/lookup".to_owned(), &ApprovalRule::Switch(true));
     assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [rule]);
     assert_eq!(agent.mcp_servers["s"].url.as_deref(), Some("https://example.com/mcp"));
     assert_eq!(subagents(agent), [("scout", "Finds and weighs sources.", "You find.")]);
     let scout = &agent.subagents[0];
-    assert_eq!(scout.model.as_deref(), Some("scripted:y"));
+    assert_eq!(scout.model, Some("scripted:y".into()));
     assert_eq!(scout.tools.as_deref(), Some([].as_slice()));
 }
 
@@ -164,14 +167,14 @@ fn defaults_and_platform_fields_of_an_agent_json_are_warnings() {
     let loaded = directory.load();
     let problems: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
     assert_eq!(problems, ["model", "backend", "permissions", "description"]);
-    assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6");
+    assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6".into());
     assert_eq!(
         loaded.config.agents["w"].subagents[0].description,
         "Finds a great many sources"
     );
     let runtime = r#"{"name": "w", "runtime": {"model": {"model_id": "scripted:r"}}}"#;
     let directory = Directory::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
-    assert_eq!(directory.load().config.agents["w"].model, "scripted:r");
+    assert_eq!(directory.load().config.agents["w"].model, "scripted:r".into());
 }
 
 #[test]

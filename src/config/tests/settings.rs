@@ -73,6 +73,7 @@ fn page() -> String {
     section::<Server>(&mut page, "[server]");
     section::<Storage>(&mut page, "[storage]");
     section::<Runtime>(&mut page, "[runtime]");
+    section::<ClusterSection>(&mut page, "[cluster]");
     section::<AnswersSection>(&mut page, "[answers]");
     section::<ItemTtl>(&mut page, "[store.ttl]");
     section::<IndexSection>(&mut page, "[store.index]");
@@ -105,6 +106,7 @@ fn page() -> String {
     section::<ToolDefinition>(&mut page, "[tools.NAME]");
     section::<McpServerDefinition>(&mut page, "[mcp_servers.NAME]");
     section::<ToolServerDefinition>(&mut page, "[tool_servers.NAME]");
+    section::<SandboxServiceDefinition>(&mut page, "[sandboxes.NAME]");
     page.push_str(
         "## `agents_dir`\n\nA key at the top of the file: the folder with a folder for each agent, relative to the \
          file. The default is `agents`. See [Agents in folders](definitions.md#agents-in-folders).\n",

@@ -9,7 +9,8 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
-use super::{EntryColumns, Head, TABLE, lane_id, lane_of, missing_ancestor, source_of};
+use super::{EntryColumns, Head, TABLE, cell, lane_id, lane_of, missing_ancestor, source_of};
+use crate::db::blobs::{self, StoredText};
 use crate::db::engine::on_engine;
 use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
@@ -49,20 +50,18 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
     if let Some(state) = tx.states.get(checkpoint) {
         return Ok(state);
     }
-    let (base, steps) = steps_to(tx, thread, lane, checkpoint).await?;
+    let (base, mut steps) = steps_to(tx, thread, lane, checkpoint).await?;
+    let texts = steps.iter_mut().map(|row| StoredText {
+        cell: cell("writes", &row.checkpoint_id),
+        text: &mut row.writes,
+    });
+    blobs::restore(tx, thread, texts.collect()).await?;
     let mut fold = base.map_or_else(
         || StateFold::with_capacity(steps.len()),
         |state| StateFold::from(State::clone(&state)),
     );
     for row in steps {
-        fold.add(
-            ColumnRef {
-                table: TABLE,
-                column: "writes",
-                id: &row.checkpoint_id,
-            }
-            .decode(&row.writes)?,
-        );
+        fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
     }
     let state = Arc::new(fold.finish());
     tx.states.put(checkpoint, Arc::clone(&state));
@@ -77,11 +76,20 @@ async fn steps_to(
     lane: Lane,
     checkpoint: CheckpointId,
 ) -> DbResult<(Option<Arc<State>>, Vec<StepRow>)> {
-    const SEGMENT: &str = "select step.checkpoint_id, step.parent_id, step.writes from checkpoints upto \
-        join checkpoints step";
-    const UP_TO: &str = " on step.thread_id = $2 and step.lane = $3 and step.seq >= upto.segment \
-        and step.seq <= upto.seq and step.segment = upto.segment \
-        where upto.checkpoint_id = $1 and upto.thread_id = $2 and upto.lane = $3 order by step.seq";
+    // Subqueries instead of a join: Postgres could begin the join with the steps, and look for the checkpoint among all
+    // steps for each of them.
+    const SEGMENT: &str = "select step.checkpoint_id, step.parent_id, step.writes from checkpoints step";
+    const OF_CHECKPOINT: &str = " from checkpoints upto where upto.thread_id = $2 and upto.checkpoint_id = $1 \
+        and upto.lane = $3)";
+    const UP_TO: &str = concatcp!(
+        " where step.thread_id = $2 and step.lane = $3 and step.seq >= (select upto.segment",
+        OF_CHECKPOINT,
+        " and step.seq <= (select upto.seq",
+        OF_CHECKPOINT,
+        " and step.segment = (select upto.segment",
+        OF_CHECKPOINT,
+        " order by step.seq"
+    );
     // Without the hint, SQLite chooses the index without the lane and reads the steps of subagents, too.
     const SQLITE: &str = concatcp!(SEGMENT, " indexed by checkpoints_by_lane", UP_TO);
     const POSTGRES: &str = concatcp!(SEGMENT, UP_TO);
@@ -163,6 +171,22 @@ impl CheckpointRow {
     }
 }
 
+/// Puts the blobs of checkpoints back.
+async fn restore(tx: &mut Tx<'_>, thread: ThreadId, rows: &mut [CheckpointRow]) -> DbResult<()> {
+    let mut texts = Vec::with_capacity(rows.len() * 2);
+    for row in rows {
+        texts.push(StoredText {
+            cell: cell("writes", &row.checkpoint_id),
+            text: &mut row.writes,
+        });
+        texts.push(StoredText {
+            cell: cell("position", &row.checkpoint_id),
+            text: &mut row.position,
+        });
+    }
+    blobs::restore(tx, thread, texts).await
+}
+
 const SELECT: &str = "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
     position, created_at from checkpoints";
 
@@ -174,9 +198,10 @@ pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) ->
         .bind(thread.0)
         .fetch_optional(conn)
         .await)?;
-    let Some(row) = row else {
+    let Some(mut row) = row else {
         return Ok(None);
     };
+    restore(tx, thread, std::slice::from_mut(&mut row)).await?;
     let mut found = row.read(thread)?;
     found.state = State::clone(&*state_at(tx, thread, found.lane, checkpoint).await?);
     Ok(Some(found))
@@ -239,7 +264,7 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
     let mut current: Option<(CheckpointId, StateFold)> = None;
     let mut rest = sizes.as_slice();
     while let Some(last) = rest.get(chunk_len(rest).saturating_sub(1)) {
-        let rows = rows_between(
+        let mut rows = rows_between(
             tx,
             Span {
                 first: rest[0].seq,
@@ -249,6 +274,7 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
         )
         .await?;
         rest = &rest[chunk_len(rest)..];
+        restore(tx, span.thread, &mut rows).await?;
         for row in rows {
             let mut checkpoint = row.read(span.thread)?;
             visitor.step(&checkpoint);
@@ -290,7 +316,8 @@ fn chunk_len(rows: &[RowSize]) -> usize {
 
 async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq, \
-        cast(octet_length(writes) + octet_length(position) as bigint) as bytes from checkpoints \
+        cast(octet_length(writes) + octet_length(position) + (select coalesce(sum(held.chars), 0) from entry_blobs held \
+        where held.thread_id = checkpoints.thread_id and held.seq = checkpoints.seq) as bigint) as bytes from checkpoints \
         where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
     select_span(tx, SQL, span).await
 }
@@ -473,6 +500,9 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
         .bind(seq)
         .fetch_optional(conn)
         .await)?;
-    row.map(|row| row.read(thread).map(|checkpoint| checkpoint.entry))
-        .transpose()
+    let Some(mut row) = row else {
+        return Ok(None);
+    };
+    restore(tx, thread, std::slice::from_mut(&mut row)).await?;
+    row.read(thread).map(|checkpoint| Some(checkpoint.entry))
 }

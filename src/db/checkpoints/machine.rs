@@ -3,6 +3,7 @@
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
+use super::super::blobs::{self, StoredText};
 use super::super::engine::on_engine;
 use super::{DbResult, Head, Tx, cell, find_head, head, lane_id, load_state};
 use crate::domain::checkpoint::Lane;
@@ -69,9 +70,14 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
         .bind(START)
         .fetch_optional(conn)
         .await)?;
-    let Some(row) = row else {
+    let Some(mut row) = row else {
         return Ok(None);
     };
+    let writes = StoredText {
+        cell: cell("writes", &row.checkpoint_id),
+        text: &mut row.writes,
+    };
+    blobs::restore(tx, thread, vec![writes]).await?;
     let updates: Vec<Update> = cell("writes", &row.checkpoint_id).decode(&row.writes)?;
     Ok(Some(updates.into_iter().fold(Update::none(), |mut sum, update| {
         sum.merge(update);

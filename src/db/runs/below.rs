@@ -4,7 +4,7 @@ use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::{COLUMNS, RunRow};
+use super::{COLUMNS, RunRow, read_all};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
@@ -24,7 +24,7 @@ pub async fn tree(tx: &mut Tx<'_>, top: RunId, limit: i64) -> DbResult<Vec<Run>>
         " from runs where run_id in (select member from tree) order by depth, created_at, run_id limit $2"
     );
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(top.0).bind(limit).fetch_all(conn).await)?;
-    Ok(rows.into_iter().map(Run::from).collect())
+    read_all(tx, rows).await
 }
 
 /// Returns the ids of a run and of the runs below it at any depth.

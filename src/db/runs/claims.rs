@@ -6,7 +6,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::WITH_TREE;
-use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error};
+use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
@@ -57,10 +57,11 @@ struct ClaimRow {
 /// Returns the claim on a run's row. None for a run that cannot be read: the run is ended with an error instead.
 async fn claim_row(
     tx: &mut Tx<'_>,
-    row: ClaimRow,
+    mut row: ClaimRow,
     status_before: RunStatus,
     now: Timestamp,
 ) -> DbResult<Option<Claim>> {
+    restore(tx, std::slice::from_mut(&mut row.run)).await?;
     let ownership = access::ownership(row.tenant, row.owner);
     let fence = row.run.fence;
     let crashes = u32::try_from(row.run.crashes).unwrap_or(0);
@@ -293,7 +294,7 @@ pub async fn some_pending(tx: &mut Tx<'_>, scope: &AccessScope, until: Timestamp
         sql.push(" order by due_at, run_id limit ").push_bind(limit);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    Ok(rows.into_iter().map(Run::from).collect())
+    read_all(tx, rows).await
 }
 
 /// Returns up to `limit` running runs of main agents with their threads, which are in a scope, ordered by thread id,

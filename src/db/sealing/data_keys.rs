@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::master_keys::WrappedKey;
 use super::{DataKey, KEY_LEN, KeyBytes, Keyring, Sealer, Sealing, fill_random};
 use crate::db::engine::on_engine;
-use crate::db::{DbError, DbResult, Tx};
+use crate::db::{DbError, DbResult, Tx, threads};
 use crate::domain::access::Ownership;
 use crate::domain::id::{RunId, ThreadId};
 
@@ -173,7 +173,6 @@ impl Tx<'_> {
 
     /// Returns the sealer for values on this thread: that of its tenant.
     pub(in crate::db) async fn sealer_of_thread(&mut self, thread: ThreadId) -> DbResult<Sealer> {
-        const SQL: &str = "select tenant from threads where thread_id = $1";
         if !self.sealing.is_on() {
             return Ok(Sealer::default());
         }
@@ -182,8 +181,7 @@ impl Tx<'_> {
         {
             return Ok(sealer.clone());
         }
-        let tenant: Option<String> =
-            on_engine!(self, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+        let tenant = threads::tenant_of(self, thread).await?;
         // Nothing can be stored on a thread that does not exist.
         let sealer = match tenant {
             Some(tenant) => self.sealer(&tenant).await?,

@@ -10,6 +10,7 @@ use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type, query
 use uuid::Uuid;
 
 use super::{Sealer, data_keys, open_bytes};
+use crate::db::blobs::without_blobs;
 use crate::db::engine::{Vector, on_engine};
 use crate::db::json::{ColumnRef, unless_corrupt};
 use crate::db::{Db, DbError, DbResult, Tx};
@@ -146,6 +147,14 @@ fn of_vector(key: &[KeyPart]) -> String {
             let item = crate::db::items::place(&owner.text(), &namespace.text(), &key.text());
             crate::db::items::place_of_vector(&item, &path.text())
         }
+        [..] => String::new(),
+    }
+}
+
+/// Returns the id of a blob from its tenant and digest.
+fn of_blob(key: &[KeyPart]) -> String {
+    match key {
+        [tenant, digest] => crate::db::blobs::place(&tenant.text(), &digest.text()),
         [..] => String::new(),
     }
 }
@@ -294,6 +303,16 @@ static VECTORS: SealedTable = SealedTable {
     columns: &[],
     tenant: "tenant",
     id: of_vector,
+};
+
+/// The table of blobs, whose column is one of bytes.
+static BLOBS: SealedTable = SealedTable {
+    name: "blobs",
+    bound_to: "blobs",
+    key: &[("tenant", KeyKind::Text), ("digest", KeyKind::Text)],
+    columns: &[],
+    tenant: "tenant",
+    id: of_blob,
 };
 
 impl SealedTable {
@@ -486,7 +505,7 @@ async fn rewrite(
     };
     let plain = cell.open(old)?.into_owned();
     if table.name == "runs" && column.name == "request" {
-        pin_definition(tx, key, &plain).await?;
+        pin_definition(tx, key, without_blobs(&plain)).await?;
     }
     let new = sealer.seal(&cell, plain)?;
     let value = match (column.is_json, sealer.is_on()) {
@@ -594,6 +613,65 @@ async fn rewrite_vector(tx: &mut Tx<'_>, row: &VectorCell, sealer: &Sealer) -> D
     Ok(())
 }
 
+/// A row of the table of blobs.
+struct BlobCell {
+    key: Vec<KeyPart>,
+    tenant: String,
+    sealed: bool,
+    content: Vec<u8>,
+}
+
+/// Rewrites the next blob if it is not as it should be. A blob may be large, so each has a transaction of its own.
+async fn rewrite_blob(tx: &mut Tx<'_>, after: Option<Vec<KeyPart>>, target: RekeyTarget) -> DbResult<Batch> {
+    let table = &BLOBS;
+    let found: Option<BlobCell> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(format!("select {}, sealed, content", table.key_names()));
+        sql.push(format!(" from {}", table.name));
+        push_after(&mut sql, table, after.as_deref());
+        sql.push(format!(" order by {} limit 1", table.key_names()));
+        let row = sql.build().fetch_optional(conn).await?;
+        let read = row.map(|row| {
+            Ok::<_, sqlx::Error>(BlobCell {
+                key: read_key(&row, table)?,
+                tenant: row.try_get(0)?,
+                sealed: row.try_get(2)?,
+                content: row.try_get(3)?,
+            })
+        });
+        read.transpose()
+    })?;
+    let mut batch = Batch::default();
+    let Some(row) = found else { return Ok(batch) };
+    let sealer = sealer_for(tx, &row.tenant, target).await?;
+    if !sealer.has_sealed_bytes(row.sealed.then_some(row.content.as_slice())) {
+        let rewritten = store_blob(tx, &row, &sealer).await;
+        batch.count(rewritten)?;
+    }
+    batch.rows = 1;
+    batch.last = Some(row.key);
+    Ok(batch)
+}
+
+async fn store_blob(tx: &mut Tx<'_>, row: &BlobCell, sealer: &Sealer) -> DbResult<()> {
+    let id = of_blob(&row.key);
+    let cell = crate::db::blobs::cell(&id);
+    let plain = match row.sealed {
+        true => open_bytes(&cell, row.content.clone())?,
+        false => row.content.clone(),
+    };
+    let sealed = sealer.seal_bytes(&cell, &plain)?;
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("update blobs set sealed = ");
+        sql.push_bind(sealed.is_some()).push(", content = ");
+        sql.push_bind(sealed.unwrap_or(plain));
+        sql.push(format!(" where ({}) = (", BLOBS.key_names()));
+        push_key(&mut sql, &row.key);
+        sql.push(")");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
 impl Db {
     /// Wraps all data keys under the first master key, and rewrites all values that are not sealed like new ones. Calls
     /// `report` with the name of each table and the progress so far.
@@ -617,15 +695,16 @@ impl Db {
         if target == RekeyTarget::NewDataKeys {
             self.write(|tx| Box::pin(data_keys::renew(tx))).await?;
         }
-        for table in TABLES.iter().chain([&VECTORS]) {
+        for table in TABLES.iter().chain([&VECTORS, &BLOBS]) {
             let mut last: Option<Vec<KeyPart>> = None;
             loop {
                 let after = last.take();
                 let write = self.write(move |tx| {
                     Box::pin(async move {
-                        match table.columns {
-                            [] => rewrite_vectors(tx, after, target).await,
-                            [..] => rewrite_batch(tx, table, after, target).await,
+                        match table.name {
+                            "item_vectors" => rewrite_vectors(tx, after, target).await,
+                            "blobs" => rewrite_blob(tx, after, target).await,
+                            _ => rewrite_batch(tx, table, after, target).await,
                         }
                     })
                 });

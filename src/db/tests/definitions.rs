@@ -17,7 +17,7 @@ on_both!(
 fn saying(prompt: &str) -> AgentDefinition {
     let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
     AgentDefinition {
-        model: "scripted:x".to_owned(),
+        model: "scripted:x".into(),
         system_prompt: prompt.into(),
         response_format: Some(schema),
         ..AgentDefinition::default()

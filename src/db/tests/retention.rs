@@ -213,6 +213,7 @@ async fn the_storage_of_a_thread_is_measured(db: Db) {
         ("events", 0, false),
         ("runs", 0, false),
         ("interrupts", 0, false),
+        ("blobs", 0, false),
     ];
     assert_eq!(rows, expected);
     assert_eq!(read!(db, |tx| retention::storage(tx, ThreadId::mint())), None);

@@ -46,11 +46,15 @@ const FILL: &str = "\
     insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, step, source, node, writes, position, created_at) \
         values ({id}, {id}, {id}, 1, 1, 0, '', '', '', '', 1); \
     insert into events values ({id}, 2, {id}, {id}, '', 1); \
+    insert into blobs values ('{tenant}', 'd', 1, false, ''); \
+    insert into entry_blobs values ({id}, 1, 'd', '{tenant}', 1, 1); \
+    insert into request_blobs values ({id}, 'd', {id}, '{tenant}', 1); \
     insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, status, interrupt, \
         created_at, seq, ordinal) values ('q', {id}, {id}, {id}, '', '[]', {id}, 'pending', '', 1, 1, 0); \
     insert into interrupt_approvers values ({id}, 'q', 'user', 'ann'); \
     insert into remembered_decisions values ({id}, {id}, {id}, ''); \
     insert into background_tasks values ({id}, {id}, {id}, {id}, '', '', '', {id}, '', true, true, null, 1); \
+    insert into sandboxes values ({id}, {id}, 'lab', '', true); \
     insert into remote_runs (remote_run_id, task_id, url, agent_name, unwanted, attempts, version) \
         values ({id}, {id}, '', '', false, 0, 0); \
     insert into assistants (assistant_id, tenant, owner, version, graph_id, config, context, metadata, name, folded, \
@@ -225,7 +229,9 @@ async fn a_tenant_changes_no_row_of_another_tenant() {
             let update = execute(db, format!("update {table} set {column} = {column}"));
             assert_eq!(tenant("acme").scope(update).await.expect("an update"), 1, "{table}");
         }
-        for table in &tables {
+        // The names of tables with references to blobs come after that of the blobs. Sandboxes outlive their threads.
+        let sandboxes = tables.iter().filter(|table| *table == "sandboxes");
+        for table in sandboxes.chain(tables.iter().rev()) {
             let delete = execute(db, format!("delete from {table}"));
             tenant("acme").scope(delete).await.expect("a deletion");
         }

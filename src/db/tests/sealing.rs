@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query, query_scalar};
@@ -23,7 +25,7 @@ use crate::db::{
 use crate::definition::{AgentDefinition, Provenance};
 use crate::domain::access::Ownership;
 use crate::domain::assistant::Assistant;
-use crate::domain::checkpoint::Lane;
+use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId, WorkerId};
@@ -31,8 +33,9 @@ use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
 use crate::domain::machine::{Failure, Position};
-use crate::domain::message::Message;
+use crate::domain::message::{Content, Message};
 use crate::domain::run::{AssignedAgent, Run, RunCaller, RunStatus};
+use crate::domain::state::Update;
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 
@@ -114,6 +117,8 @@ struct Belongings {
     thread: Thread,
     run: Run,
     checkpoint: CheckpointId,
+    /// A message with an image, which is stored as a blob.
+    picture: Entry,
     address: ItemAddress,
 }
 
@@ -121,6 +126,16 @@ struct Belongings {
 fn caller(text: &str) -> RunCaller {
     let caller = json!({"identity": "ann", "tenant": "acme", "display_name": text, "roles": [], "permissions": []});
     serde_json::from_value(caller).expect("a caller")
+}
+
+/// Returns a step with a message that has an image with a text.
+fn picture(text: &str) -> Entry {
+    let image = json!({"type": "image", "base64": STANDARD.encode(text.repeat(3000)), "mime_type": "image/png"});
+    let mut entry = saying("picture", None, 0);
+    let mut message = Message::human("").with_id("picture");
+    message.content = Content::Blocks(vec![image]);
+    entry.writes = vec![Update::messages([message])];
+    entry
 }
 
 /// Stores one row of each table, with a text in every place that is sealed.
@@ -136,6 +151,8 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
     run.metadata = object(json!({"note": text}));
     run.error = Some(Failure::new("SomeError", text));
     let entry = saying(text, None, 0);
+    let picture = picture(text);
+    let pictured = picture.clone();
     let address = ItemAddress::new(Namespace::stored(vec!["notes".to_owned()]), "k").expect("an address");
     let mut draft = PreparedItem::new(address.clone(), object(json!({"note": text})), None).expect("an item");
     draft.vectors = vec![ItemVector {
@@ -146,6 +163,7 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
         thread: thread.clone(),
         run: run.clone(),
         checkpoint: entry.id,
+        picture,
         address,
     };
     write!(db, |tx| async {
@@ -164,6 +182,12 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
             at: Timestamp(3),
         };
         checkpoints::insert(tx, &placed).await?;
+        let pictured = NewCheckpoint {
+            seq: 3,
+            entry: &pictured,
+            ..placed
+        };
+        checkpoints::insert(tx, &pictured).await?;
         checkpoints::set_position(tx, thread.id, entry.id, &position, RunId::mint()).await?;
         let fact = Fact::BrokenOff {
             message: Box::new(Message::ai(text)),
@@ -201,13 +225,19 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
         let delivery = Delivery::new(run.id, thread.id, owner.clone(), &url, body, Timestamp(3));
         deliveries::insert(tx, &delivery).await
     });
+    store_answer(db, &made.thread, text).await;
+    made
+}
+
+/// Stores the answer to a request with an idempotency key.
+async fn store_answer(db: &Db, thread: &Thread, text: &'static str) {
     let kept = StoredResponse::Answer {
         status: 200,
         body: json!({"note": text}).to_string(),
         location: Some(format!("/{text}")),
-        thread: Some(made.thread.id),
+        thread: Some(thread.id),
     };
-    let client = format!("{}/{}", made.thread.ownership.tenant, made.thread.ownership.owner);
+    let client = format!("{}/{}", thread.ownership.tenant, thread.ownership.owner);
     let key = IdempotencyKey::new(&client, "once", &[]).expect("a key");
     let once: Once<()> = db
         .write_once(
@@ -219,7 +249,6 @@ async fn store(db: &Db, owner: Ownership, text: &'static str) -> Belongings {
         .await
         .expect("a write");
     assert!(matches!(once, Once::First(())));
-    made
 }
 
 fn definition(text: &str) -> AgentDefinition {
@@ -244,6 +273,7 @@ async fn check(db: &Db, made: &Belongings, text: &'static str) {
         thread,
         run,
         checkpoint,
+        picture,
         address,
     } = made.clone();
     let owner = thread.ownership.clone();
@@ -260,6 +290,11 @@ async fn check(db: &Db, made: &Belongings, text: &'static str) {
         .expect("the checkpoint")
         .state;
     assert_eq!(texts(&state), [text]);
+    let image = picture.id;
+    let state = read!(db, |tx| checkpoints::get(tx, id, image))
+        .expect("the checkpoint")
+        .state;
+    assert_eq!(state.messages, picture.writes[0].messages);
     let log = read!(db, |tx| events::read(tx, id, 0, 10));
     assert!(format!("{log:?}").matches(text).count() >= 2, "{log:?}");
     let asked = read!(db, |tx| interrupts::of_thread(tx, id, None));

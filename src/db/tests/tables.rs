@@ -43,6 +43,7 @@ async fn tables_are_the_same_on_both_engines() {
                 "audit",
                 "auth_tickets",
                 "background_tasks",
+                "blobs",
                 "checkpoints",
                 "crons",
                 "daily_usage",
@@ -52,6 +53,7 @@ async fn tables_are_the_same_on_both_engines() {
                 "definition_versions",
                 "definitions",
                 "deliveries",
+                "entry_blobs",
                 "events",
                 "idempotency_keys",
                 "interrupt_approvers",
@@ -62,7 +64,9 @@ async fn tables_are_the_same_on_both_engines() {
                 "probes",
                 "remembered_decisions",
                 "remote_runs",
+                "request_blobs",
                 "runs",
+                "sandboxes",
                 "thread_bytes",
                 "thread_terms",
                 "threads",
@@ -101,7 +105,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 47] = [
+const SEARCHES: [(&str, &str); 49] = [
     (
         "select queue from runs where depth = 0 and status = 'pending' and queue > 'a' order by queue limit 1",
         "runs_waiting",
@@ -214,10 +218,9 @@ const SEARCHES: [(&str, &str); 47] = [
         "checkpoints_by_lane",
     ),
     (
-        "select step.writes from checkpoints upto join checkpoints step{hint} on step.thread_id = {id} \
-         and step.lane = {id} and step.seq >= upto.segment and step.seq <= upto.seq \
-         and step.segment = upto.segment where upto.checkpoint_id = {id} and upto.thread_id = {id} \
-         and upto.lane = {id} order by step.seq",
+        "select step.writes from checkpoints step{hint} where step.thread_id = {id} and step.lane = {id} \
+         and step.seq >= (select upto.segment from checkpoints upto where upto.thread_id = {id} \
+         and upto.checkpoint_id = {id} and upto.lane = {id}) order by step.seq",
         "checkpoints_by_lane",
     ),
     (
@@ -256,6 +259,15 @@ const SEARCHES: [(&str, &str); 47] = [
     (
         "select * from remembered_decisions where thread_id = {id} order by decision_id",
         "remembered_decisions_by_thread",
+    ),
+    (
+        "select sandbox_id from sandboxes where thread_id = {id} and service = 'lab' and agent_path = ''",
+        "sandboxes_by_thread",
+    ),
+    (
+        "select s.sandbox_id from sandboxes s where s.thread_id is null and not exists (select 1 from jobs j where \
+         j.kind = 'end_sandbox' and j.key = s.sandbox_id) limit 9",
+        "sandboxes_by_thread",
     ),
     (
         "select * from items where tenant = 'default' and owner = '' and namespace >= 'u.7.' and namespace < 'u.7/' \

@@ -40,6 +40,7 @@ fn calls_without_a_result_are_pending_in_the_models_order() {
         id: id.to_owned(),
         edited: None,
         status: CallStatus::Ready,
+        delegations: vec![],
     });
     assert_eq!(pending, expected);
 }

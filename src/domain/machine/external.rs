@@ -137,5 +137,6 @@ fn sent_call(call: &ToolCall) -> Call {
         id: call.id.clone(),
         edited: Some(action),
         status: CallStatus::Ready,
+        delegations: vec![],
     }
 }

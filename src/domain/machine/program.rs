@@ -11,6 +11,12 @@ impl Machine {
         self.mark_work(true);
     }
 
+    /// Lets the program run again without a question: a client has asked for a run from an older checkpoint, after which
+    /// the program had a result.
+    pub fn repeat_program(&mut self) {
+        self.mark_work(false);
+    }
+
     fn mark_work(&mut self, is_begun: bool) {
         if let Phase::Work { begun, .. } = &mut self.position.phase {
             *begun = is_begun;

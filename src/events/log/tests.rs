@@ -199,3 +199,84 @@ fn a_late_close_does_not_affect_the_next_run() {
     log.close(second);
     assert!(!log.is_active());
 }
+
+fn chunk(seq: i64) -> Slot {
+    Slot {
+        seq,
+        content: SlotContent::Visible(Arc::new(event(seq))),
+    }
+}
+
+fn stored(seq: i64) -> Slot {
+    Slot {
+        seq,
+        content: SlotContent::Stored,
+    }
+}
+
+/// The number up to which stored events have to be read; `None` if there is nothing to read.
+fn stored_to_read(log: &ThreadLog, after: i64) -> Option<i64> {
+    match log.buffered(RunId::mint(), after) {
+        Buffered::Events(_) => None,
+        Buffered::Stored(upto) => upto,
+    }
+}
+
+#[test]
+fn events_of_another_process_are_read_in_order_with_the_stored_ones() {
+    let log = ThreadLog::default();
+    log.follow(0, 4, [stored(1), stored(2), chunk(3), chunk(4)]);
+    log.follow(4, 8, [chunk(5), stored(7), chunk(8)]);
+    assert_eq!(stored_to_read(&log, 0), Some(2));
+    assert_eq!(seen(&log, 2), Some(vec![3, 4, 5]));
+    assert_eq!(stored_to_read(&log, 5), Some(7));
+    assert_eq!(seen(&log, 7), Some(vec![8]));
+    assert_eq!(seen(&log, 8), Some(vec![]));
+    assert!(log.is_followed());
+}
+
+#[test]
+fn events_of_another_process_that_come_twice_are_added_once() {
+    let log = ThreadLog::default();
+    log.follow(0, 2, [chunk(1), chunk(2)]);
+    log.follow(0, 3, [chunk(1), chunk(2), chunk(3)]);
+    log.follow(1, 2, [chunk(2)]);
+    assert_eq!(seen(&log, 0), Some(vec![1, 2, 3]));
+}
+
+#[test]
+fn a_reader_steps_over_missing_events_of_another_process() {
+    let log = ThreadLog::default();
+    log.follow(0, 2, [chunk(1), chunk(2)]);
+    log.follow(5, 7, [chunk(6), chunk(7)]);
+    assert_eq!(stored_to_read(&log, 0), Some(5));
+    assert_eq!(stored_to_read(&log, 2), Some(5));
+    assert_eq!(seen(&log, 5), Some(vec![6, 7]));
+}
+
+#[test]
+fn a_run_that_is_active_here_takes_nothing_of_another_process() {
+    let log = ThreadLog::default();
+    log.follow(0, 2, [chunk(1), chunk(2)]);
+    let holder = log.expect_run(RunId::mint(), false);
+    assert_eq!(seen(&log, 0), None, "the stored events are read first");
+    log.open(10);
+    log.follow(2, 3, [chunk(3)]);
+    assert_eq!(seen(&log, 9), Some(vec![]));
+    log.close(holder);
+    log.follow(20, 21, [chunk(21)]);
+    assert_eq!(stored_to_read(&log, 9), Some(20));
+    assert_eq!(seen(&log, 20), Some(vec![21]));
+}
+
+#[test]
+fn the_end_of_a_run_in_another_process_sends_readers_to_the_database() {
+    let log = ThreadLog::default();
+    log.follow(0, 1, [chunk(1)]);
+    log.evict();
+    assert_eq!(seen(&log, 0), Some(vec![1]), "readers may still come");
+    log.wake();
+    assert!(!log.is_followed());
+    log.evict();
+    assert_eq!(stored_to_read(&log, 0), Some(1));
+}

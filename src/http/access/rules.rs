@@ -28,7 +28,11 @@ pub(in crate::http) enum Rule {
 }
 
 /// Returns the rule of a route; `path` is its pattern.
-#[expect(clippy::match_same_arms, reason = "one line for each resource")]
+#[expect(
+    clippy::too_many_lines,
+    clippy::match_same_arms,
+    reason = "one line for each resource"
+)]
 pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
     use Action::{
         AgentsDelete, AgentsPut, AgentsRead, AssistantsCreate, AssistantsDelete, AssistantsRead, AssistantsSearch,
@@ -43,8 +47,10 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
 
     let method = if method == "HEAD" { "GET" } else { method };
     let rule = match (method, path) {
-        ("GET", "/" | "/ok") => Public,
+        ("GET", "/" | "/ok" | "/ready") => Public,
         ("GET", "/info" | "/auth/me") => Allow(ServerRead, Collection),
+        // Each message is checked for what it does: a call as the run that it starts.
+        ("GET" | "POST" | "DELETE", "/mcp") => Allow(ServerRead, Collection),
         ("GET", "/audit") => Allow(AuditRead, Collection),
         ("GET", "/metrics") => Allow(MetricsRead, Collection),
         ("POST", "/auth/tickets") => Allow(TicketsCreate, Collection),

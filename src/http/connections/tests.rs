@@ -246,7 +246,7 @@ async fn a_disconnect_from_an_idle_stream_is_noticed_at_once() {
 
 #[tokio::test]
 async fn a_stream_waits_for_the_response_before_it() {
-    const LARGE: usize = 64 * 1024 * 1024;
+    const LARGE: usize = 16 * 1024 * 1024;
     let large = get(|| async { "x".repeat(LARGE) });
     let server = served(Router::new().route("/large", large).route("/", streaming(|| "stream"))).await;
     let requests = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n";

@@ -10,6 +10,9 @@ const API_KEY: &str = "ApiKey";
 /// The name of the scheme with the header `authorization`.
 const BEARER: &str = "Bearer";
 
+/// The endpoints that need no credentials, whatever the server has.
+pub(super) const PUBLIC: [&str; 2] = ["/ok", "/ready"];
+
 /// Describes the credentials, which a server without authentication does not need.
 pub(super) fn add_security_schemes(document: &mut OpenApi) {
     let api_key = ApiKeyValue::with_description("x-api-key", "An API key, as the SDKs send it");
@@ -22,9 +25,11 @@ pub(super) fn add_security_schemes(document: &mut OpenApi) {
     components.add_security_scheme(BEARER, SecurityScheme::Http(bearer));
     let nothing = SecurityRequirement::default();
     document.security = Some(credentials().chain([nothing]).collect());
-    let liveness = document.paths.paths.get_mut("/ok").and_then(|item| item.get.as_mut());
-    if let Some(operation) = liveness {
-        operation.security = Some(vec![]);
+    for path in PUBLIC {
+        let health = document.paths.paths.get_mut(path).and_then(|item| item.get.as_mut());
+        if let Some(operation) = health {
+            operation.security = Some(vec![]);
+        }
     }
 }
 

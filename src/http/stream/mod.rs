@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::response::Response;
 use bytes::BytesMut;
+use serde_json::{Value, json};
 
 use crate::db::DbResult;
 use crate::domain::event::Event;
@@ -23,6 +24,11 @@ pub(in crate::http) mod fold;
 pub mod frame;
 mod metadata_detail;
 mod pump;
+/// The custom event of a model that failed, so that the next one was asked.
+fn fell_back(from: &str, to: &str, error: &str) -> Value {
+    json!({"name": "model_fallback", "payload": {"from": from, "to": to, "error": error}})
+}
+
 #[cfg(test)]
 mod tests;
 pub mod thread;

@@ -43,6 +43,10 @@ pub(in crate::http) enum Flow {
     Break,
 }
 
+/// The last words of a stream that continues on another server: a client that follows the standard connects again soon,
+/// with the id of its last event.
+const GOES_ON_ELSEWHERE: &[u8] = b": the server stops; the stream goes on after the last id\r\nretry: 500\r\n\r\n";
+
 /// The size after which no more items are added to a write, in bytes.
 const MAX_WRITE: usize = 64 * 1024;
 
@@ -88,6 +92,8 @@ struct SsePump<F: Projection> {
     buffer: BytesMut,
     heartbeat: Interval,
     flow: Flow,
+    /// True once the client was told that the stream continues on another server.
+    told: bool,
 }
 
 impl<F: Projection> SsePump<F> {
@@ -99,6 +105,7 @@ impl<F: Projection> SsePump<F> {
             buffer: BytesMut::new(),
             heartbeat: heartbeat_interval(heartbeat),
             flow: Flow::Continue,
+            told: false,
         }
     }
 
@@ -117,6 +124,10 @@ impl<F: Projection> SsePump<F> {
             // The buffer itself is sent, not a copy, so that an idle stream holds no memory.
             _ if !self.buffer.is_empty() => Some(Ok(std::mem::take(&mut self.buffer).freeze())),
             Flow::Continue | Flow::End => None,
+            Flow::Break if !self.told => {
+                self.told = true;
+                Some(Ok(Bytes::from_static(GOES_ON_ELSEWHERE)))
+            }
             Flow::Break => {
                 self.flow = Flow::End;
                 // A body that fails discards what the connection has not sent yet. While the body is pending, that is

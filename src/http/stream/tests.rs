@@ -193,7 +193,10 @@ async fn a_shutdown_aborts_the_stream_and_does_not_cancel_the_run() {
         ..request(&[StreamMode::Custom])
     };
     let writes: Vec<_> = body(Written(log, true), request).collect().await;
-    assert!(matches!(&writes[..], [Ok(_), Err(_)]), "{writes:?}");
+    let [Ok(_), Ok(last), Err(_)] = &writes[..] else {
+        panic!("{writes:?}");
+    };
+    assert!(last.ends_with(b"\r\nretry: 500\r\n\r\n"), "{last:?}");
     assert_eq!(stopped.load(Ordering::SeqCst), 0);
 }
 

@@ -210,6 +210,7 @@ fn object(definition: &AgentDefinition) -> Object {
         .subagents
         .iter_mut()
         .flat_map(|subagent| subagent.headers.0.values_mut())
+        .chain(shown.headers.0.values_mut())
     {
         Headers::MASK.clone_into(value);
     }

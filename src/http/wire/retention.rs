@@ -160,6 +160,8 @@ pub struct ThreadStorage {
     pub runs: StorageShare,
     /// The interrupts.
     pub interrupts: StorageShare,
+    /// The images, audio and files that the thread refers to. Each counts once, also if other threads refer to it.
+    pub blobs: StorageShare,
 }
 
 /// The storage used by one table.
@@ -191,6 +193,7 @@ impl ThreadStorage {
             events: of("events"),
             runs: of("runs"),
             interrupts: of("interrupts"),
+            blobs: of("blobs"),
         }
     }
 }

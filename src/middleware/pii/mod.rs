@@ -10,10 +10,11 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{HookResult, Middleware, TextFilter, read_settings};
+use super::{HookResult, Middleware, TextFilter, instance_name, read_settings};
 use crate::definition::check::is_word;
 use crate::definition::{Diagnostic, FieldPath, suggestion};
 use crate::domain::call::ToolOutput;
+use crate::domain::json_texts;
 use crate::domain::machine::{Failure, HookPoint};
 use crate::domain::message::{Content, Message, Role, ToolCall};
 use crate::domain::state::{State, Update};
@@ -116,7 +117,7 @@ impl Middleware for Pii {
             return Err(vec![Diagnostic::error(FieldPath::of(["apply_to_input"]), message)]);
         }
         Ok(Some(Arc::new(Self {
-            name: Some(format!("{NAME}[{}]", settings.r#type)),
+            name: Some(instance_name(NAME, &settings.r#type)),
             rule: Some(PiiRule {
                 name: settings.r#type.as_str().into(),
                 detector: Arc::new(detector),
@@ -217,7 +218,7 @@ impl Pii {
             ..
         } = &mut rewritten.role
         {
-            replace_all(rule, artifact, &mut changed)?;
+            json_texts::try_rewrite(artifact, &mut |text: &mut String| replace(rule, text, &mut changed))?;
         }
         Ok(changed.then_some(rewritten))
     }
@@ -240,18 +241,6 @@ fn replace_in_block(rule: &PiiRule, block: &mut Value, changed: &mut bool) -> Re
             Some(_) | None => Ok(()),
         },
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => Ok(()),
-    }
-}
-
-/// Replaces all texts in a value.
-fn replace_all(rule: &PiiRule, value: &mut Value, changed: &mut bool) -> Result<(), Failure> {
-    match value {
-        Value::String(text) => replace(rule, text, changed),
-        Value::Array(items) => items.iter_mut().try_for_each(|item| replace_all(rule, item, changed)),
-        Value::Object(fields) => fields
-            .values_mut()
-            .try_for_each(|field| replace_all(rule, field, changed)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
     }
 }
 

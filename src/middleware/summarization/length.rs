@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::definition::{ContextLength, ContextTrigger, SummarizationSettings};
 use crate::domain::message::{Content, Message, Role};
-use crate::model::{Model, ModelError, ModelRequest, windows};
+use crate::middleware::MiddlewareModel;
+use crate::model::{ModelRequest, windows};
 
 /// The estimated number of bytes of a token.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -30,7 +31,8 @@ const SAFE_FRACTION: f64 = 0.95;
 pub(super) struct Lengths {
     triggers: Vec<ContextLength>,
     keep: ContextLength,
-    /// The context window of the model, in tokens, if it is known.
+    /// The context window of the model, in tokens, if it is known. With several models, the smallest one that is known:
+    /// each of them has to be able to answer.
     window: Option<u64>,
 }
 
@@ -42,9 +44,8 @@ pub(super) struct RequestLength {
 }
 
 impl Lengths {
-    pub(super) fn new(settings: &SummarizationSettings, model: &Result<Arc<dyn Model>, ModelError>) -> Self {
-        let known = model.as_ref().ok().and_then(|model| model.max_input_tokens());
-        let window = settings.max_input_tokens.or(known);
+    pub(super) fn new(settings: &SummarizationSettings, model: &MiddlewareModel) -> Self {
+        let window = settings.max_input_tokens.or_else(|| model.max_input_tokens());
         let triggers = settings.trigger.as_ref().map_or_else(
             || vec![default_trigger(window)],
             |it| ContextTrigger::lengths(it).to_vec(),

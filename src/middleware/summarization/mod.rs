@@ -8,17 +8,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::model_call::ask_model;
-use super::{Contribution, Middleware, ModelAnswer, NextModel};
+use super::{Contribution, Middleware, MiddlewareModel, ModelAnswer, ModelWithSettings, NextModel};
 use crate::definition::{SummarizationSettings, builtins};
 use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
 use crate::domain::state::{File, State, Update};
-use crate::domain::summarization::{EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened};
-use crate::model::{CONTEXT_OVERFLOW, Model, ModelError, ModelRequest};
+use crate::domain::summarization::{
+    EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened, long_message_path,
+};
+use crate::model::{CONTEXT_OVERFLOW, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
 use length::Lengths;
@@ -31,8 +33,6 @@ mod wording;
 
 /// The folder for the messages that summaries replace.
 const FOLDER: &str = "/conversation_history";
-/// The folder for single messages that are too long for the model.
-const LONG_FOLDER: &str = "/large_messages";
 /// The length from which texts in older arguments are shortened by default, in characters.
 const MAX_ARGUMENT_CHARS: u32 = 2_000;
 /// The maximum length of a summary, in tokens; for small windows a fifth of the window.
@@ -51,9 +51,7 @@ pub struct Summarization(Arc<Parts>);
 struct Parts {
     lengths: Lengths,
     /// The model that writes the summaries.
-    summarizer: Result<Arc<dyn Model>, ModelError>,
-    /// The settings of its requests.
-    summarizer_settings: Map<String, Value>,
+    summarizer: MiddlewareModel,
     summary_prompt: Option<String>,
     max_argument_chars: u32,
     has_tool: bool,
@@ -135,23 +133,17 @@ impl<'a> Conversation<'a> {
 }
 
 impl Summarization {
-    /// Creates the middleware for an agent with this model. `summarizer` writes the summaries instead of it.
+    /// Creates the middleware for an agent with these models. `summarizer` writes the summaries instead of them.
     /// `has_files` says whether the agent can read files.
     pub fn new(
         settings: &SummarizationSettings,
-        model: &Result<Arc<dyn Model>, ModelError>,
-        model_settings: &Map<String, Value>,
-        summarizer: Option<Result<Arc<dyn Model>, ModelError>>,
+        model: &MiddlewareModel,
+        summarizer: Option<MiddlewareModel>,
         has_files: bool,
     ) -> Self {
-        // Settings of the answer's form concern the agent's own answers.
-        let is_about_answers = |name: &String| matches!(name.as_str(), "response_format" | "stop" | "format");
-        let mut own_settings = model_settings.clone();
-        own_settings.retain(|name, _| !is_about_answers(name));
         Self(Arc::new(Parts {
             lengths: Lengths::new(settings, model),
-            summarizer_settings: if summarizer.is_some() { Map::new() } else { own_settings },
-            summarizer: summarizer.unwrap_or_else(|| model.clone()),
+            summarizer: summarizer.unwrap_or_else(|| for_summaries(model)),
             summary_prompt: settings.summary_prompt.clone(),
             max_argument_chars: settings.max_argument_chars.unwrap_or(MAX_ARGUMENT_CHARS),
             has_tool: settings.tool,
@@ -271,11 +263,7 @@ impl Summarization {
     /// Asks for the summary of `older`. If that is too long for the model that writes it, a part is left out.
     async fn summarize(&self, scope: &Scope, older: &[Arc<Message>]) -> Result<String, Halt> {
         let parts = &*self.0;
-        let known = parts
-            .summarizer
-            .as_ref()
-            .ok()
-            .and_then(|model| model.max_input_tokens());
+        let known = parts.summarizer.max_input_tokens();
         let window = known.unwrap_or_else(|| parts.lengths.window());
         // Three fifths of the window, at four bytes for each token.
         let mut max_bytes = usize::try_from(window.saturating_mul(4) / 5 * 3).unwrap_or(usize::MAX);
@@ -287,7 +275,6 @@ impl Summarization {
                 messages: vec![Arc::new(Message::human(wording::summary_request(
                     prompt, older, max_bytes,
                 )))],
-                settings: parts.summarizer_settings.clone(),
                 ..ModelRequest::default()
             };
             match ask_model(scope, &parts.summarizer, request).await {
@@ -373,7 +360,7 @@ impl Summarization {
             let Some(id) = &message.id else { continue };
             let text = message.content.text();
             let path = match self.0.has_files && text.len() <= scope.sizes.file {
-                true => format!("{LONG_FOLDER}/{}", file_name(id)),
+                true => long_message_path(id),
                 false => String::new(),
             };
             if !path.is_empty() {
@@ -459,6 +446,19 @@ impl Middleware for Summarization {
     }
 }
 
+/// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers.
+fn for_summaries(model: &MiddlewareModel) -> MiddlewareModel {
+    let is_about_answers = |name: &str| matches!(name, "response_format" | "stop" | "format");
+    let models = model.models().iter().cloned().map(|own| {
+        let settings = own.settings.into_iter();
+        ModelWithSettings {
+            settings: settings.filter(|(name, _)| !is_about_answers(name)).collect(),
+            ..own
+        }
+    });
+    MiddlewareModel::new(models)
+}
+
 /// Returns the event of another compaction, in which nothing has changed yet.
 fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
     SummarizationEvent {
@@ -530,15 +530,6 @@ fn lane_name(scope: &Scope) -> String {
         Some(run) => run.0.simple().to_string(),
         None => scope.thread.0.simple().to_string(),
     }
-}
-
-/// Returns a message's id as the name of a file.
-fn file_name(id: &str) -> String {
-    let safe = |letter: char| match letter.is_ascii_alphanumeric() || "-_".contains(letter) {
-        true => letter,
-        false => '_',
-    };
-    id.chars().map(safe).take(100).collect()
 }
 
 async fn send_news(scope: &Scope, cause: CompactionCause, status: &str, mut news: Value) {

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::domain::message::{ToolCall, ToolStatus};
 use crate::domain::time::Timestamp;
+use crate::model::Model;
 use crate::model::scripted::Scripted;
 
 /// A prompt on which the scripted model answers `SUMMARY`.
@@ -12,8 +13,8 @@ const PROMPT: &str = r#"{"script": [{"text": "SUMMARY"}]}"#;
 fn policy(settings: Value) -> Summarization {
     let mut settings: SummarizationSettings = serde_json::from_value(settings).expect("settings");
     settings.summary_prompt.get_or_insert_with(|| PROMPT.to_owned());
-    let model: Result<Arc<dyn Model>, ModelError> = Ok(Arc::new(Scripted::new("lab")));
-    Summarization::new(&settings, &model, &Map::new(), None, true)
+    let model: Arc<dyn Model> = Arc::new(Scripted::new("lab"));
+    Summarization::new(&settings, &Ok(model).into(), None, true)
 }
 
 fn conversation(turns: usize, text: &str) -> Vec<Arc<Message>> {
@@ -178,15 +179,18 @@ fn the_provider_counts_and_what_came_since_is_estimated() {
 }
 
 #[test]
-fn the_lengths_follow_the_window_of_the_model() {
-    let small: Result<Arc<dyn Model>, ModelError> =
-        Ok(Arc::new(Scripted::new("lab").with_max_input_tokens(Some(10_000))));
+fn the_lengths_follow_the_smallest_known_window_of_the_models() {
+    let model = |window: Option<u64>| ModelWithSettings {
+        model: Ok(Arc::new(Scripted::new("lab").with_max_input_tokens(window))),
+        settings: Map::new(),
+    };
+    let small = MiddlewareModel::new([Some(90_000), None, Some(10_000)].map(model));
     let of = |tokens| length::RequestLength { tokens, messages: 2 };
     let lengths = Lengths::new(&SummarizationSettings::default(), &small);
     assert!(!lengths.is_reached(of(8_499), 0) && lengths.is_reached(of(8_500), 0));
     assert!(lengths.is_reached(of(7_000), 3_000), "the answer needs room");
     assert_eq!(lengths.tokens_of(&lengths.keep()), Some(1_000));
-    let unknown: Result<Arc<dyn Model>, ModelError> = Ok(Arc::new(Scripted::new("lab")));
+    let unknown = MiddlewareModel::new([model(None)]);
     let lengths = Lengths::new(&SummarizationSettings::default(), &unknown);
     assert!(!lengths.is_reached(of(169_999), 0) && lengths.is_reached(of(170_000), 0));
     assert_eq!(lengths.keep().messages, Some(6));

@@ -10,12 +10,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream;
 use http::{Request, Response};
-use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use rig_core::http_client::multipart::MultipartForm;
 use rig_core::http_client::{Error, HttpClientExt, LazyBody, Result, StreamingResponse};
 use rig_core::wasm_compat::WasmCompatSend;
 use rig_reqwest::ReqwestClient;
 
+use crate::domain::headers::Headers;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::{PieceError, PieceReader, SilenceLimit};
 
@@ -27,6 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct BoundedClient {
     http: reqwest::Client,
     limits: AnswerLimits,
+    /// Headers that precede those of a request.
+    headers: HeaderMap,
 }
 
 /// The limit that a response exceeded.
@@ -68,7 +71,26 @@ impl BoundedClient {
             .redirect(redirects)
             .connect_timeout(CONNECT_TIMEOUT)
             .build()?;
-        Ok(Self { http, limits })
+        Ok(Self {
+            http,
+            limits,
+            headers: HeaderMap::new(),
+        })
+    }
+
+    /// Returns the client for a provider with these limits and headers, with the same connection pool. Headers that
+    /// cannot be sent were refused when the configuration was read.
+    pub(super) fn for_provider(&self, limits: AnswerLimits, headers: &Headers) -> Self {
+        let header = |(name, value): (&String, &String)| {
+            let mut value = HeaderValue::from_str(value).ok()?;
+            value.set_sensitive(true);
+            Some((HeaderName::from_bytes(name.as_bytes()).ok()?, value))
+        };
+        Self {
+            http: self.http.clone(),
+            limits,
+            headers: headers.0.iter().filter_map(header).collect(),
+        }
     }
 
     /// Sends a request and waits for the head of the response. An error status becomes an error with the response's
@@ -79,6 +101,7 @@ impl BoundedClient {
             .http
             .request(parts.method, parts.uri.to_string())
             .headers(parts.headers)
+            .headers(self.headers.clone())
             .body(body);
         let reader = PieceReader::open(request, self.limits.pieces)
             .await

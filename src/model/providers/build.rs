@@ -35,6 +35,10 @@ pub(super) fn model(
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
             Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
+        Protocol::OpenAiResponses => {
+            let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+        }
         Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
             if let Some(url) = config.address() {

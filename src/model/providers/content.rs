@@ -7,6 +7,7 @@ use rig_core::message::{
 use serde_json::{Value, json};
 
 use super::file_names::TITLE;
+use crate::domain::media::{file_name, media_type};
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
@@ -54,33 +55,12 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
         "audio" | "input_audio" => audio(block),
         _ => None,
     };
-    known.ok_or_else(|| match mime_of(block).filter(|_| !kind.is_empty()) {
+    known.ok_or_else(|| match media_type(block).filter(|_| !kind.is_empty()) {
         Some(mime) => {
             format!("a content block of type `{kind}` with the media type `{mime}` cannot be sent to a model")
         }
         None => format!("a content block of type `{kind}` cannot be sent to a model"),
     })
-}
-
-/// Returns the media type that a block states.
-fn mime_of(block: &Value) -> Option<&str> {
-    ["mime_type", "media_type"]
-        .iter()
-        .find_map(|name| block.get(*name)?.as_str())
-}
-
-/// Returns the file name of a block, in any spelling.
-fn file_name(block: &Value) -> Option<&str> {
-    let holders = ["file", "metadata", "extras"]
-        .into_iter()
-        .filter_map(|name| block.get(name));
-    let mut holders = std::iter::once(block).chain(holders);
-    let name = |holder| {
-        ["filename", "file_name", "name", "title"]
-            .iter()
-            .find_map(|name| Value::get(holder, *name)?.as_str())
-    };
-    holders.find_map(name).map(str::trim).filter(|name| !name.is_empty())
 }
 
 /// The data of a block with its media type.

@@ -41,14 +41,14 @@ impl Providers {
         }
         let key = key(provider, config)?;
         let dimensions = model.starts_with(ANY_DIMENSIONS_PREFIX).then_some(dims);
-        let embeddings = connect(config, model, dimensions, key.as_ref(), self.http.clone())
+        let embeddings = connect(config, model, dimensions, key.as_ref(), self.client(config))
             .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
         Ok(Arc::new(Remote {
             name: name.to_owned(),
             embeddings,
             dims,
             key,
-            policy: self.policy,
+            policy: config.requests.retries(self.policy),
         }))
     }
 }
@@ -62,7 +62,7 @@ fn connect(
 ) -> Option<DynModel<Embedding>> {
     let kind = config.kind.protocol();
     Some(match kind {
-        Protocol::OpenAi => adjusted(
+        Protocol::OpenAi | Protocol::OpenAiResponses => adjusted(
             kind,
             openai(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,

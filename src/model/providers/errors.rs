@@ -100,7 +100,10 @@ fn connection_error(has_begun: bool, message: String) -> ModelError {
 fn response_error(reply: &ProviderResponseError, has_begun: bool, key: Option<&SecretString>) -> ModelError {
     let body: Value = serde_json::from_str(&reply.body).unwrap_or(Value::Null);
     let message = sanitized(message_of(&body).unwrap_or(&reply.body), key);
-    let code = reply.machine_code().unwrap_or_default();
+    let in_response = body.pointer("/response/error/code").and_then(Value::as_str);
+    let in_event = || body.get("code").and_then(Value::as_str).map(str::to_owned);
+    let code = in_response.map(str::to_owned).or_else(|| reply.machine_code());
+    let code = code.or_else(in_event).unwrap_or_default();
     let status = reply
         .status
         .map(|status| status.as_u16())
@@ -156,7 +159,11 @@ fn status_in_stream(body: &Value, code: &str) -> Option<u16> {
 /// Returns the error object of a body; Google wraps it in a list in streams.
 fn error_of(body: &Value) -> Option<&Value> {
     let body = body.get(0).unwrap_or(body);
-    body.get("error").or_else(|| body.get("message").map(|_| body))
+    // OpenAI's responses have the error in the failed response.
+    let failed = body.pointer("/response/error").filter(|error| error.is_object());
+    failed
+        .or_else(|| body.get("error"))
+        .or_else(|| body.get("message").map(|_| body))
 }
 
 fn message_of(body: &Value) -> Option<&str> {

@@ -18,9 +18,14 @@ pub(super) struct FileNames(Vec<Option<String>>);
 impl FileNames {
     /// Returns the names of the files in a request, if rig-core does not send them to this kind of provider.
     pub(super) fn of(request: &CompletionRequest, kind: Protocol) -> Self {
-        if kind != Protocol::OpenAi {
-            return Self::default();
-        }
+        let sends_url = match kind {
+            Protocol::OpenAi => true,
+            // Files at an address have no name in responses.
+            Protocol::OpenAiResponses => false,
+            Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => {
+                return Self::default();
+            }
+        };
         let users = request.chat_history.iter().filter_map(|message| {
             let RigMessage::User { content } = message else {
                 return None;
@@ -31,7 +36,7 @@ impl FileNames {
             let UserContent::Document(document) = part else {
                 return None;
             };
-            is_sent_by_name(document).then_some(document)
+            is_sent_by_name(document, sends_url).then_some(document)
         });
         let name = |document: &Document| Some(document.additional_params.as_ref()?.get(TITLE)?.as_str()?.to_owned());
         Self(documents.map(name).collect())
@@ -46,16 +51,20 @@ impl FileNames {
         let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else {
             return;
         };
-        let messages = body
-            .get_mut("messages")
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten();
+        let list = if body.get("messages").is_some() {
+            "messages"
+        } else {
+            "input"
+        };
+        let messages = body.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
         let blocks = messages
             .filter_map(|message| message.get_mut("content")?.as_array_mut())
             .flatten();
         let sent: Vec<&mut Value> = blocks
-            .filter_map(|block| block.get_mut("file")?.get_mut("filename"))
+            .filter_map(|block| match block.get("file").is_some() {
+                true => block.get_mut("file")?.get_mut("filename"),
+                false => block.get_mut("filename"),
+            })
             .collect();
         // A different number would give a file the name of another one.
         if sent.len() != self.0.len() {
@@ -71,10 +80,8 @@ impl FileNames {
 }
 
 /// Returns whether rig-core sends the document as a file with a name.
-fn is_sent_by_name(document: &Document) -> bool {
+fn is_sent_by_name(document: &Document, sends_url: bool) -> bool {
     document.media_type == Some(DocumentMediaType::PDF)
-        && matches!(
-            document.data,
-            DocumentSourceKind::Base64(_) | DocumentSourceKind::Url(_)
-        )
+        && (matches!(document.data, DocumentSourceKind::Base64(_))
+            || sends_url && matches!(document.data, DocumentSourceKind::Url(_)))
 }

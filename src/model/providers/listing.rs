@@ -62,7 +62,7 @@ fn request(client: &Client, config: &ProviderConfig, key: Option<&SecretString>)
         None => request,
     };
     match config.kind.protocol() {
-        Protocol::OpenAi => {
+        Protocol::OpenAi | Protocol::OpenAiResponses => {
             let is_openrouter = config.kind == ProviderKind::OpenRouter && config.base_url.is_none();
             let path = if is_openrouter { "key" } else { "models" };
             let url = format!("{}/{path}", base("https://api.openai.com/v1"));

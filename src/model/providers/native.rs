@@ -16,7 +16,7 @@ use crate::domain::message::Message;
 pub(super) const KEY: &str = "native";
 
 /// The fields of a provider's block that messages can hold.
-const HELD: [&str; 13] = [
+const HELD: [&str; 16] = [
     "type",
     "text",
     "content",
@@ -30,6 +30,10 @@ const HELD: [&str; 13] = [
     "arguments",
     "thought",
     "tool_calls",
+    // OpenAI's responses.
+    "call_id",
+    "status",
+    "logprobs",
 ];
 
 /// Returns the answer in the form of rig-core, if a message cannot hold all of it.

@@ -39,6 +39,12 @@ pub(super) fn message(response: &CompletionResponse, kind: Protocol, model: &str
         message.additional_kwargs.insert(native::KEY.to_owned(), native);
     }
     let metadata = &mut message.response_metadata;
+    // OpenAI's responses only say that they are complete.
+    let ends_with_calls = kind == Protocol::OpenAiResponses && response.tool_calls().next().is_some();
+    let finish = finish.map(|finish| match ends_with_calls && matches!(finish, FinishReason::Stop) {
+        true => FinishReason::ToolCalls,
+        false => finish,
+    });
     if let Some(finish) = finish {
         metadata.insert("finish_reason".to_owned(), finish_reason(&finish).into());
     }
@@ -100,12 +106,20 @@ fn calls(response: &CompletionResponse) -> (Vec<ToolCall>, Vec<InvalidToolCall>)
                 name: Some(name),
                 args: Some(text.clone()),
                 id: Some(id),
-                error: Some("the arguments are not a JSON object".to_owned()),
+                error: Some(why_unreadable(text)),
                 kind: "invalid_tool_call".to_owned(),
             }),
         }
     }
     (calls, invalid)
+}
+
+/// Returns the reason why the text of a call's arguments is not a JSON object.
+fn why_unreadable(text: &str) -> String {
+    match serde_json::from_str::<Map<String, Value>>(text) {
+        Err(error) => error.to_string(),
+        Ok(_) => "they could not be read".to_owned(),
+    }
 }
 
 fn usage(usage: &Usage) -> Option<Value> {

@@ -30,7 +30,11 @@ pub(super) fn build(
     let whole = request.system.text();
     let parts = match kind {
         Protocol::Anthropic => request.system.parts(),
-        Protocol::OpenAi | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => vec![whole.as_str()],
+        Protocol::OpenAi
+        | Protocol::OpenAiResponses
+        | Protocol::GoogleGenAi
+        | Protocol::Ollama
+        | Protocol::Scripted => vec![whole.as_str()],
     };
     history.messages.extend(
         parts
@@ -56,13 +60,31 @@ pub(super) fn build(
         match kind {
             // rig-core would request the format only after a tool has been called.
             Protocol::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
+            Protocol::OpenAiResponses => {
+                let text = own.entry("text").or_insert_with(|| json!({}));
+                if let Some(text) = text.as_object_mut() {
+                    text.insert("format".to_owned(), text_format(format));
+                }
+            }
             // An invalid schema was rejected when the definition was read.
             Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => {
                 built.output_schema = serde_json::from_value(format.schema.clone()).ok();
             }
         }
     }
+    if kind == Protocol::OpenAiResponses {
+        // The thread has the whole conversation, reasoning included, for as long as it is kept.
+        own.entry("store").or_insert(Value::Bool(false));
+    }
     Ok(settings(built, own))
+}
+
+/// Returns `text.format` of OpenAI's responses.
+fn text_format(format: &AnswerFormat) -> Value {
+    let mut nested = response_format(format);
+    let mut format = nested["json_schema"].take();
+    format["type"] = "json_schema".into();
+    format
 }
 
 /// Returns `response_format` of OpenAI's protocol.

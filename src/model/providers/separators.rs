@@ -27,7 +27,8 @@ impl Separator {
         let accepts_separate = match kind {
             Protocol::OpenAi | Protocol::Ollama => true,
             // Anthropic joins them itself; Google requires alternating roles.
-            Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => false,
+            // Each block of a message is an item of its own in OpenAI's responses.
+            Protocol::OpenAiResponses | Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => false,
         };
         let is_human = |message: &Message| matches!(message.role, Role::Human);
         let has_consecutive = messages

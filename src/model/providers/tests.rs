@@ -18,6 +18,7 @@ use crate::model::{ModelEvent, ModelRequest, ToolSpec};
 
 mod names;
 mod replay;
+mod responses;
 mod wires;
 
 /// A prepared reply.
@@ -141,6 +142,7 @@ pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Mo
         base_url,
         api_key: ApiKeySource::Inline("sk-secret".into()),
         windows: ContextWindows::default(),
+        requests: RequestSettings::default(),
     };
     let none = RetryPolicy {
         max_retries: 0,

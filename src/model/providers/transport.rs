@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::file_names::FileNames;
 use super::separators::Separator;
-use super::{Protocol, markers};
+use super::{Protocol, markers, plain_instructions};
 use crate::definition::PromptBlock;
 use crate::domain::trace::SpanContext;
 
@@ -69,6 +69,9 @@ where
         }
         if self.kind == Protocol::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
             markers::set(&mut payload.request, &self.blocks);
+        }
+        if matches!(self.kind, Protocol::OpenAi | Protocol::Ollama) {
+            plain_instructions::set(&mut payload.request);
         }
         if let Some(separator) = &self.separator {
             separator.remove(&mut payload.request);
@@ -143,6 +146,17 @@ fn record_ids(kind: Protocol, frame: &str, ids: &CallIds) {
                 .flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
             calls.flatten().filter_map(|call| call.id).for_each(|id| ids.record(id));
         }
+        Protocol::OpenAiResponses => {
+            if !frame.contains("response.output_item.added") || !frame.contains("_call\"") {
+                return;
+            }
+            if let Ok(ItemStart {
+                item: Item { call_id: Some(id) },
+            }) = serde_json::from_str(frame)
+            {
+                ids.record(id);
+            }
+        }
         Protocol::Anthropic => {
             if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
                 return;
@@ -181,6 +195,16 @@ struct Delta {
 #[derive(Deserialize)]
 struct CallStart {
     id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ItemStart {
+    item: Item,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    call_id: Option<String>,
 }
 
 #[derive(Deserialize)]

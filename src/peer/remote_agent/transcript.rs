@@ -18,16 +18,23 @@ pub(super) struct Transcript {
     pub(super) answer: Message,
 }
 
-/// Reads the messages from the values of a state.
+/// Reads the messages after `last`, which is the id of the last message that was sent, from the values of a state.
+/// Without it, or if it is not there, the messages after the first human one are read.
 ///
 /// # Errors
 /// The reason why there is no answer.
-pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
+pub(super) fn transcript(values: &Value, last: Option<&str>) -> Result<Transcript, &'static str> {
     let messages = values.get("messages").and_then(Value::as_array);
     let messages = messages.ok_or("its final state has no `messages`")?;
-    let task = messages
-        .iter()
-        .position(|message| message.get("type").and_then(Value::as_str) == Some("human"));
+    let text = |message: &Value, name: &str| message.get(name).and_then(Value::as_str).map(str::to_owned);
+    let sent = last.and_then(|last| {
+        let is_last = |message: &Value| text(message, "id").as_deref() == Some(last);
+        messages.iter().rposition(is_last)
+    });
+    let task = sent.or_else(|| {
+        let is_human = |message: &Value| text(message, "type").as_deref() == Some("human");
+        messages.iter().position(is_human)
+    });
     let replies = &messages[task.map_or(0, |at| at + 1)..];
     let mut replies: Vec<Message> = replies
         .iter()
@@ -80,7 +87,7 @@ mod tests {
             ],
             "structured_response": {"metal": "gold"},
         });
-        let Transcript { before, answer } = transcript(&values).expect("an answer");
+        let Transcript { before, answer } = transcript(&values, None).expect("an answer");
         assert_eq!(answer.content.text(), "gold");
         assert_eq!(answer.id.as_deref(), Some("a2"));
         assert_eq!(answer.tool_calls().len(), 0);
@@ -89,11 +96,25 @@ mod tests {
     }
 
     #[test]
+    fn only_messages_after_the_last_one_that_was_sent_are_read() {
+        let message = |kind: &str, id: &str| json!({"type": kind, "content": id, "id": id});
+        let values = json!({"messages": [message("human", "h1"), message("ai", "a1"), message("human", "h2"),
+            message("ai", "a2"), message("ai", "a3")]});
+        let ids = |last: &str| -> Vec<String> {
+            let Transcript { before, answer } = transcript(&values, Some(last)).expect("an answer");
+            let all = before.messages.iter().map(AsRef::as_ref).chain([&answer]);
+            all.filter_map(|message| message.id.clone()).collect()
+        };
+        assert_eq!(ids("h2"), ["a2", "a3"]);
+        assert_eq!(ids("unknown"), ["a1", "h2", "a2", "a3"]);
+    }
+
+    #[test]
     fn a_state_without_messages_is_an_error_and_one_without_an_answer_is_empty() {
-        assert!(transcript(&json!({"result": 1})).is_err());
-        assert!(transcript(&json!({"messages": "all"})).is_err());
+        assert!(transcript(&json!({"result": 1}), None).is_err());
+        assert!(transcript(&json!({"messages": "all"}), None).is_err());
         let Transcript { before, answer } =
-            transcript(&json!({"messages": [{"type": "human", "content": "?"}]})).expect("an empty one");
+            transcript(&json!({"messages": [{"type": "human", "content": "?"}]}), None).expect("an empty one");
         assert!(before.is_empty() && answer.content.text().is_empty());
     }
 
@@ -101,7 +122,7 @@ mod tests {
     fn of_a_huge_conversation_only_the_answer_is_kept() {
         let long = "x".repeat(MAX_KEPT_BYTES);
         let values = json!({"messages": [{"type": "ai", "content": long}, {"type": "ai", "content": "done"}]});
-        let Transcript { before, answer } = transcript(&values).expect("an answer");
+        let Transcript { before, answer } = transcript(&values, None).expect("an answer");
         assert_eq!(before.messages.len(), 0);
         assert_eq!(answer.content.text(), "done".to_owned());
     }

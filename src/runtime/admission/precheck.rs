@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::start::{check, settings};
+use super::start::{check, settings, with_choices};
 use super::{Admission, Checked};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
@@ -72,15 +72,16 @@ impl Admission {
         Ok(all_checked)
     }
 
-    /// Returns whether the check of a request may be slow: it is large, or the assistant may have a large context that
-    /// is checked with each of its runs.
+    /// Returns whether the check of a request may be slow: it is large, the assistant may have a large context that is
+    /// checked with each of its runs, or an agent has to be built for what the run chooses.
     fn may_take_long(&self, new_run: &NewRun) -> bool {
         let agents = self.core.registry.agents();
-        let has_schema = |known: &Arc<RegisteredAgent>| known.agent.context().is_some();
+        // The agent of a choice is built here, so that the write finds it.
+        let has_slow_check = |known: &Arc<RegisteredAgent>| known.agent.context().is_some() || known.is_configurable();
         let is_checked = match &new_run.assistant {
-            AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_schema),
+            AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_slow_check),
             // The agent of the assistant is not known without reading the assistant.
-            AssistantRef::Id(_) => agents.all().any(has_schema),
+            AssistantRef::Id(_) => agents.all().any(has_slow_check),
         };
         is_checked || is_large(new_run)
     }
@@ -178,5 +179,7 @@ async fn resolve_agent(
     let thread =
         thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Ownership::of(&new_run.caller), Map::new(), now));
     let settings = settings(new_run, &resolved, &thread);
-    Ok(Some((resolved.known, settings.context)))
+    // A choice that is not allowed is refused when the run is admitted.
+    let known = with_choices(new_run, &resolved.known, Some(&thread), &settings.context);
+    Ok(Some((known.unwrap_or(resolved.known), settings.context)))
 }

@@ -104,11 +104,20 @@ pub(in crate::runtime) async fn start_as(
         .registry
         .pinned_definition(tx, new_run, resolved.known)
         .await?;
-    if !context.has_checked(number, &resolved.known.digest) {
+    // What the run chooses may change what the agent takes.
+    let is_configurable = resolved.known.is_configurable();
+    if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }
     let thread = find_or_make_thread(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
+    let settings = settings(new_run, &resolved, &thread);
+    if is_configurable {
+        resolved.known = with_choices(new_run, &resolved.known, Some(&thread), &settings.context)?;
+        if !context.has_checked(number, &resolved.known.digest) {
+            check(new_run, &resolved.known.agent, context.core.sizes)?;
+        }
+    }
     let user = new_run.request.caller.as_ref().map(RunCaller::to_identity);
     check_tenant(
         &resolved,
@@ -134,7 +143,6 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(reached.into());
     }
-    let settings = settings(new_run, &resolved, &thread);
     if let Some(schema) = resolved.known.agent.context()
         && !context.has_checked_context(number, &resolved.known.digest, &settings.context)
     {
@@ -478,24 +486,54 @@ async fn find_or_make_thread(
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
-/// answer without a context keeps the context of the thread's last run.
+/// answer without a context keeps the context of the thread's last run; one with a context keeps what that run has
+/// chosen, unless it chooses anew.
 pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
-    match thread.config.get("configurable") {
-        Some(Value::Object(before)) if goes_on(new_run) && context.is_empty() && !before.is_empty() => {
-            let mut config = config.clone();
-            config.insert("configurable".to_owned(), before.clone().into());
-            assistant.as_defaults_for(&config, before)
-        }
-        Some(_) | None => assistant.as_defaults_for(config, context),
+    let before = thread.config.get("configurable").and_then(Value::as_object);
+    let Some(before) = before.filter(|_| goes_on(new_run)) else {
+        return assistant.as_defaults_for(config, context);
+    };
+    if context.is_empty() && !before.is_empty() {
+        let mut config = config.clone();
+        config.insert("configurable".to_owned(), before.clone().into());
+        return assistant.as_defaults_for(&config, before);
     }
+    let mut settings = assistant.as_defaults_for(config, context);
+    // The work goes on with the model, the tools and the instructions with which it began.
+    for name in resolved
+        .known
+        .choice_names()
+        .filter(|name| !context.contains_key(*name))
+    {
+        settings.put(name, before.get(name));
+    }
+    settings
 }
 
 /// Returns whether a request continues the work that waits on its thread.
 fn goes_on(new_run: &NewRun) -> bool {
     let is_resumed = new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes);
     is_resumed || new_run.request.compaction.is_some()
+}
+
+/// Returns an agent with what the run of a request chooses. The run of a background task chooses nothing: its context is
+/// that of the agent that started it.
+///
+/// # Errors
+/// Names the entry of the context that chooses something that is not allowed.
+pub(in crate::runtime) fn with_choices(
+    new_run: &NewRun,
+    known: &Arc<RegisteredAgent>,
+    thread: Option<&Thread>,
+    context: &Map<String, Value>,
+) -> Result<Arc<RegisteredAgent>, Invalid> {
+    let is_task_thread = thread.is_some_and(|thread| thread.metadata.contains_key("parent_thread_id"));
+    match new_run.request.background.is_some() || is_task_thread {
+        true => Ok(Arc::clone(known)),
+        false => known.configured(context),
+    }
 }
 
 /// Returns the run of a request.
@@ -639,14 +677,14 @@ pub(in crate::runtime) fn check_ahead(
     resolved: &ResolvedAssistant,
     context: &AdmissionContext,
 ) -> Result<(), Invalid> {
-    let known = &resolved.known;
-    if !context.has_checked(0, &known.digest) {
-        check(new_run, &known.agent, context.core.sizes)?;
-    }
     let settings = resolved
         .assistant
         .settings
         .as_defaults_for(&new_run.request.config, &new_run.request.context);
+    let known = with_choices(new_run, &resolved.known, None, &settings.context)?;
+    if !context.has_checked(0, &known.digest) {
+        check(new_run, &known.agent, context.core.sizes)?;
+    }
     match known.agent.context() {
         Some(schema) if !context.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)

@@ -1,21 +1,23 @@
-//! Remote runs for which a subagent of this server waits.
+//! Remote runs for which an agent of this server waits.
 
 use std::sync::Arc;
 
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::SubagentDefinition;
+use crate::domain::id::RunId;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{AssignedAgent, Run};
 use crate::peer::{RemoteThread, remote_agent};
 use crate::runtime::BackgroundTasks;
+use crate::runtime::run_context::RunContext;
 
 /// Stores a remote run before it begins, if the work of the subagent is done on the server at `url`.
 pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
     let Some(url) = url else { return Ok(()) };
-    // A subagent is described in the definition of the next agent above it that has one.
-    let mut above: Option<Run> = None;
-    let mut next = run.lineage.parent;
+    // A subagent is described in its own definition, or in that of the next agent above it that has one.
+    let mut above: Option<Run> = Some(run.clone());
+    let mut next = run.lineage.parent.filter(|_| run.request.agent.is_none());
     while let Some(id) = next {
         let Some(found) = db::runs::get_by_id(tx, id).await? else {
             break;
@@ -31,6 +33,7 @@ pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, ur
     };
     let work = RemoteRun {
         run: run.id,
+        first: run.id,
         graph_id,
         definition,
         agent: run.lineage.agent().to_owned(),
@@ -38,6 +41,32 @@ pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, ur
         lost_since: None,
     };
     db::remote_runs::insert(tx, &work).await
+}
+
+/// Stores the remote run of a main agent before it begins, if the agent works on another server. `first` is the first
+/// of the runs that this one continues.
+pub(in crate::runtime) async fn insert_remote_run_of_main(
+    run_context: &RunContext,
+    known: &RegisteredAgent,
+    first: RunId,
+) -> DbResult<()> {
+    let Some(remote) = known.agent.remote() else {
+        return Ok(());
+    };
+    let work = RemoteRun {
+        run: run_context.run.id,
+        first,
+        graph_id: known.graph_id.clone(),
+        definition: Some(known.digest.clone()),
+        agent: known.agent.name.clone(),
+        url: remote.url.clone(),
+        lost_since: None,
+    };
+    let write = run_context
+        .core
+        .db
+        .write(move |tx| Box::pin(async move { db::remote_runs::insert(tx, &work).await }));
+    write.await
 }
 
 impl BackgroundTasks {
@@ -68,7 +97,7 @@ impl BackgroundTasks {
             .and_then(|known| known.remote_subagent(&work.agent, &work.url));
         let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
         let peer = registry.factory.peers.peer(&work.url, &agent.headers.0, is_owners);
-        let place = remote_agent::remote_thread(peer.map_err(|invalid| invalid.to_string())?, work.run);
+        let place = remote_agent::remote_thread(peer.map_err(|invalid| invalid.to_string())?, work.first);
         Ok((place, agent.clone()))
     }
 }

@@ -39,7 +39,7 @@ mod local;
 pub(super) mod remote;
 pub(super) mod status;
 
-pub(super) use awaited_runs::insert_remote_run;
+pub(super) use awaited_runs::{insert_remote_run, insert_remote_run_of_main};
 pub use status::known_status;
 
 /// The deepest nesting of background tasks when no limit of depth is set.

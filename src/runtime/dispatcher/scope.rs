@@ -6,7 +6,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Dispatcher;
 use crate::agent::assemble::RegisteredAgent;
+use crate::domain::run::RunOrigin;
 use crate::runtime::run_context::RunContext;
+use crate::runtime::sandboxes::StoredSandboxes;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
@@ -18,6 +20,7 @@ impl Dispatcher {
         self: &Arc<Self>,
         run_context: &RunContext,
         known: &RegisteredAgent,
+        origin: RunOrigin,
         stop: CancellationToken,
         budget: Budget,
     ) -> Scope {
@@ -29,6 +32,7 @@ impl Dispatcher {
             thread: run.thread,
             ownership: ownership.clone(),
             run: run.id,
+            origin,
             assistant: run.assistant,
             depth: 0,
             subagent: None,
@@ -40,6 +44,7 @@ impl Dispatcher {
             tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
             // A decision is given with an answer, which another run brings: this run meets none that is not there yet.
             remembered: Arc::new(NothingRemembered),
+            sandboxes: Arc::new(StoredSandboxes(self.core.db.clone())),
             task: None,
             step_limit: run.request.step_limit(),
             sizes: self.core.sizes,
@@ -51,6 +56,7 @@ impl Dispatcher {
             answer: None,
             question: None,
             answers: Arc::default(),
+            delegations: Arc::default(),
             program: Arc::default(),
             files: FileClaims::default(),
             trace: run_context.trace.clone(),

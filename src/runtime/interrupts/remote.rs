@@ -248,13 +248,17 @@ fn open_interrupt(
     })
 }
 
-/// Returns the open interrupts of a subagent.
+/// Returns the open interrupts that the run of a subagent or of a main agent has raised.
 pub(in crate::runtime) async fn pending_of_subagent(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<InterruptRecord>> {
     let Some(run) = db::runs::get_by_id(tx, child).await? else {
         return Ok(vec![]);
     };
     let mut open = pending(tx, run.thread).await?;
-    open.retain(|record| record.lane == Lane::Child(child));
+    let is_main = run.lineage.depth == 0;
+    open.retain(|record| match record.lane {
+        Lane::Main => is_main && record.run == child,
+        Lane::Child(lane) => lane == child,
+    });
     Ok(open)
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
 
-use super::{JobHandler, JobLimits, JobOutcome};
+use super::{JobHandler, JobLimits, JobOutcome, schedule_for_rows};
 use crate::db::{self, DbResult};
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
@@ -33,20 +33,16 @@ impl JobHandler for CancelRemoteHandler {
     }
 
     fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
-        Box::pin(async move {
-            let read = runtime.core.db.read(|tx| Box::pin(db::remote_runs::any_over(tx)));
-            if !read.await? {
-                return Ok(());
-            }
-            let now = runtime.core.clock.now();
-            let write = runtime.core.db.write(move |tx| {
+        Box::pin(schedule_for_rows(
+            runtime,
+            |tx| Box::pin(db::remote_runs::any_over(tx)),
+            |tx, now| {
                 Box::pin(async move {
                     db::remote_runs::delete_done(tx, AT_ONCE * 16).await?;
                     db::remote_runs::schedule_cancelling(tx, now, AT_ONCE).await
                 })
-            });
-            write.await
-        })
+            },
+        ))
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {

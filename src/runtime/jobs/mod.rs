@@ -21,13 +21,14 @@ use uuid::Uuid;
 
 use super::RuntimeHandles;
 use super::shared::Core;
-use crate::db::DbResult;
 use crate::db::jobs::{self, JobOwner};
+use crate::db::{DbResult, Tx};
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
 mod cancel_remote;
 mod cron;
+mod end_sandbox;
 mod expire_interrupts;
 mod notify_parent;
 mod poll_remote;
@@ -82,6 +83,19 @@ pub(super) trait JobHandler: Sync {
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>>;
 }
 
+/// Schedules jobs for rows that have none. The write begins only if there are `any` such rows.
+async fn schedule_for_rows<A, S>(runtime: &RuntimeHandles, any: A, schedule: S) -> DbResult<()>
+where
+    A: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send + 'static,
+    S: for<'t> FnOnce(&'t mut Tx<'_>, Timestamp) -> BoxFuture<'t, DbResult<()>> + Send + 'static,
+{
+    if !runtime.core.db.read(any).await? {
+        return Ok(());
+    }
+    let now = runtime.core.clock.now();
+    runtime.core.db.write(move |tx| schedule(tx, now)).await
+}
+
 fn handler(kind: JobKind) -> &'static dyn JobHandler {
     match kind {
         JobKind::Webhook => &webhook::WebhookHandler,
@@ -90,6 +104,7 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
         JobKind::CancelRemote => &cancel_remote::CancelRemoteHandler,
         JobKind::WatchInterrupt => &watch_interrupt::WatchInterruptHandler,
         JobKind::ExpireInterrupts => &expire_interrupts::ExpireInterruptsHandler,
+        JobKind::EndSandbox => &end_sandbox::EndSandboxHandler,
         JobKind::NotifyParent => &notify_parent::NotifyParentHandler,
         JobKind::Sweep => &sweep::SweepHandler,
         JobKind::SweepDeliveries => &sweep_deliveries::SweepDeliveriesHandler,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
 
-use super::{JobHandler, JobLimits, JobOutcome};
+use super::{JobHandler, JobLimits, JobOutcome, schedule_for_rows};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult};
 use crate::domain::backoff::spread;
@@ -33,18 +33,11 @@ impl JobHandler for WatchInterruptHandler {
     }
 
     fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
-        Box::pin(async move {
-            let read = runtime.core.db.read(|tx| Box::pin(db::remote_runs::any_unwatched(tx)));
-            if !read.await? {
-                return Ok(());
-            }
-            let now = runtime.core.clock.now();
-            let write = runtime
-                .core
-                .db
-                .write(move |tx| Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE)));
-            write.await
-        })
+        Box::pin(schedule_for_rows(
+            runtime,
+            |tx| Box::pin(db::remote_runs::any_unwatched(tx)),
+            |tx, now| Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE)),
+        ))
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {

@@ -45,6 +45,7 @@ pub(super) async fn admit(
             new_run.max_depth, new_run.lineage.depth
         )));
     }
+    let mut url = new_run.url.clone();
     let agent = match &new_run.graph_id {
         None => None,
         Some(graph_id) => match find(run_context, graph_id) {
@@ -57,6 +58,7 @@ pub(super) async fn admit(
                         "The agent `{graph_id}` cannot work here: {error}. Do the work yourself."
                     )));
                 }
+                url = known.agent.remote().map(|remote| remote.url.clone());
                 let graph_id = graph_id.clone();
                 let definition = Some(known.digest.clone());
                 Some(AssignedAgent {
@@ -93,6 +95,6 @@ pub(super) async fn admit(
         queue: root.queue.clone(),
     };
     db::runs::insert(tx, &run, None).await?;
-    background::insert_remote_run(tx, &run, new_run.url.as_deref()).await?;
+    background::insert_remote_run(tx, &run, url.as_deref()).await?;
     Ok(AdmittedChild::Admitted(Box::new(run)))
 }

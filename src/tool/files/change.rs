@@ -7,6 +7,7 @@ use super::{FileContext, FileQuery, FileResult, file_path, normalise, seen, text
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
+use crate::domain::text_edit::{EditError, EditedText, TextEdit};
 
 /// The arguments of `write_file`.
 #[derive(Deserialize)]
@@ -88,16 +89,14 @@ pub(super) async fn edit(context: &FileContext<'_>, args: Edit) -> Result<FileRe
         return Err(format!("Error: '{path}' is a binary file; only text can be edited"));
     }
     seen::check(context, &path, Some(&old), true)?;
-    let count = occurrences(&path, &old.content, &args)?;
-    // Checked before allocating: a few edits in a row can make a file grow a thousand times.
-    let kept_bytes = old.content.len() - count * args.old_string.len();
-    check_size(
-        context,
-        &path,
-        count.saturating_mul(args.new_string.len()).saturating_add(kept_bytes),
-    )?;
-    let new = old.content.replace(&args.old_string, &args.new_string);
-    let mut file = File::text(new, context.scope.now());
+    let edit = TextEdit {
+        old: &args.old_string,
+        new: &args.new_string,
+        replace_all: args.replace_all,
+    };
+    let edited = edit.apply(&old.content, context.max_file_bytes);
+    let EditedText { text, count } = edited.map_err(|error| edit_error(context, &path, error))?;
+    let mut file = File::text(text, context.scope.now());
     file.created_at = old.created_at.clone().or(file.created_at);
     let writes = put(context, &path, file, Some(&old)).await?;
     let message = format!(
@@ -112,41 +111,38 @@ pub(super) async fn edit(context: &FileContext<'_>, args: Edit) -> Result<FileRe
 
 /// Returns an error for a file that would become too large.
 fn check_size(context: &FileContext<'_>, path: &str, length: usize) -> Result<(), String> {
-    let limit = context.max_file_bytes;
-    if length <= limit {
+    if length <= context.max_file_bytes {
         return Ok(());
     }
-    Err(format!(
-        "Error: '{path}' would become {length} bytes long; at most {limit} are allowed. Nothing was changed. \
-         Write it in several files."
-    ))
+    Err(too_long(context, path, length))
 }
 
-/// Returns the number of occurrences of the old text, or an error if it does not occur or is ambiguous.
-fn occurrences(path: &str, content: &str, args: &Edit) -> Result<usize, String> {
-    if args.old_string.is_empty() {
-        return Err("Error: old_string is empty; use write_file to write a whole file".to_owned());
-    }
-    if args.old_string == args.new_string {
-        return Err("Error: old_string and new_string are the same; nothing would change".to_owned());
-    }
-    match content.matches(&args.old_string).count() {
-        0 => {
-            let shorter = args.old_string.trim_end_matches(['\r', '\n']);
-            let hint = if shorter.len() < args.old_string.len() && !shorter.is_empty() && content.contains(shorter) {
+fn too_long(context: &FileContext<'_>, path: &str, length: usize) -> String {
+    let limit = context.max_file_bytes;
+    format!(
+        "Error: '{path}' would become {length} bytes long; at most {limit} are allowed. Nothing was changed. \
+         Write it in several files."
+    )
+}
+
+/// Returns what the model reads about an edit that changed nothing.
+fn edit_error(context: &FileContext<'_>, path: &str, error: EditError) -> String {
+    match error {
+        EditError::Empty => "Error: old_string is empty; use write_file to write a whole file".to_owned(),
+        EditError::Unchanged => "Error: old_string and new_string are the same; nothing would change".to_owned(),
+        EditError::NotFound { without_newline } => {
+            let hint = if without_newline {
                 " It would be found without the newline at its end."
             } else {
                 ""
             };
-            Err(format!(
-                "Error: old_string was not found in '{path}'. It must match exactly, white space included.{hint}"
-            ))
+            format!("Error: old_string was not found in '{path}'. It must match exactly, white space included.{hint}")
         }
-        several if several > 1 && !args.replace_all => Err(format!(
-            "Error: old_string appears {several} times in '{path}'. Add lines around it until it is unique, or set \
+        EditError::Ambiguous(count) => format!(
+            "Error: old_string appears {count} times in '{path}'. Add lines around it until it is unique, or set \
              replace_all to replace them all."
-        )),
-        count => Ok(count),
+        ),
+        EditError::TooLong(length) => too_long(context, path, length),
     }
 }
 

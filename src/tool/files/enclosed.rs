@@ -73,6 +73,14 @@ impl FileWorkspace for WithEnclosed {
         self.workspace.real_path(access, path, follows_last).await
     }
 
+    async fn is_missing(&self, access: FileAccess<'_>, path: &str) -> Result<bool, String> {
+        // What the agent may not see is not told apart from what is not there.
+        if is_bundled(path) || !self.is_visible(path) {
+            return Ok(false);
+        }
+        self.workspace.is_missing(access, path).await
+    }
+
     async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
         if !is_bundled(&query.at) {
             let mut entries = self.workspace.list(access, query).await?;

@@ -41,6 +41,8 @@ pub use enclosed::WithEnclosed;
 pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
 pub use state::StateFiles;
 pub use store::StoreFiles;
+pub(in crate::tool) use store::conflict;
+pub(in crate::tool) use workspace::shortened;
 pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
 
 /// The maximum length of a file tool's result, in characters.
@@ -52,7 +54,7 @@ const MAX_RESULT_CHARS: usize = 80_000;
 /// The text for the model.
 fn normalise(given: &str) -> Result<String, String> {
     path::normalise(given)
-        .map_err(|why| format!("Error: the path '{}' is not allowed: {why}.", given.replace('\\', "/")))
+        .map_err(|why| format!("Error: the path '{}' is not allowed: {why}", given.replace('\\', "/")))
 }
 
 /// Parses a glob pattern from a model, for paths below `directory`.

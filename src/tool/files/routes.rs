@@ -119,6 +119,11 @@ impl FileWorkspace for RoutedFiles {
         Ok(target.outer(&real))
     }
 
+    async fn is_missing(&self, access: FileAccess<'_>, path: &str) -> Result<bool, String> {
+        let target = self.target(path);
+        target.workspace.is_missing(access, &target.path).await
+    }
+
     async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
         let target = self.target(&query.at);
         let own = query.inside(target.mount, &target.path);
@@ -253,6 +258,10 @@ impl FileWorkspace for ReadOnlyFiles {
 
     async fn real_path(&self, access: FileAccess<'_>, path: &str, follows_last: bool) -> Result<String, String> {
         self.0.real_path(access, path, follows_last).await
+    }
+
+    async fn is_missing(&self, access: FileAccess<'_>, path: &str) -> Result<bool, String> {
+        self.0.is_missing(access, path).await
     }
 
     async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {

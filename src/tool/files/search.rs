@@ -68,7 +68,10 @@ pub(super) fn grep_properties() -> Value {
             "type": ["string", "null"], "default": null,
             "description": "Search only files that match this glob pattern.",
         },
-        "output_mode": {"enum": ["files_with_matches", "content", "count"], "default": "files_with_matches"},
+        "output_mode": {
+            "type": "string", "enum": ["files_with_matches", "content", "count"], "default": "files_with_matches",
+            "description": "What to show: the paths of the files, the lines too, or the number of lines in each file.",
+        },
         "max_count": {
             "type": ["integer", "null"], "exclusiveMinimum": 0, "default": null,
             "description": "Stop after this many matching lines.",
@@ -80,6 +83,9 @@ pub(super) async fn list(context: &FileContext<'_>, args: List) -> Result<FileRe
     let directory = normalise(&args.path)?;
     let query = context.query(&directory).await?;
     let entries = context.workspace.list(context.access(), &query).await?;
+    if entries.is_empty() && context.workspace.is_missing(context.access(), &directory).await? {
+        return Err(format!("Error: Directory '{directory}' not found"));
+    }
     if entries.is_empty() {
         return Ok(FileResult::text(format!("No files found in {directory}")));
     }

@@ -125,7 +125,7 @@ pub(super) fn is_same(one: Option<&File>, other: Option<&File>) -> bool {
 }
 
 /// Returns the text for a model whose change came second.
-pub(super) fn conflict(path: &str) -> String {
+pub(in crate::tool) fn conflict(path: &str) -> String {
     format!(
         "Error: '{path}' has been changed by someone else in the meantime. Nothing was changed. Read it again, and then \
          make your change to what it says now."
@@ -181,20 +181,11 @@ impl FileWorkspace for StoreFiles {
         let namespace = self.namespace(access.scope)?;
         let keys = access.scope.store.keys(namespace, MAX_FILES + 1).await;
         let keys = keys.map_err(|failure| told(&failure))?;
-        let mut stop = (keys.len() > MAX_FILES).then_some(SearchStop::Files);
+        let stop = (keys.len() > MAX_FILES).then_some(SearchStop::Files);
         let is_inside = |key: &&String| **key == query.at || below(key, &query.at).is_some();
         let files = keys.iter().take(MAX_FILES).filter(|key| key.starts_with('/'));
-        let mut paths: Vec<String> = files
-            .filter(is_inside)
-            .filter(|path| query.admits(path))
-            .cloned()
-            .collect();
-        paths.sort();
-        if paths.len() > query.max {
-            paths.truncate(query.max);
-            stop = Some(SearchStop::Results);
-        }
-        Ok(FoundPaths { paths, stop })
+        let admitted = files.filter(is_inside).filter(|path| query.admits(path));
+        Ok(FoundPaths::first(admitted.cloned().collect(), query.max, stop))
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

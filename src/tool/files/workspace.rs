@@ -51,6 +51,16 @@ pub trait FileWorkspace: Send + Sync {
         Ok(path.to_owned())
     }
 
+    /// Returns whether certainly nothing is at `path`. Without directories of its own, a workspace cannot tell a
+    /// directory that is not there from an empty one.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn is_missing(&self, access: FileAccess<'_>, path: &str) -> Result<bool, String> {
+        let _ = (access, path);
+        Ok(false)
+    }
+
     /// Returns what is directly in the directory of the query. Directories end with a slash.
     ///
     /// # Errors
@@ -146,6 +156,19 @@ pub struct FoundPaths {
     pub stop: Option<SearchStop>,
 }
 
+impl FoundPaths {
+    /// Returns the first `max` of these paths; `stop` is the reason why there may be more than these.
+    pub fn first(mut paths: Vec<String>, max: usize, stop: Option<SearchStop>) -> Self {
+        paths.sort();
+        let is_cut = paths.len() > max;
+        paths.truncate(max);
+        Self {
+            paths,
+            stop: if is_cut { Some(SearchStop::Results) } else { stop },
+        }
+    }
+}
+
 /// The matching lines of one file, with their line numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileMatches {
@@ -191,7 +214,7 @@ impl FoundLines {
 }
 
 /// Returns a line of a result, cut if it is long.
-pub(super) fn shortened(line: &str) -> String {
+pub(in crate::tool) fn shortened(line: &str) -> String {
     match line.char_indices().nth(MAX_LINE_CHARS) {
         None => line.to_owned(),
         Some((end, _)) => format!("{} [cut]", &line[..end]),

@@ -7,10 +7,11 @@ use std::time::Duration;
 use futures::FutureExt;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientJsonRpcMessage,
-    ClientRequest, CustomResult, ErrorData, GetExtensions, Implementation, ProtocolVersion, RequestId, ServerResult,
+    ClientRequest, CustomResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod, ErrorData,
+    GetExtensions, Implementation, ProtocolVersion, RequestId, ServerResult,
 };
 use rmcp::service::{
-    ClientInitializeError, PeerRequestOptions, RoleClient, RunningService, ServiceError, serve_client,
+    ClientInitializeError, PeerRequestOptions, RequestContext, RoleClient, RunningService, ServiceError, serve_client,
 };
 use rmcp::transport::{DynamicTransportError, Transport};
 use rmcp::{ClientHandler, Peer};
@@ -20,6 +21,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::SpawnServer;
+use super::elicitation::Elicitations;
 use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
 
 /// The timeout of the cancellation of a request.
@@ -62,14 +64,30 @@ impl Signals {
     }
 }
 
-/// The client that servers see. It supports none of the requests of servers but `ping`.
-struct Client;
+/// The client that servers see. Of the requests of servers it supports `ping`, and questions if the server may ask.
+struct Client {
+    elicitations: Option<Arc<Elicitations>>,
+}
 
 impl ClientHandler for Client {
     fn get_info(&self) -> ClientConfig {
         let own = Implementation::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-        ClientConfig::new(ClientCapabilities::default(), own)
-            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+        let capabilities = match self.elicitations {
+            Some(_) => ClientCapabilities::builder().enable_elicitation().build(),
+            None => ClientCapabilities::default(),
+        };
+        ClientConfig::new(capabilities, own).with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn create_elicitation(
+        &self,
+        params: ElicitRequestParams,
+        _: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        match &self.elicitations {
+            Some(elicitations) => Ok(elicitations.reply(params)),
+            None => Err(ErrorData::method_not_found::<ElicitationCreateRequestMethod>()),
+        }
     }
 }
 
@@ -95,11 +113,12 @@ impl Connection {
         signals: Arc<Signals>,
         limits: Option<PieceLimits>,
         spawn: SpawnServer,
+        elicitations: Option<Arc<Elicitations>>,
     ) -> Result<Self, ConnectionError>
     where
         T: Transport<RoleClient, Error = ConnectionError> + 'static,
     {
-        let service = serve_client(Client, transport).boxed().await?;
+        let service = serve_client(Client { elicitations }, transport).boxed().await?;
         Ok(Self {
             service,
             signals,

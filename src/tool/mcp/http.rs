@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, RequestId, ServerJsonRpcMessage};
 use rmcp::service::RoleClient;
@@ -16,6 +16,7 @@ use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
 use super::inbox::Inbox;
 use super::message::{self, Incoming};
+use super::oauth::AccessTokens;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
 use crate::net::sse::Frames;
@@ -39,12 +40,37 @@ pub(super) struct Address {
     pub(super) url: Url,
     /// The headers of every message. They may contain secrets.
     pub(super) headers: HeaderMap,
+    /// The access tokens, if the server requires OAuth.
+    pub(super) tokens: Option<Arc<AccessTokens>>,
 }
 
 impl Address {
-    /// Returns the request that sends a message.
-    pub(super) fn post(&self, text: String) -> RequestBuilder {
+    /// Returns the value of the header `authorization`, if the server requires OAuth.
+    ///
+    /// # Errors
+    /// If there is no access token.
+    pub(super) async fn authorization(&self) -> Result<Option<HeaderValue>, ConnectionError> {
+        match &self.tokens {
+            Some(tokens) => tokens.header().await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Forgets the access token that was sent if the response refuses it, so that the next message has another one.
+    pub(super) async fn forget_refused(&self, sent: Option<&HeaderValue>, status: StatusCode) {
+        if status == StatusCode::UNAUTHORIZED
+            && let Some((tokens, sent)) = self.tokens.as_ref().zip(sent)
+        {
+            tokens.forget(sent).await;
+        }
+    }
+
+    /// Returns the request that sends a message with this value of the header `authorization`.
+    pub(super) fn post(&self, text: String, authorization: Option<HeaderValue>) -> RequestBuilder {
         let post = self.client.post(self.url.clone()).headers(self.headers.clone());
+        let post = authorization
+            .into_iter()
+            .fold(post, |post, value| post.header(AUTHORIZATION, value));
         post.header(CONTENT_TYPE, "application/json").body(text)
     }
 }
@@ -125,7 +151,8 @@ impl Transport<RoleClient> for HttpTransport {
                 let answered = server.exchange(&request.id, text, &request.request);
                 return abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()));
             }
-            server.unanswered.post(&message, server.post(text)).await;
+            let authorization = server.address.authorization().await?;
+            server.unanswered.post(&message, server.post(text, authorization)).await;
             Ok(())
         }
     }
@@ -145,8 +172,8 @@ impl Server {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn post(&self, text: String) -> RequestBuilder {
-        let mut post = self.address.post(text);
+    fn post(&self, text: String, authorization: Option<HeaderValue>) -> RequestBuilder {
+        let mut post = self.address.post(text, authorization);
         post = post.header(ACCEPT, "application/json, text/event-stream");
         if let Some(session) = self.session() {
             post = post.header(SESSION, session);
@@ -157,13 +184,30 @@ impl Server {
         post
     }
 
+    /// Sends a request and receives the head of its response. A server that refuses the access token gets the request
+    /// again with a new one, once.
+    async fn open(&self, text: String, request: &ClientRequest) -> Result<PieceReader, ConnectionError> {
+        let open = async |text: String, authorization: Option<HeaderValue>| {
+            let post = pass_trace_on(self.post(text, authorization), request);
+            PieceReader::open(post, self.limits.pieces)
+                .await
+                .map_err(ConnectionError::from)
+        };
+        let Some(token) = self.address.authorization().await? else {
+            return open(text, None).await;
+        };
+        let response = open(text.clone(), Some(token.clone())).await?;
+        let status = response.head().status();
+        if status != StatusCode::UNAUTHORIZED {
+            return Ok(response);
+        }
+        self.address.forget_refused(Some(&token), status).await;
+        open(text, self.address.authorization().await?).await
+    }
+
     /// Sends request `id` and receives its answer.
     async fn exchange(&self, id: &RequestId, text: String, request: &ClientRequest) -> Result<(), ConnectionError> {
-        let post = pass_trace_on(self.post(text), request);
-        let response = PieceReader::open(post, self.limits.pieces)
-            .await
-            .map_err(ConnectionError::from);
-        let response = response.inspect_err(|error| {
+        let response = self.open(text, request).await.inspect_err(|error| {
             // A server that takes too long for one request may still answer others.
             if !matches!(error, ConnectionError::TimedOut(_)) {
                 self.signals.closed.cancel();

@@ -1,12 +1,15 @@
 //! The messages of the Model Context Protocol: JSON-RPC 2.0. Pure functions.
 
 use rmcp::model::{
-    ClientJsonRpcMessage, CustomRequest, CustomResult, ErrorCode, ErrorData, InitializeResult, PingRequest,
-    ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage, ServerRequest, ServerResult,
+    ClientJsonRpcMessage, CustomRequest, CustomResult, ElicitRequest, ErrorCode, ErrorData, InitializeResult,
+    PingRequest, ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage, ServerRequest, ServerResult,
 };
 use serde_json::{Map, Value};
 
 use super::connection::ConnectionError;
+
+/// The method of a question to a human.
+const ELICITATION: &str = "elicitation/create";
 
 /// A message from a server.
 #[derive(Debug, Clone)]
@@ -30,10 +33,11 @@ pub(super) fn read(message: Value) -> Incoming {
         return Incoming::Other;
     };
     let id = fields.remove("id");
+    let params = fields.remove("params");
     match (fields.get("method").and_then(Value::as_str), id) {
         (Some("notifications/tools/list_changed"), None) => Incoming::ToolsChanged,
         (Some(method), Some(id)) => request_id(id).map_or(Incoming::Other, |id| {
-            Incoming::Request(ServerJsonRpcMessage::request(request(method), id))
+            Incoming::Request(ServerJsonRpcMessage::request(request(method, params), id))
         }),
         (None, Some(id)) => request_id(id).map_or(Incoming::Other, |id| {
             Incoming::Answer(match result(fields) {
@@ -53,8 +57,12 @@ fn request_id(id: Value) -> Option<RequestId> {
     }
 }
 
-/// Returns the request of this method. Its parameters are left out, since no reply depends on them.
-fn request(method: &str) -> ServerRequest {
+/// Returns the request of this method. Only questions have parameters on which the reply depends.
+fn request(method: &str, params: Option<Value>) -> ServerRequest {
+    let params = params.filter(|_| method == ELICITATION);
+    if let Some(Ok(params)) = params.map(serde_json::from_value) {
+        return ServerRequest::ElicitRequest(ElicitRequest::new(params));
+    }
     match method {
         "ping" => ServerRequest::PingRequest(PingRequest::default()),
         _ => ServerRequest::CustomRequest(CustomRequest::new(method, None)),

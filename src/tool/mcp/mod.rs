@@ -24,9 +24,11 @@ use crate::domain::tenant::Tenants;
 use crate::model::pieces::PieceLimits;
 
 mod connection;
+mod elicitation;
 mod http;
 mod inbox;
 mod message;
+mod oauth;
 mod outcome;
 mod server;
 mod sse;

@@ -1,11 +1,13 @@
 //! The conversion of a `tools/call` result into an outcome: a result for the model or a delegation. Pure functions.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::domain::call::ToolOutput;
 use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::run::AfterDelegation;
 use crate::tool::{CallOutcome, Delegation};
 
 /// The key in `_meta` under which a result may request a delegation.
@@ -79,9 +81,15 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
                 Some(Value::String(prompt)) => Some(prompt.clone()),
                 Some(_) => return Err(invalid_result("`delegate.system_prompt` is not a text")),
             };
+            let then = match request.get("then") {
+                None | Some(Value::Null) => AfterDelegation::default(),
+                Some(then) => AfterDelegation::deserialize(then)
+                    .map_err(|_| invalid_result("`delegate.then` is neither `answer` nor `call_again`"))?,
+            };
             let delegation = Delegation::to(subagent, work)
                 .with_response_format(format)
-                .with_initial_messages(initial);
+                .with_initial_messages(initial)
+                .then(then);
             Ok(Some(delegation.with_system_prompt(prompt)))
         }
         _ => Err(invalid_result(
@@ -212,6 +220,14 @@ mod tests {
         let read = |prompt: Value| outcome(&call(), json!({"structuredContent": {"delegate": request(prompt)}}));
         assert_eq!(read(json!("You count.")), Ok(CallOutcome::Delegate(instructed)));
         assert_eq!(read(json!(null)), delegated);
+        let then = |then: &str| {
+            let request = json!({"description": "d", "subagent_type": "s", "then": then});
+            outcome(&call(), json!({"structuredContent": {"delegate": request}}))
+        };
+        let again = Delegation::to("s", "d").then(AfterDelegation::CallAgain);
+        assert_eq!(then("call_again"), Ok(CallOutcome::Delegate(again)));
+        assert_eq!(then("answer"), delegated);
+        assert!(then("later").is_err_and(|failure| failure.message.contains("`delegate.then`")));
         assert!(read(json!(7)).is_err_and(|failure| failure.message.contains("`delegate.system_prompt`")));
     }
 }

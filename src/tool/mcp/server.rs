@@ -6,14 +6,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use reqwest::{Client, Url};
-use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest, ListToolsRequest, PaginatedRequestParams};
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, ClientRequest, ElicitRequestParams, ListToolsRequest,
+    PaginatedRequestParams,
+};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, ConnectionError, Signals};
+use super::elicitation::Elicitations;
 use super::http::{Address, HttpTransport};
+use super::oauth::AccessTokens;
 use super::sse::SseTransport;
 use super::stdio::{Program, StdioTransport};
 use super::tool::McpTool;
@@ -22,6 +27,7 @@ use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;
+use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::tool::remote;
 
@@ -71,7 +77,15 @@ impl Endpoint {
                 let url = Url::parse(url).map_err(|error| Invalid::new("url", error.to_string()))?;
                 let headers = remote::headers(&definition.headers.0)?;
                 let client = client.clone();
-                let address = Address { client, url, headers };
+                let settings = definition.oauth.clone();
+                let tokens = settings.map(|settings| AccessTokens::new(client.clone(), url.clone(), settings));
+                let tokens = tokens.transpose()?.map(Arc::new);
+                let address = Address {
+                    client,
+                    url,
+                    headers,
+                    tokens,
+                };
                 Ok(match definition.transport {
                     McpTransport::Http => Self::Http(address),
                     McpTransport::Sse => Self::Sse(address),
@@ -80,6 +94,14 @@ impl Endpoint {
             (None, None) => Err(Invalid::new("command", "must be given, or `url`")),
         }
     }
+}
+
+/// The end of a call.
+pub(super) enum CallEnd {
+    /// The result.
+    Result(Value),
+    /// The server has asked a question that has no answer yet.
+    Asked(Box<ElicitRequestParams>),
 }
 
 /// An MCP server.
@@ -93,6 +115,8 @@ pub(super) struct McpServer {
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
     spawn: SpawnServer,
+    /// The questions of the server, if it may ask any.
+    elicitations: Option<Arc<Elicitations>>,
     /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
     /// The current connection, if any.
@@ -122,6 +146,7 @@ impl McpServer {
             after_crash: definition.after_crash,
             on_error: definition.on_error,
             spawn,
+            elicitations: definition.elicitation.then(Arc::default),
             tools: RwLock::default(),
             connection: watch::Sender::new(None),
             attempted: watch::Sender::new(false),
@@ -223,20 +248,21 @@ impl McpServer {
     /// Opens a connection, initialises it and lists the tools.
     async fn connect(self: &Arc<Self>) -> Result<Arc<Connection>, ConnectionError> {
         let signals = Arc::<Signals>::default();
+        let elicitations = self.elicitations.clone();
         let pieces = Some(self.limits.pieces);
         let spawn = Arc::clone(&self.spawn);
         let connection = match &self.endpoint {
             Endpoint::Program(program) => {
                 let transport = StdioTransport::open(&self.name, program, self.limits, &signals, &self.spawn)?;
-                Connection::initialize(transport, signals, pieces, spawn).await?
+                Connection::initialize(transport, signals, pieces, spawn, elicitations).await?
             }
             Endpoint::Http(address) => {
                 let transport = HttpTransport::new(address.clone(), self.limits, &signals);
-                Connection::initialize(transport, signals, None, spawn).await?
+                Connection::initialize(transport, signals, None, spawn, elicitations).await?
             }
             Endpoint::Sse(address) => {
                 let transport = SseTransport::open(address.clone(), self.limits, &signals).await?;
-                Connection::initialize(transport, signals, pieces, spawn).await?
+                Connection::initialize(transport, signals, pieces, spawn, elicitations).await?
             }
         };
         let connection = Arc::new(connection);
@@ -272,8 +298,26 @@ impl McpServer {
         Ok(())
     }
 
-    /// Calls a tool as soon as there is a connection, and waits for the result for at most the timeout of the server.
-    pub(super) async fn call(&self, params: CallToolRequestParams) -> Result<Value, Failure> {
+    /// Calls a tool as soon as there is a connection, and waits for the result for at most the timeout of the server. The
+    /// server may ask questions, which get these answers. A call with another question ends with it.
+    pub(super) async fn call(
+        &self,
+        params: CallToolRequestParams,
+        answers: &[(Question, Value)],
+    ) -> Result<CallEnd, Failure> {
+        let Some(elicitations) = &self.elicitations else {
+            return self.result_of(params).await.map(CallEnd::Result);
+        };
+        let mut turn = elicitations.begin(answers).await;
+        tokio::select! {
+            biased;
+            asked = turn.asked() => Ok(CallEnd::Asked(Box::new(asked))),
+            result = self.result_of(params) => result.map(CallEnd::Result),
+        }
+    }
+
+    /// Calls a tool and returns its result.
+    async fn result_of(&self, params: CallToolRequestParams) -> Result<Value, Failure> {
         let limit = self.timeout;
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut connection = self.connected().await?;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use reqwest::header::ACCEPT;
+use reqwest::header::{ACCEPT, AUTHORIZATION};
 use reqwest::{Response, StatusCode, Url};
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::service::RoleClient;
@@ -34,15 +34,20 @@ impl SseTransport {
         limits: McpLimits,
         signals: &Arc<Signals>,
     ) -> Result<Self, ConnectionError> {
+        let authorization = address.authorization().await?;
         let get = address
             .client
             .get(address.url.clone())
             .headers(address.headers.clone())
             .header(ACCEPT, "text/event-stream");
+        let get = authorization
+            .iter()
+            .fold(get, |get, value| get.header(AUTHORIZATION, value));
         let response = get
             .send()
             .await
             .map_err(|_| ConnectionError::Unreachable("no connection".to_owned()))?;
+        address.forget_refused(authorization.as_ref(), response.status()).await;
         check_status(&response, |status| status == StatusCode::OK)?;
         let mut stream = Stream {
             response,
@@ -89,16 +94,21 @@ impl Transport<RoleClient> for SseTransport {
         let unanswered = Arc::clone(&self.unanswered);
         async move {
             let text = message::write(&message)?;
+            let authorization = address.authorization().await?;
             let Some(abandoned) = abandoned(&message) else {
-                unanswered.post(&message, address.post(text)).await;
+                unanswered.post(&message, address.post(text, authorization)).await;
                 return Ok(());
             };
-            let posted = address.post(text).timeout(POST_TIMEOUT).send();
+            let posted = address.post(text, authorization.clone()).timeout(POST_TIMEOUT).send();
             match abandoned.run_until_cancelled(posted).await {
                 None => Ok(()),
                 // The text of the error may contain the URL, which may contain a secret.
                 Some(Err(_)) => Err(ConnectionError::Closed),
-                Some(Ok(response)) => check_status(&response, |status| status.is_success()),
+                Some(Ok(response)) => {
+                    let status = response.status();
+                    address.forget_refused(authorization.as_ref(), status).await;
+                    check_status(&response, |status| status.is_success())
+                }
             }
         }
     }

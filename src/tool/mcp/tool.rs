@@ -6,10 +6,11 @@ use async_trait::async_trait;
 use rmcp::model::{CallToolRequestParams, MetaObject, RequestMetaObject};
 use serde_json::{Value, json};
 
+use super::elicitation;
 use super::outcome::outcome;
-use super::server::McpServer;
+use super::server::{CallEnd, McpServer};
 use crate::definition::{AfterCrash, OnError, mcp};
-use crate::domain::call::ToolOutput;
+use crate::domain::call::{DelegationResult, ToolOutput};
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;
@@ -83,7 +84,7 @@ impl McpTool {
     /// Returns the `_meta` of a call: its ids, its agent, the context of the run and that of the trace.
     fn meta(scope: &Scope, call: &ToolCall, trace: Option<&SpanContext>) -> RequestMetaObject {
         let context = scope.own_context();
-        let own = json!({
+        let mut own = json!({
             "tool_call_id": call.id,
             "task_id": scope.task.map(|task| task.to_string()),
             "agent_name": scope.agent,
@@ -92,6 +93,9 @@ impl McpTool {
             "run_id": scope.run,
             "context": (!context.is_empty()).then_some(context),
         });
+        if !scope.delegations.is_empty() {
+            own["delegations"] = scope.delegations.iter().map(DelegationResult::for_tool).collect();
+        }
         let mut meta = MetaObject::new();
         meta.insert("adjutant/call".to_owned(), own);
         for (name, value) in trace.into_iter().flat_map(SpanContext::headers) {
@@ -135,9 +139,19 @@ impl Tool for McpTool {
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
         params.meta = Some(Self::meta(scope, call, context));
-        let answer = self.server.call(params);
+        let answer = self.server.call(params, &scope.answers);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
-        let result = answer.and_then(|result| outcome(call, result));
+        let result = match answer {
+            Ok(CallEnd::Result(result)) => outcome(call, result),
+            Ok(CallEnd::Asked(asked)) => match elicitation::question(&asked, scope.answers.len()) {
+                Ok(question) => {
+                    scope.trace.end(span);
+                    return Err(Halt::Ask(vec![question]));
+                }
+                Err(failure) => Err(failure),
+            },
+            Err(failure) => Err(failure),
+        };
         if let (Some(span), Err(failure)) = (&mut span, &result) {
             span.fail(failure.class.clone());
         }

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::{RemoteTool, headers};
+use super::{RemoteTool, base_url, headers};
 use crate::definition::mcp::{McpFilter, model_name};
 use crate::definition::{AfterCrash, Headers, OnError, ToolDefinition, ToolServerDefinition};
 use crate::domain::Invalid;
@@ -136,13 +136,7 @@ impl ToolService {
         client: Client,
         limits: ServiceLimits,
     ) -> Result<Self, Invalid> {
-        let url = Url::parse(&definition.url).map_err(|error| Invalid::new("url", error.to_string()))?;
-        if url.cannot_be_a_base() {
-            return Err(Invalid::new(
-                "url",
-                "must begin with http:// or https:// and name a host",
-            ));
-        }
+        let url = base_url(&definition.url)?;
         Ok(Self {
             name: name.to_owned(),
             client,

@@ -85,7 +85,7 @@ async fn rows(url: &str) -> String {
     all
 }
 
-pub(super) async fn is_stored(server: &TestServer, text: &str) -> bool {
+pub(crate) async fn is_stored(server: &TestServer, text: &str) -> bool {
     everything_stored(server).await.contains(text)
 }
 

@@ -159,7 +159,7 @@ impl Fixture {
             (Users, body)
         };
         let (audience, body) = match (method, pattern) {
-            ("get", "/ok") => (Everybody, None),
+            ("get", "/ok" | "/ready") => (Everybody, None),
             ("get", "/metrics") => (ServerOperators, None),
             ("get", "/audit" | "/auth/keys") => (Admins, None),
             ("post", "/auth/keys") => (Admins, Some(json!({"name": "k", "user": "u", "roles": ["user"]}))),
@@ -214,6 +214,8 @@ impl Fixture {
             ("get", "/threads/{thread_id}/stream" | "/threads/{thread_id}/stream/events") => streams(None),
             ("post", "/threads/{thread_id}/stream/events") => streams(Some(json!({"channels": ["values"]}))),
             ("get", "/threads/{thread_id}/runs/{run_id}/stream") => streams(None),
+            ("post", "/mcp") => (Users, Some(json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}))),
+            ("get" | "delete", "/mcp") => (Users, None),
             ("get", "/store/items") => {
                 path.push_str("?namespace=marks&key=mark");
                 (Users, None)
@@ -406,6 +408,12 @@ async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
             if endpoint.is_socket() {
                 // A request that is no upgrade is refused after the gate.
                 assert_eq!(endpoint.send(&client).await.status, 400, "{caller}: {pattern}");
+                continue;
+            }
+            if pattern == "/mcp" {
+                // Without the headers of the protocol it is refused after the gate.
+                let status = endpoint.send(&client).await.status;
+                assert!(matches!(status, 400 | 406), "{caller}: {method} {pattern}: {status}");
                 continue;
             }
             if pattern.ends_with("/cancel") {

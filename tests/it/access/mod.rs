@@ -4,7 +4,7 @@ mod approvers;
 mod audit;
 mod authentication;
 mod costs;
-mod encryption;
+pub(crate) mod encryption;
 mod hook;
 mod issuer;
 mod jwt;

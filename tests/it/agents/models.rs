@@ -29,9 +29,9 @@ on_both_engines! {
     an_incomplete_scripted_answer_fails_the_run,
     a_transient_failure_is_retried,
     the_main_agent_can_have_a_response_format,
-    content_that_no_provider_accepts_is_refused,
-    unsupported_content_of_a_thread_is_named_by_message_and_block,
     the_names_of_files_reach_the_provider,
+    a_provider_has_headers_and_retries_of_its_own,
+    the_address_of_azure_is_a_base_url_of_the_openai_protocol,
 }
 
 async fn each_protocol_carries_a_conversation_with_tools(server: TestServer) {
@@ -208,61 +208,6 @@ async fn the_main_agent_can_have_a_response_format(server: TestServer) {
     assert_eq!(alice.state().await["values"]["structured_response"], Value::Null);
 }
 
-async fn content_that_no_provider_accepts_is_refused(server: TestServer) {
-    let client = server.client();
-    let word = json!({"type": "text", "text": "look"});
-    let office = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
-    let blocks = [
-        json!({"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}),
-        json!({"type": "file", "base64": "AAAA", "mime_type": office}),
-        json!({"type": "hologram", "data": "x"}),
-    ];
-    for agent in ["openai", "anthropic", "agent"] {
-        let alice = server.human(agent).await;
-        for block in &blocks {
-            let message = json!({"role": "user", "content": [word, block]});
-            let messages = json!({"messages": [{"role": "user", "content": "hello"}, message]});
-            let update = json!({"assistant_id": agent, "command": {"update": messages}});
-            let named = "messages[1].content[1]: a content block of type";
-            for body in [json!({"assistant_id": agent, "input": messages}), update] {
-                let detail = client.post(&alice.path("/runs"), body).await.refused(422);
-                assert!(detail.contains(named), "{detail}");
-                assert!(detail.contains(block["type"].as_str().unwrap()), "{detail}");
-            }
-        }
-        assert_eq!(alice.runs().await.len(), 0);
-        assert_eq!(alice.history().await.len(), 0);
-    }
-    // What a provider may take is tried.
-    let audio = json!([{"type": "audio", "base64": "UklGRg==", "mime_type": "audio/wav"}]);
-    let input = json!({"messages": [{"role": "user", "content": audio}]});
-    let bob = server.human("openai").await;
-    server.models.will([Turn::Says("heard"), Turn::Says("so it is")]);
-    bob.starts(json!({"input": input})).await.finishes().await;
-    assert_eq!(transcript(&bob.says("is it?").await).last().unwrap(), "ai: so it is");
-    let write = json!({"values": {"messages": [{"role": "user", "content": [blocks[0]]}]}});
-    let detail = client.post(&bob.path("/state"), write).await.refused(422);
-    assert!(detail.starts_with("messages[0].content[0]: "), "{detail}");
-}
-
-async fn unsupported_content_of_a_thread_is_named_by_message_and_block(server: TestServer) {
-    let client = server.client();
-    let content =
-        json!([{"type": "text", "text": "see"}, {"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}]);
-    let message = json!({"role": "user", "id": "h1", "content": content});
-    // No agent is named that could be asked.
-    let steps = json!([{"updates": [{"values": {"messages": [message]}, "as_node": "__input__"}]}]);
-    let thread = client.post("/threads", json!({"supersteps": steps})).await.ok();
-    let path = format!("/threads/{}/runs/wait", thread["thread_id"].as_str().unwrap());
-    let body = json!({"assistant_id": "openai", "input": {"messages": [{"role": "user", "content": "well?"}]}});
-    let error = client.post(&path, body).await.ok()["__error__"].clone();
-    assert_eq!(error["error"], "UnsupportedContentError", "{error}");
-    let said = error["message"].as_str().unwrap();
-    assert!(said.contains("`messages[0].content[1]`, in the message `h1`"), "{said}");
-    assert!(said.contains("`video`"), "{said}");
-    assert_eq!(server.models.asked().len(), 0);
-}
-
 async fn the_names_of_files_reach_the_provider(server: TestServer) {
     let file = |more: Value| {
         let mut block = json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf"});
@@ -302,4 +247,58 @@ async fn the_names_of_files_reach_the_provider(server: TestServer) {
     assert_eq!(names(&sent("openai").await, "/file/filename"), named);
     let named = [json!("a \"b\".pdf"), Value::Null, json!("b.pdf"), json!("c.pdf")];
     assert_eq!(names(&sent("anthropic").await, "/title"), named);
+}
+
+async fn a_provider_has_headers_and_retries_of_its_own(server: TestServer) {
+    let base = &server.models.base;
+    server
+        .is_configured_with(&format!(
+            "[providers.gateway]\nkind = \"openai\"\nbase_url = \"{base}/openai/v1\"\napi_key = \"sk-1\"\n\
+             headers = {{ x-team = \"support\", authorization = \"Bearer other\" }}\nmax_retries = 0\n\
+             [providers.patient]\nkind = \"openai\"\nbase_url = \"{base}/openai/v1\"\nmax_retries = 3\n\
+             [agents.gated]\nmodel = \"gateway:m-1\"\n[agents.waiting]\nmodel = \"patient:m-1\"\n"
+        ))
+        .await;
+    let alice = server.human("gated").await;
+    let before = server.models.asked().len();
+    let busy = || Turn::Refuses(429, Some("0"));
+    server.models.will([busy()]);
+    let values = alice.says("hello").await;
+    assert_eq!(values["__error__"]["error"], "ModelRateLimitError", "{values}");
+    let asked = server.models.asked().split_off(before);
+    assert_eq!(asked.len(), 1, "it is not repeated");
+    assert_eq!(asked[0].headers["x-team"], "support");
+    assert_eq!(asked[0].headers["authorization"], "Bearer other");
+    let bob = server.human("waiting").await;
+    server
+        .models
+        .will([busy(), busy(), busy(), Turn::Says("the fourth time")]);
+    assert_eq!(
+        transcript(&bob.says("hello").await),
+        ["human: hello", "ai: the fourth time"]
+    );
+    assert!(!server.models.asked()[before + 1].headers.contains_key("x-team"));
+}
+
+async fn the_address_of_azure_is_a_base_url_of_the_openai_protocol(server: TestServer) {
+    let base = &server.models.base;
+    server
+        .is_configured_with(&format!(
+            "[providers.azure]\nkind = \"openai\"\nbase_url = \"{base}/openai/v1\"\napi_key = \"azure-key\"\n\
+             headers = {{ api-key = \"azure-key\" }}\n[agents.clouded]\nmodel = \"azure:my-deployment\"\n"
+        ))
+        .await;
+    let alice = server.human("clouded").await;
+    let before = server.models.asked().len();
+    server.models.will([Turn::Says("from the cloud")]);
+    assert_eq!(
+        transcript(&alice.says("hello").await),
+        ["human: hello", "ai: from the cloud"]
+    );
+    let asked = server.models.asked().split_off(before);
+    assert_eq!(asked[0].path, "/openai/v1/chat/completions");
+    assert_eq!(asked[0].key.as_deref(), Some("azure-key"));
+    assert_eq!(asked[0].headers["api-key"], "azure-key");
+    let body: Value = serde_json::from_str(&asked[0].body).expect("JSON");
+    assert_eq!(body["model"], "my-deployment");
 }

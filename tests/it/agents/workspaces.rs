@@ -213,6 +213,7 @@ async fn files_of_one_user_in_the_store_are_not_seen_by_another(server: TestServ
 
 async fn the_file_tools_work_on_a_directory_of_the_disk(server: TestServer) {
     set_up(&server).await;
+    fs::create_dir(server.path_of("work/empty")).expect("a directory");
     let said = says(
         &server,
         "digger",
@@ -223,26 +224,36 @@ async fn the_file_tools_work_on_a_directory_of_the_disk(server: TestServer) {
             write("c4", "/new/dir/a.txt", "one\ntwo\n"),
             edit("c5", "/new/dir/a.txt", "two", "2"),
             read("c6", "/new/dir/a.txt"),
-            find("c7", "grep", json!({"pattern": "t.*o"})),
+            find("c7", "grep", json!({"pattern": "o.e"})),
             find("c8", "delete", json!({"file_path": "/new"})),
             read("c9", "/secret/key.txt"),
             read("c10", "/none"),
+            find("c11", "grep", json!({"pattern": "fn.*"})),
+            find("c12", "grep", json!({"pattern": "main() {"})),
+            find("c13", "grep", json!({"pattern": "fn main("})),
+            find("c14", "ls", json!({"path": "/none"})),
+            find("c15", "ls", json!({"path": "/empty"})),
         ],
     )
     .await;
     assert_eq!(
         said[2],
-        "ls: ['/.gitignore', '/a.log', '/build/', '/keep.log', '/src/']"
+        "ls: ['/.gitignore', '/a.log', '/build/', '/empty/', '/keep.log', '/src/']"
     );
     assert_eq!(said[4], "glob: ['/src/main.rs']");
     assert_eq!(said[6], "grep: /keep.log\n/src/main.rs");
     assert_eq!(said[8], "write_file: Updated file /new/dir/a.txt");
     assert_eq!(said[10], "edit_file: Replaced 1 occurrence in '/new/dir/a.txt'");
     assert_eq!(said[12], "read_file: @@ lines 1-2 of 2 @@\none\n2");
-    assert!(said[14].contains("taken literally"), "{}", said[14]);
+    assert_eq!(said[14], "grep: No matches found for 'o.e'.");
     assert_eq!(said[16], "delete: Deleted /new");
     assert!(said[18].contains("you may not read '/secret/key.txt'"), "{}", said[18]);
     assert!(said[20].contains("not found"), "{}", said[20]);
+    assert!(said[22].contains("taken literally"), "{}", said[22]);
+    assert_eq!(said[24], "grep: /src/main.rs");
+    assert_eq!(said[26], "grep: /src/main.rs");
+    assert_eq!(said[28], "ls failed: Error: Directory '/none' not found");
+    assert_eq!(said[30], "ls: No files found in /empty");
     assert!(!server.path_of("work/new").exists());
 }
 

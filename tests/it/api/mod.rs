@@ -10,6 +10,7 @@ mod disconnects;
 mod idempotency;
 mod info;
 mod interrupts;
+mod mcp_server;
 mod metrics;
 mod retention;
 mod runs;

@@ -3,6 +3,8 @@
 mod browsers;
 mod console;
 mod contract;
+mod deepagents;
+mod mcp_client;
 mod other_systems;
 pub(crate) mod sdk;
 mod tool_servers;

@@ -176,6 +176,11 @@ async fn every_kind_of_tool_is_learnt_and_called(language: Language, server: &Te
             crm("c5", "add", json!({"a": "one"})),
             crm("c6", "broken", json!({})),
             crm("c7", "hand_over", json!({"work": script().says("helped").to_string()})),
+            crm(
+                "c9",
+                "compare",
+                json!({"works": [script().says("one").to_string(), script().says("two").to_string()]}),
+            ),
         ])
         .calls(crm("c8", "recall", json!({})))
         .turn(json!({"echo_tools": true}));
@@ -196,8 +201,9 @@ async fn every_kind_of_tool_is_learnt_and_called(language: Language, server: &Te
         said[7]
     );
     assert_eq!(said[8], "crm__hand_over: helped");
+    assert_eq!(said[9], "crm__compare: one / two");
     assert_eq!(
-        said[10], "crm__recall: the topic is otters",
+        said[11], "crm__recall: the topic is otters",
         "state reaches tools that ask for it"
     );
     assert_eq!(values["topic"], "otters");
@@ -207,7 +213,13 @@ async fn every_kind_of_tool_is_learnt_and_called(language: Language, server: &Te
     assert_eq!(messages[5]["artifact"], json!({"length": 6}));
     assert!(said.last().unwrap().contains("crm__whoami"), "{said:#?}");
     let run = &alice.runs().await[0];
-    assert_eq!(alice.run(run).children().await[0]["task_call_id"], "c7");
+    let children = alice.run(run).children().await;
+    let mut delegated: Vec<&str> = children
+        .iter()
+        .filter_map(|child| child["task_call_id"].as_str())
+        .collect();
+    delegated.sort_unstable();
+    assert_eq!(delegated, ["c7", "c9", "c9"]);
 
     let bob = server.human("desk").await;
     let body = bob.run_body(

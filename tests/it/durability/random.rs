@@ -49,6 +49,7 @@ pub(super) fn kills() -> u64 {
     number("ADJUTANT_KILLS").unwrap_or(50)
 }
 
-fn number(variable: &str) -> Option<u64> {
+/// Returns the number in a variable of the environment, if there is one.
+pub(super) fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }

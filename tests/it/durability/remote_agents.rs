@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use super::random::{self, Random};
 use crate::remote::awaited::{Peer, far};
 use crate::support::actors::Human;
-use crate::support::proxy::ProxyState;
-use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script};
+use crate::support::{TestServer, lookup, mail, on_both_engines, script};
 
 /// Returns a message that delegates two tasks to the other server, one of which needs an approval there.
 fn message(mark: &str) -> String {
@@ -174,13 +173,5 @@ async fn the_next_process_cancels_a_remote_run(server: TestServer) {
     let research = script().calls(lookup("c1", "x")).says("it is known");
     let run = alice.asks(script().calls(far("t1", research)).says("done")).await;
     peer.server.tools.called("lookup", 1).await;
-    // The other server is unreachable, and the process that would repeat the cancellation is killed.
-    peer.door.is(ProxyState::Shut);
-    run.is_cancelled("interrupt").await.ok();
-    eventually(async || run.status().await == "interrupted").await;
-    server.is_killed_and_started_again().await;
-    peer.door.is(ProxyState::Open);
-    eventually(async || peer.runs().await[0]["status"] == "interrupted").await;
-    peer.server.tools.let_go("lookup");
-    peer.finish().await;
+    peer.outlives_a_kill_during_the_cancellation(&server, &run).await;
 }

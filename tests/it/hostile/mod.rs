@@ -3,9 +3,12 @@
 
 mod approvals;
 mod bodies;
+#[cfg(target_os = "linux")]
+mod commands;
 mod databases;
 mod definitions;
 mod files;
+mod fuzz_inputs;
 mod json;
 mod leases;
 mod logs;
@@ -14,6 +17,7 @@ mod pages;
 mod peers;
 mod quotas;
 mod rows;
+mod sandboxes;
 mod schemas;
 mod searches;
 mod streams;

@@ -35,6 +35,7 @@ async fn others_work(server: &TestServer) {
 on_both_engines! {
     an_endless_answer_is_an_error_without_a_retry,
     a_model_that_hangs_times_out_without_a_retry,
+    a_provider_can_have_a_time_limit_of_its_own,
     a_run_can_be_cancelled_during_any_model_call,
     endless_answers_and_endless_errors_take_little_memory,
     a_redirect_of_a_model_is_not_followed,
@@ -66,6 +67,19 @@ async fn a_model_that_hangs_times_out_without_a_retry(server: TestServer) {
         assert_eq!(wild.asked(&format!("/{way}")), 1, "{way}");
     }
     others_work(&server).await;
+}
+
+async fn a_provider_can_have_a_time_limit_of_its_own(server: TestServer) {
+    let wild = MisbehavingServer::start().await;
+    let limit = "kind = \"openai\"\nfirst_token_s = 0.4\nbetween_tokens_s = 0.4";
+    let models = wild.models(&["silent", "halfway"]).replace("kind = \"openai\"", limit);
+    server.is_configured_with(&models).await;
+    for (way, setting) in [("silent", "`first_token_s"), ("halfway", "`between_tokens_s")] {
+        let error = error_of(&server, way).await;
+        assert_eq!(error["error"], "ModelTimeoutError", "{way}: {error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("0.4 s") && message.contains(setting), "{way}: {error}");
+    }
 }
 
 async fn a_run_can_be_cancelled_during_any_model_call(server: TestServer) {

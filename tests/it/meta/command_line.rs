@@ -336,7 +336,16 @@ fn the_help_of_every_command_says_what_it_does() {
     let (output, said) = ends(folder.path(), &["--help"]);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("adjutant init my-agents"), "{said}");
-    for command in ["serve", "init", "check", "health", "completions", "keys", "rekey"] {
+    for command in [
+        "serve",
+        "init",
+        "check",
+        "health",
+        "completions",
+        "keys",
+        "migrate",
+        "rekey",
+    ] {
         let line = said.lines().find(|line| line.trim_start().starts_with(command));
         let about = line.map(|line| line.trim().trim_start_matches(command).trim());
         assert!(about.is_some_and(|about| about.len() > 20), "{command}: {said}");
@@ -382,7 +391,9 @@ fn check_as_json_has_the_configuration_and_every_diagnostic() {
 #[test]
 fn the_policies_of_an_agent_are_explained_in_their_order() {
     let configuration = format!(
-        "{AGENT}todos = true\npermissions = [{{ tools = [\"task\"], mode = \"ask\" }}]\n\
+        "{AGENT}todos = true\nask_user = true\ninterrupt_mode = \"per_call\"\n\
+         summarization = {{ trigger = {{ messages = 90 }} }}\nconfigurable = {{ prompt_slots = {{ tone = \"calm\" }} }}\n\
+         permissions = [{{ tools = [\"task\"], mode = \"ask\" }}]\n\
          middleware = [{{ name = \"PIIMiddleware\", type = \"email\" }}, {{ name = \"ToolCallLimitMiddleware\", run_limit = 3 }}]\n\
          [[agents.newcomer.subagents]]\nname = \"helper\"\ndescription = \"Helps with one piece of work.\"\n\
          middleware = [{{ name = \"ModelCallLimitMiddleware\", run_limit = 9 }}]\n"
@@ -420,6 +431,14 @@ fn the_policies_of_an_agent_are_explained_in_their_order() {
     assert_eq!(policy("TodoListMiddleware")["tools"], json!(["write_todos"]));
     assert!(policy("TodoListMiddleware")["prompt"].is_string());
     assert_eq!(policy("PIIMiddleware[email]")["settings"], json!({"type": "email"}));
+    assert_eq!(policy("AskUserMiddleware")["settings"], json!({"ask_user": true}));
+    assert_eq!(
+        policy("HumanInTheLoopMiddleware")["settings"]["interrupt_mode"],
+        "per_call"
+    );
+    let trigger = &policy("SummarizationMiddleware")["settings"]["summarization"]["trigger"];
+    assert_eq!(trigger, &json!({"messages": 90}));
+    assert_eq!(explained["configurable"]["prompt_slots"], json!({"tone": "calm"}));
     assert_eq!(
         policy("PermissionsMiddleware")["settings"]["permissions"][0]["tools"],
         json!(["task"])

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 20] = [
+const MAY_USE: [(&str, &[&str]); 21] = [
     ("auth", &["domain", "net"]),
     ("cedar", &["domain"]),
     ("client", &["config", "domain", "net"]),
@@ -14,14 +14,15 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     ("model", &["domain", "definition", "net"]),
     ("net", &["domain"]),
     ("peer", &["domain", "definition", "model", "net", "tool"]),
-    ("tool", &["domain", "definition", "model", "net"]),
+    ("sandbox", &[]),
+    ("tool", &["domain", "definition", "model", "net", "sandbox"]),
     ("middleware", &["domain", "definition", "model", "tool"]),
     (
         "agent",
         &["domain", "definition", "model", "tool", "middleware", "peer"],
     ),
     ("db", &["domain", "definition"]),
-    ("events", &["domain", "db", "shutdown"]),
+    ("events", &["domain", "db", "metrics", "shutdown"]),
     (
         "runtime",
         &[

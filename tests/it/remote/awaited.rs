@@ -9,6 +9,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+use crate::support::actors::Run;
 use crate::support::proxy::{Proxy, ProxyState};
 use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
@@ -72,6 +73,19 @@ impl Peer {
             .clone()
     }
 
+    /// Has `run`, whose work is a held `lookup` here, cancelled while this server cannot be reached and the process that
+    /// would repeat the cancellation is killed. The next process has to repeat it.
+    pub(crate) async fn outlives_a_kill_during_the_cancellation(self, server: &TestServer, run: &Run) {
+        self.door.is(ProxyState::Shut);
+        run.is_cancelled("interrupt").await.ok();
+        eventually(async || run.status().await == "interrupted").await;
+        server.is_killed_and_started_again().await;
+        self.door.is(ProxyState::Open);
+        eventually(async || self.runs().await[0]["status"] == "interrupted").await;
+        self.server.tools.let_go("lookup");
+        self.finish().await;
+    }
+
     /// Checks that no run is left on the second server, and removes it.
     pub(crate) async fn finish(self) {
         self.server.finish().await;
@@ -107,7 +121,7 @@ pub(crate) fn far(id: &str, work: impl fmt::Display) -> Value {
 }
 
 /// Returns a user whose agent has delegated this script to the other server, and the run.
-async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, crate::support::actors::Run) {
+async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, Run) {
     let alice = server.human("caller").await;
     let run = alice.asks(script().calls(far("t1", work)).says("done")).await;
     (alice, run)

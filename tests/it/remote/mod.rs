@@ -3,3 +3,4 @@
 pub(crate) mod awaited;
 pub(crate) mod background_tasks;
 mod interrupts;
+mod main_agents;

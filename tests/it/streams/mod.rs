@@ -4,6 +4,7 @@ mod custom_mode;
 mod events_mode;
 mod incomplete_answers;
 mod lean_metadata;
+mod other_servers;
 mod runs;
 mod threads;
 mod usage;

@@ -17,6 +17,7 @@ pub(crate) mod process;
 pub(crate) mod program;
 pub(crate) mod provider;
 pub(crate) mod proxy;
+pub(crate) mod rented_postgres;
 #[path = "../../support/schemas.rs"]
 pub(crate) mod schemas;
 pub(crate) mod script;
@@ -31,6 +32,9 @@ pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, Keys, TestServer};
 
+/// The time after which a test fails that would otherwise hold up all others. The longest take a minute or two.
+const TEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
 /// Runs a test on one engine, and checks that no run is left afterwards. `ADJUTANT_TEST_TIMES` names a file to which
 /// the durations of the start, the test and the end are added, in seconds.
 pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOnce(TestServer) -> F) {
@@ -39,7 +43,9 @@ pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOn
         return;
     };
     let started = Instant::now();
-    Box::pin(test(server.clone())).await;
+    tokio::time::timeout(TEST_TIMEOUT, Box::pin(test(server.clone())))
+        .await
+        .expect("the test ends in time");
     let tested = Instant::now();
     Box::pin(server.finish()).await;
     let times = [started - began, tested - started, tested.elapsed()];

@@ -1,4 +1,4 @@
-//! A fake model provider: one server that speaks the protocols of four providers and follows instructions.
+//! A fake model provider: one server that speaks the protocols of several providers and follows instructions.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,8 +9,10 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use futures::stream;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
 /// The reaction to the next request.
 #[derive(Debug, Clone)]
@@ -25,6 +27,26 @@ pub(crate) enum Turn {
     BreaksOff,
     /// Returns these embeddings.
     Points(Vec<[f32; 2]>),
+    /// Answers with the pieces of a dictation, as they are dictated. Only the protocol of OpenAI has it.
+    Dictated(DictatedPieces),
+}
+
+/// The pieces of a dictation, which one answer takes.
+pub(crate) type DictatedPieces = Arc<Mutex<Option<mpsc::UnboundedReceiver<String>>>>;
+
+/// An answer that the test says piece by piece. It ends when this is dropped.
+pub(crate) struct Dictation(mpsc::UnboundedSender<String>);
+
+impl Dictation {
+    /// Says the next piece.
+    pub(crate) fn says(&self, piece: &str) {
+        self.0.send(piece.to_owned()).expect("the server listens");
+    }
+
+    /// Ends the answer.
+    pub(crate) fn ends(self) {
+        drop(self);
+    }
 }
 
 /// A received request.
@@ -36,6 +58,8 @@ pub(crate) struct ModelCall {
     pub(crate) key: Option<String>,
     /// The context of the trace, if the request has one.
     pub(crate) traceparent: Option<String>,
+    /// All headers, with lower-case names.
+    pub(crate) headers: HeaderMap,
     /// The body as text.
     pub(crate) body: String,
 }
@@ -70,6 +94,13 @@ impl Provider {
         self.state.lock().unwrap().turns.extend(turns);
     }
 
+    /// Answers the next request with what the test says.
+    pub(crate) fn will_be_dictated(&self) -> Dictation {
+        let (pieces, dictated) = mpsc::unbounded_channel();
+        self.will([Turn::Dictated(Arc::new(Mutex::new(Some(dictated))))]);
+        Dictation(pieces)
+    }
+
     /// Returns the requests so far.
     pub(crate) fn asked(&self) -> Vec<ModelCall> {
         self.state.lock().unwrap().asked.clone()
@@ -93,6 +124,7 @@ async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers
             path: path.clone(),
             key,
             traceparent: header("traceparent"),
+            headers: headers.clone(),
             body,
         });
         state.turns.pop_front()
@@ -100,9 +132,11 @@ async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers
     let frames = match turn {
         Some(Turn::Refuses(status, again)) => return refusal(status, again),
         None => return refusal(418, None),
+        Some(Turn::Dictated(pieces)) => return dictated(&pieces),
         Some(Turn::Points(vectors)) if path.ends_with("/embeddings") => return embeddings(&vectors),
         Some(turn) => match path.as_str() {
             path if path.ends_with("/chat/completions") => openai(&turn),
+            path if path.ends_with("/responses") => responses(&turn),
             path if path.ends_with("/messages") => anthropic(&turn),
             path if path.contains(":streamGenerateContent") => google(&turn),
             _ => return refusal(404, None),
@@ -134,17 +168,37 @@ fn halves(text: &str) -> [&str; 2] {
     text.split_at(text.len() / 2).into()
 }
 
-fn openai(turn: &Turn) -> Vec<String> {
-    let frame = |value: Value| format!("data: {value}\n\n");
-    let chunk = |delta: Value, end: Value| {
-        let choice = json!({"index": 0, "delta": delta, "finish_reason": end});
-        frame(json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]}))
-    };
+/// Streams the pieces of a dictation as they come.
+fn dictated(pieces: &DictatedPieces) -> Response {
+    let pieces = pieces.lock().unwrap().take().expect("a dictation is answered once");
+    let frames = stream::unfold(Some(pieces), |pieces| async {
+        let mut pieces = pieces?;
+        Some(match pieces.recv().await {
+            Some(piece) => (openai_chunk(json!({"content": piece}), Value::Null), Some(pieces)),
+            None => (openai_chunk(json!({}), json!("stop")) + &openai_end().concat(), None),
+        })
+    });
+    let frames = futures::StreamExt::map(frames, Ok::<_, std::convert::Infallible>);
+    ([("content-type", "text/event-stream")], Body::from_stream(frames)).into_response()
+}
+
+fn openai_chunk(delta: Value, end: Value) -> String {
+    let choice = json!({"index": 0, "delta": delta, "finish_reason": end});
+    let chunk =
+        json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]});
+    format!("data: {chunk}\n\n")
+}
+
+/// Returns the events at the end of an answer.
+fn openai_end() -> [String; 2] {
     let usage = json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13});
-    let end = [
-        frame(json!({"id": "c", "model": "m-1", "choices": [], "usage": usage})),
-        "data: [DONE]\n\n".to_owned(),
-    ];
+    let last = json!({"id": "c", "model": "m-1", "choices": [], "usage": usage});
+    [format!("data: {last}\n\n"), "data: [DONE]\n\n".to_owned()]
+}
+
+fn openai(turn: &Turn) -> Vec<String> {
+    let chunk = openai_chunk;
+    let end = openai_end();
     match turn {
         Turn::Says(text) => {
             let pieces = halves(text).map(|piece| chunk(json!({"content": piece}), Value::Null));
@@ -167,8 +221,84 @@ fn openai(turn: &Turn) -> Vec<String> {
                 .chain(end)
                 .collect()
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => vec![chunk(json!({"content": "hal"}), Value::Null)],
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+            vec![chunk(json!({"content": "hal"}), Value::Null)]
+        }
     }
+}
+
+/// Returns the events of OpenAI's responses. Before calls there is reasoning about the first query.
+fn responses(turn: &Turn) -> Vec<String> {
+    let event = |value: Value| format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap());
+    let response = |status: &str, output: Value| {
+        let usage = json!({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 5}, "output_tokens": 4,
+            "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 13});
+        json!({"id": "resp_1", "object": "response", "status": status, "model": "m-1", "output": output, "usage": usage})
+    };
+    let mut events = vec![event(
+        json!({"type": "response.created", "response": response("in_progress", json!([]))}),
+    )];
+    let mut items = vec![];
+    let mut item = |begin: Value, deltas: Vec<Value>, end: Value| {
+        let at = items.len();
+        events.push(event(
+            json!({"type": "response.output_item.added", "output_index": at, "item": begin}),
+        ));
+        for mut delta in deltas {
+            delta["output_index"] = json!(at);
+            delta["item_id"] = end["id"].clone();
+            events.push(event(delta));
+        }
+        events.push(event(
+            json!({"type": "response.output_item.done", "output_index": at, "item": end}),
+        ));
+        items.push(end);
+    };
+    match turn {
+        Turn::Says(text) => {
+            let delta = |piece: &str| json!({"type": "response.output_text.delta", "content_index": 0, "delta": piece});
+            let message = |status: &str, content: Value| json!({"id": "msg_1", "type": "message", "role": "assistant", "status": status, "content": content});
+            let content = json!([{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]);
+            item(
+                message("in_progress", json!([])),
+                halves(text).map(delta).into(),
+                message("completed", content),
+            );
+        }
+        Turn::LooksUp(queries) => {
+            let thought = format!("thinking of {}", queries[0]);
+            let delta = json!({"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": thought});
+            let reasoning = |summary: Value| {
+                json!({"id": "rs_1", "type": "reasoning", "summary": summary,
+                    "encrypted_content": format!("sealed-{}", queries[0])})
+            };
+            let summary = json!([{"type": "summary_text", "text": thought}]);
+            item(reasoning(json!([])), vec![delta], reasoning(summary));
+            for query in queries {
+                let call = |status: &str, args: &str| {
+                    json!({"id": format!("fc_{query}"), "type": "function_call", "status": status,
+                        "call_id": format!("call_{query}"), "name": "lookup", "arguments": args})
+                };
+                let args = json!({"query": query}).to_string();
+                let delta = json!({"type": "response.function_call_arguments.delta", "delta": args});
+                item(call("in_progress", ""), vec![delta], call("completed", &args));
+            }
+        }
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+            let delta = json!({"type": "response.output_text.delta", "content_index": 0, "delta": "hal"});
+            item(
+                json!({"id": "msg_1", "type": "message"}),
+                vec![delta],
+                json!({"id": "msg_1"}),
+            );
+            events.pop();
+            return events;
+        }
+    }
+    events.push(event(
+        json!({"type": "response.completed", "response": response("completed", Value::Array(items))}),
+    ));
+    events
 }
 
 fn anthropic(turn: &Turn) -> Vec<String> {
@@ -203,7 +333,7 @@ fn anthropic(turn: &Turn) -> Vec<String> {
             }
             "tool_use"
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => {
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
             block(
                 0,
                 json!({"type": "text", "text": ""}),
@@ -245,6 +375,8 @@ fn google(turn: &Turn) -> Vec<String> {
             let call = |query| json!({"functionCall": {"name": "lookup", "args": {"query": query}}});
             vec![frame(queries.iter().map(call).collect(), Some("STOP"))]
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => vec![frame(json!([{"text": "hal"}]), None)],
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+            vec![frame(json!([{"text": "hal"}]), None)]
+        }
     }
 }

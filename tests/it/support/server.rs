@@ -137,6 +137,8 @@ struct Shared {
     fakes: Shutdown,
     /// Whether the server is embedded in the test program.
     embedded: AtomicBool,
+    /// The role of its processes, if not the default.
+    role: std::sync::Mutex<Option<&'static str>>,
     /// What the processes of the server have logged.
     log: Log,
 }
@@ -214,6 +216,7 @@ impl TestServer {
             clock: Default::default(),
             fakes,
             embedded: AtomicBool::new(false),
+            role: std::sync::Mutex::default(),
             log: Log::default(),
         };
         Some(Self {
@@ -284,18 +287,20 @@ impl TestServer {
 
     /// Returns the peak memory of the server's process, in MiB.
     pub(crate) async fn peak_memory(&self) -> u64 {
+        self.memory("VmHWM:").await / 1024
+    }
+
+    /// Returns the memory that the server's process has for itself, without the files that it has mapped, in KiB.
+    pub(crate) async fn own_memory(&self) -> u64 {
+        self.memory("RssAnon:").await
+    }
+
+    async fn memory(&self, kind: &str) -> u64 {
         let running = self.shared.running.lock().await;
         let status = std::fs::read_to_string(format!("/proc/{}/status", running.process().id())).expect("it is alive");
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmHWM:"))
-            .expect("the peak");
-        line.trim()
-            .trim_end_matches(" kB")
-            .trim()
-            .parse::<u64>()
-            .expect("a number")
-            / 1024
+        let line = status.lines().find_map(|line| line.strip_prefix(kind)).expect("a line");
+        let number = line.trim().trim_end_matches(" kB").trim();
+        number.parse().expect("a number")
     }
 
     /// Kills the process and starts another one.
@@ -315,6 +320,30 @@ impl TestServer {
         drop(second);
         self.shared.log.push("--- killed once more ---");
         *running = Running::ChildProcess(self.start_process(self.process_command()).await);
+    }
+
+    /// Has the processes that start from now on this role.
+    pub(crate) fn takes_role(&self, role: &'static str) {
+        *self.shared.role.lock().unwrap() = Some(role);
+    }
+
+    /// Sends a signal to the process.
+    pub(crate) async fn gets_signal(&self, name: &str) {
+        self.shared.running.lock().await.process().signal(name);
+    }
+
+    /// Waits for the end of the process, which has to be a successful one.
+    pub(crate) async fn ends_well(&self) {
+        let running = std::mem::replace(&mut *self.shared.running.lock().await, Running::Stopped);
+        let Running::ChildProcess(process) = running else {
+            panic!("the server is not a process of its own");
+        };
+        let status = process.ends().await;
+        assert!(
+            status.success(),
+            "the process ended with {status}:\n{}",
+            self.shared.log.text()
+        );
     }
 
     /// Kills the process.
@@ -421,6 +450,15 @@ impl TestServer {
 
     /// Starts a process on the same database with the same tools, beside the process of this server.
     pub(crate) async fn starts_second_process(&self) -> Self {
+        self.starts_process_beside(None).await
+    }
+
+    /// Starts a process with this role on the same database with the same tools, beside the process of this server.
+    pub(crate) async fn starts_second_process_as(&self, role: &'static str) -> Self {
+        self.starts_process_beside(Some(role)).await
+    }
+
+    async fn starts_process_beside(&self, role: Option<&'static str>) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         std::fs::copy(self.configuration(), folder.path().join("adjutant.toml")).expect("a configuration");
         let shared = Shared {
@@ -430,6 +468,7 @@ impl TestServer {
             clock: std::sync::Mutex::default(),
             fakes: Shutdown::new(Duration::from_secs(30)),
             embedded: AtomicBool::new(self.shared.embedded.load(Ordering::Relaxed)),
+            role: std::sync::Mutex::new(role),
             log: Log::default(),
         };
         let second = Self {
@@ -519,10 +558,11 @@ impl TestServer {
     }
 
     fn builder(&self) -> Builder {
-        match self.shared.embedded.load(Ordering::Relaxed) {
+        let builder = match self.shared.embedded.load(Ordering::Relaxed) {
             true => program::program(&self.configuration(), &self.tools.base),
             false => Adjutant::builder().config_file(self.configuration()),
-        }
+        };
+        builder.sandbox_program(env!("CARGO_BIN_EXE_adjutant"))
     }
 
     /// Returns the command that runs the server in a process of its own.
@@ -533,6 +573,9 @@ impl TestServer {
         }
         let mut command = server_in(self.shared.folder.path());
         command.arg("--config").arg(configuration);
+        if let Some(role) = *self.shared.role.lock().unwrap() {
+            command.args(["--role", role]);
+        }
         command
     }
 

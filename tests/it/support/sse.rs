@@ -1,5 +1,7 @@
 //! A reader of server-sent events.
 
+use std::time::Duration;
+
 use reqwest::Response;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
@@ -26,6 +28,9 @@ impl Frame {
         self.event.matches("|tools:").count()
     }
 }
+
+/// The time after which a stream without the awaited event fails its test, instead of holding up all others.
+const SILENCE: Duration = Duration::from_secs(120);
 
 /// An open stream. Dropping it disconnects the client.
 #[derive(Debug)]
@@ -96,9 +101,9 @@ impl Sse {
     pub(crate) async fn until(&mut self, wanted: impl Fn(&Frame) -> bool) -> Vec<Frame> {
         let mut frames = vec![];
         loop {
-            let frame = self
-                .next()
+            let frame = tokio::time::timeout(SILENCE, self.next())
                 .await
+                .unwrap_or_else(|_| panic!("no event came for {SILENCE:?} after {frames:#?}"))
                 .unwrap_or_else(|| panic!("the stream ended: {frames:#?}"));
             let done = wanted(&frame);
             frames.push(frame);

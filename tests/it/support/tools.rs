@@ -164,6 +164,7 @@ async fn serve(
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
     let key = body["key"].clone();
+    let delegations = body["delegations"].as_array().cloned().unwrap_or_default();
     let mut number = 0;
     state.calls.send_modify(|calls| {
         calls.push(body);
@@ -211,6 +212,21 @@ async fn serve(
                 "response_format": format, "initial_messages": initial, "system_prompt": args["system_prompt"]});
             Json(json!({"delegate": delegate})).into_response()
         }
+        "investigate" => match args["steps"].get(delegations.len()) {
+            Some(step) => {
+                let mut delegate = json!({"then": "call_again"});
+                let given = step.as_object().cloned().unwrap_or_default();
+                delegate.as_object_mut().expect("an object").extend(given);
+                Json(json!({"delegate": delegate})).into_response()
+            }
+            None => {
+                let found = delegations.iter().map(|done| {
+                    let status = done["status"].as_str().unwrap_or_default();
+                    format!("{status}: {}", done["content"].as_str().unwrap_or_default())
+                });
+                Json(json!(found.collect::<Vec<_>>().join(" | "))).into_response()
+            }
+        },
         "nested" => {
             let levels = args["levels"]
                 .as_u64()

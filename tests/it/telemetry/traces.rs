@@ -34,6 +34,7 @@ crate::support::without_postgres! {
     a_webhook_continues_the_trace_of_its_run,
     a_remote_agent_continues_the_trace,
     an_mcp_server_gets_the_trace,
+    a_run_of_an_mcp_client_is_below_its_request,
     providers_get_the_trace_only_if_they_may,
     a_server_without_a_collector_passes_no_trace_on,
     traces_are_sent_in_json_too,
@@ -417,6 +418,27 @@ async fn an_mcp_server_gets_the_trace(server: TestServer) {
     assert_eq!(span.parent, collector.only("execute_tool docs__trace").await.id);
     let told = values["messages"][2]["content"].to_string();
     assert!(told.contains(&format!("00-{}-{}-01", span.trace, span.id)), "{told}");
+}
+
+async fn a_run_of_an_mcp_client_is_below_its_request(server: TestServer) {
+    let collector = Collector::start().await;
+    server.is_configured_with(&collector.section("")).await;
+    let version = "2026-07-28";
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": version,
+        "io.modelcontextprotocol/clientCapabilities": {}});
+    let arguments = json!({"message": script().says("done").to_string()});
+    let params = json!({"name": "plain", "arguments": arguments, "_meta": meta});
+    let request = server.client().request(Method::POST, "/mcp");
+    let request = request
+        .header("accept", "application/json, text/event-stream")
+        .header("mcp-protocol-version", version)
+        .header("mcp-method", "tools/call")
+        .header("mcp-name", "plain")
+        .json(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}));
+    assert_eq!(reply(request).await.status, 200);
+    let sent = collector.only("POST /mcp").await;
+    let agent = collector.gets(1, |span| span.name.starts_with("invoke_agent")).await;
+    assert_eq!(agent[0].trace, sent.trace);
 }
 
 async fn providers_get_the_trace_only_if_they_may(server: TestServer) {

@@ -18,7 +18,7 @@ without_postgres! {
     several_calls_are_asked_about_one_after_the_other,
     a_question_put_off_is_asked_again,
     ctrl_c_cancels_the_run_and_the_conversation_goes_on,
-    an_answer_of_somebody_else_is_noticed,
+    an_answer_of_another_client_is_noticed,
     commands_show_the_thread,
     an_agent_cannot_drive_the_terminal_of_a_conversation,
     a_paste_of_several_lines_is_one_message,
@@ -197,7 +197,7 @@ async fn ctrl_c_cancels_the_run_and_the_conversation_goes_on(server: TestServer)
     assert_eq!(terminal.ends().await, 0);
 }
 
-async fn an_answer_of_somebody_else_is_noticed(server: TestServer) {
+async fn an_answer_of_another_client_is_noticed(server: TestServer) {
     let folder = folder();
     let Some(mut terminal) = chat(&server, folder.path(), "agent", &[]).await else {
         return;
@@ -208,7 +208,7 @@ async fn an_answer_of_somebody_else_is_noticed(server: TestServer) {
     let thread = found[0]["thread_id"].as_str().expect("a thread");
     let other = server.human("agent").await.on(thread);
     other.approves(&other.question().await).await.finishes().await;
-    terminal.shows("somebody else has answered").await;
+    terminal.shows("another client has answered").await;
     terminal.types("\r");
     terminal.shows("main-agent │ sent").await;
     terminal.shows("\u{1b}[K> ").await;

@@ -20,6 +20,8 @@ const NEW_YEAR = "0 0 1 1 *";
 const client = new Client({ apiUrl: process.argv[2] });
 const used = new Set();
 const slow = () => human(script({ text: "never ".repeat(100), delay_ms: 500 }));
+// The SDK makes a part without an event of the blank line after a heartbeat, with the id of the part before it.
+const isHeartbeat = (part) => part.event === "" && part.data === null;
 const ids = (things, name) => things.map((thing) => thing[name]);
 
 // Every resource remembers which of its methods were called.
@@ -166,6 +168,7 @@ async function useThreadStreams() {
   });
   const seen = [];
   for await (const part of threads.joinStream(threadId, { streamMode: ["run_modes", "lifecycle"] })) {
+    if (isHeartbeat(part)) continue;
     seen.push(part);
     if (part.event === "metadata" && part.data.status === "run_done") break;
   }
@@ -173,11 +176,11 @@ async function useThreadStreams() {
   assert.ok(seen.some((part) => part.event === "values" && last(part.data) === "one two three four"));
   const again = [];
   for await (const part of threads.joinStream(threadId, { lastEventId: seen[0].id })) {
+    if (isHeartbeat(part)) continue;
     again.push(part.id);
-    if (part.event === "metadata" && part.data.status === "run_done") break;
+    if (again.length === seen.length - 1) break;
   }
-  // The SDK reconnects when a connection breaks, and may then get its last part again.
-  assert.deepEqual([...new Set(again)], [...new Set(ids(seen.slice(1), "id"))]);
+  assert.deepEqual(again, ids(seen.slice(1), "id"));
   await threads.delete(threadId);
 }
 

@@ -3,7 +3,7 @@
 import { appendFileSync, existsSync } from "node:fs";
 import { setTimeout as pause } from "node:timers/promises";
 
-import { ask, askAll, delegate, Result, serve, tool } from "../../../js/src/index.js";
+import { ask, askAll, delegate, Result, runSubagent, serve, tool } from "../../../js/src/index.js";
 import { modules } from "./modules.mjs";
 
 const { z } = modules("zod");
@@ -75,6 +75,16 @@ shelf.registerTool(
     return { content: [{ type: "text", text: JSON.stringify(structuredContent) }], structuredContent };
   },
 );
-const tools = [add, whoami, note, recall, broken, tell, handOver, book, pay, multiply, shelf];
+const compare = tool(({ works }) => works.map((work) => runSubagent(work, "helper")).join(" / "), {
+  name: "compare",
+  description: "Has subagents work one after the other.",
+  parameters: {
+    type: "object",
+    properties: { works: { type: "array", items: { type: "string" } } },
+    required: ["works"],
+  },
+});
+
+const tools = [add, whoami, note, recall, broken, tell, handOver, compare, book, pay, multiply, shelf];
 if (existsSync(`${folder}/late`)) tools.push(tool(() => "better", { name: "late" }));
 await serve(tools, { port: Number(port), token, results: `${folder}/results.jsonl` });

@@ -16,7 +16,7 @@ from langchain_core.tools import InjectedToolCallId
 from langchain_core.tools import tool as langchain_tool
 from langgraph.types import Command, interrupt
 
-from adjutant_tools import Result, ToolContext, ask, ask_all, delegate, progress, serve, tool
+from adjutant_tools import Result, ToolContext, ask, ask_all, delegate, progress, run_subagent, serve, tool
 
 port, folder, token = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
@@ -63,6 +63,12 @@ def tell(wait: bool = False):
 def hand_over(work: str):
     "Hands work over."
     return delegate(work, "helper")
+
+
+def compare(works: list[str]) -> str:
+    "Has subagents work one after the other."
+    found = [run_subagent(work, "helper") for work in works]
+    return " / ".join(found)
 
 
 def book(city: str) -> str:
@@ -119,7 +125,8 @@ def late() -> str:
     return "better"
 
 
-tools = [add, whoami, note, recall, broken, tell, hand_over, book, pay, multiply, remember, confirm, shelf]
+tools = [add, whoami, note, recall, broken, tell, hand_over, compare, book]
+tools += [pay, multiply, remember, confirm, shelf]
 tools += TodoListMiddleware().tools
 tools += FilesystemMiddleware(backend=FilesystemBackend(root_dir=folder, virtual_mode=True)).tools
 if (folder / "late").exists():

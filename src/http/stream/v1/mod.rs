@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::MetadataDetail;
 use super::fold::AgentFold;
 use super::frame::{AnswerOffset, Frame};
+use super::{MetadataDetail, fell_back};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -299,6 +299,9 @@ impl V1Presenter {
                 out.push(values::updates_with_interrupts(agent, &[]));
             }
             Fact::Custom { value } if self.modes.has(StreamMode::Custom) => out.push(values::custom(agent, value)),
+            Fact::FellBack { from, to, error } if self.modes.has(StreamMode::Custom) => {
+                out.push(values::custom(agent, &fell_back(from, to, error)));
+            }
             Fact::Ended {
                 status, error, used, ..
             } => {
@@ -315,7 +318,12 @@ impl V1Presenter {
                     out.extend(run_end::error(*status, error.as_ref(), used));
                 }
             }
-            Fact::Calling { .. } | Fact::BrokenOff { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
+            Fact::Calling { .. }
+            | Fact::BrokenOff { .. }
+            | Fact::FellBack { .. }
+            | Fact::Paused
+            | Fact::Undone
+            | Fact::Custom { .. } => {}
         }
     }
 

@@ -34,9 +34,9 @@ impl NextTasks {
     /// Infers the tasks that started after checkpoint `head` from the next event of its agent.
     pub(super) fn inferred_from(event: &EventBody, head: Option<CheckpointId>) -> Self {
         match event {
-            EventBody::Delta(_) | EventBody::Begun(AgentWork::Model) | EventBody::Fact(Fact::BrokenOff { .. }) => {
-                Self::Node(MODEL.to_owned())
-            }
+            EventBody::Delta(_)
+            | EventBody::Begun(AgentWork::Model)
+            | EventBody::Fact(Fact::BrokenOff { .. } | Fact::FellBack { .. }) => Self::Node(MODEL.to_owned()),
             EventBody::Begun(AgentWork::Program) => Self::Node(RUNNABLE.to_owned()),
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
                 (CheckpointSource::Input | CheckpointSource::Update | CheckpointSource::Fork, _) => Self::NewTurn,

@@ -199,7 +199,7 @@ impl TracedModelCall {
 /// The class name of a provider's models in LangChain.
 fn class_of(provider: &str) -> String {
     match provider {
-        "openai" => "ChatOpenAI".to_owned(),
+        "openai" | "openai_responses" => "ChatOpenAI".to_owned(),
         "anthropic" => "ChatAnthropic".to_owned(),
         "google_genai" => "ChatGoogleGenerativeAI".to_owned(),
         "ollama" => "ChatOllama".to_owned(),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::fell_back;
 use super::fold::AgentFold;
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
@@ -160,6 +161,7 @@ impl V2Presenter {
             Fact::Asked { interrupts, .. } => self.interrupted(agent, interrupts, out),
             Fact::BrokenOff { message, failed } => agent.messages.broken_off(&agent.source, message, *failed, out),
             Fact::Custom { value } => custom(agent, value, out),
+            Fact::FellBack { from, to, error } => custom(agent, &fell_back(from, to, error), out),
             Fact::Ended {
                 status,
                 error,

@@ -28,6 +28,7 @@ fn built_in_providers_take_their_keys_from_the_environment() {
         base_url: None,
         api_key: ApiKeySource::None,
         windows: ContextWindows::default(),
+        requests: RequestSettings::default(),
     };
     let configured = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
     assert_eq!(
@@ -63,6 +64,7 @@ fn keys_come_from_files_and_never_show() {
         base_url: None,
         api_key,
         windows: ContextWindows::default(),
+        requests: RequestSettings::default(),
     };
     let configs = [
         ("file".to_owned(), config(ApiKeySource::File(file.path().to_owned()))),

@@ -82,6 +82,8 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
             let broken = &answer.invalid_tool_calls()[0];
             assert_eq!(broken.args.as_deref(), Some("{broken"));
             assert_eq!(broken.id.as_deref(), Some("call_b"));
+            let why = broken.error.as_deref().unwrap_or_default();
+            assert!(why.contains("key must be a string at line 1"), "{kind}: {why}");
         }
         let Role::Ai {
             usage_metadata: Some(usage),
@@ -145,7 +147,7 @@ async fn requests_carry_key_system_tools_and_settings() {
             _ => {
                 assert_eq!(header("authorization").as_deref(), Some("Bearer sk-secret"));
                 assert_eq!(&body["max_tokens"], &json!(77));
-                assert_eq!(&body["messages"][0]["content"][0]["text"], &json!("be brief"));
+                assert_eq!(&body["messages"][0]["content"], &json!("be brief"));
                 assert_eq!(&body["tool_choice"], &json!("required"));
                 assert_eq!(&body["stream"], &json!(true));
             }
@@ -277,6 +279,7 @@ async fn a_refused_connection_is_unavailable() {
         base_url: Some("http://127.0.0.1:9".to_owned()),
         api_key: ApiKeySource::None,
         windows: ContextWindows::default(),
+        requests: RequestSettings::default(),
     };
     let none = RetryPolicy {
         max_retries: 0,

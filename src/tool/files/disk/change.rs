@@ -3,15 +3,13 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use cap_std::fs::{Dir, OpenOptions};
 
 use super::content::read;
 use super::place::{is_absent, resolve, told};
 use super::{TEMPORARY, relative};
 use crate::domain::id::TaskId;
-use crate::domain::state::{Encoding, File};
+use crate::domain::state::File;
 use crate::tool::files::store::{conflict, is_same};
 
 /// The maximum time for which a write waits for another one in the same directory.
@@ -47,12 +45,8 @@ impl Change {
         if !is_same(there.as_ref(), self.before.as_ref()) {
             return Err(conflict(&self.path));
         }
-        let bytes = match self.file.encoding {
-            Encoding::Utf8 => self.file.content.clone().into_bytes(),
-            Encoding::Base64 => STANDARD
-                .decode(&self.file.content)
-                .map_err(|_| format!("Error: the content of '{}' is no base64", self.path))?,
-        };
+        let no_base64 = |_| format!("Error: the content of '{}' is no base64", self.path);
+        let bytes = self.file.to_bytes().map_err(no_base64)?;
         // The same call uses the same name again after a crash, so at most one file is left over.
         let task = self
             .task

@@ -2,13 +2,11 @@
 
 use std::io::Read;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use cap_std::fs::{Dir, File as DiskFile, Metadata, OpenOptions};
 
 use super::place::{is_absent, told};
 use super::relative;
-use crate::domain::state::{Encoding, File};
+use crate::domain::state::File;
 use crate::domain::time::Timestamp;
 
 /// Opens the regular file at `path`; none if there is nothing.
@@ -80,17 +78,10 @@ pub(super) fn read(dir: &Dir, path: &str, max: usize) -> Result<Option<File>, St
     if u64::try_from(bytes.len()).is_ok_and(|length| length > max) {
         return Err(too_large());
     }
-    // A text with a zero character cannot be stored; it is no text for people either.
-    let (content, encoding) = match String::from_utf8(bytes) {
-        Ok(text) if !text.contains('\0') => (text, Encoding::Utf8),
-        Ok(text) => (STANDARD.encode(text), Encoding::Base64),
-        Err(error) => (STANDARD.encode(error.as_bytes()), Encoding::Base64),
-    };
     Ok(Some(File {
-        content,
-        encoding,
         created_at: found.created().ok().and_then(time),
         modified_at: found.modified().ok().and_then(time),
+        ..File::from_bytes(bytes)
     }))
 }
 

@@ -70,17 +70,45 @@ impl DiskFiles {
         }
     }
 
+    /// Returns the real path of the directory of the run, which is there afterwards.
+    ///
+    /// # Errors
+    /// The text for the model.
+    pub async fn directory(&self, scope: &Scope) -> Result<PathBuf, String> {
+        let root = self.root.clone();
+        let labels = self.labels(scope)?;
+        let outside = || "Error: the workspace is not there; its directory leads out of its root".to_owned();
+        self.work(scope, move |_| {
+            let place = labels.as_ref().map(Namespace::labels).unwrap_or_default();
+            let place = place.iter().fold(root.clone(), |place, label| place.join(label));
+            let real = place.canonicalize().map_err(|_| outside())?;
+            let real_root = root.canonicalize().map_err(|_| outside())?;
+            // Someone may have put a link in its place.
+            if real.starts_with(&real_root) {
+                Ok(real)
+            } else {
+                Err(outside())
+            }
+        })
+        .await
+    }
+
+    /// Returns the directories below the root in which a run works.
+    fn labels(&self, scope: &Scope) -> Result<Option<Namespace>, String> {
+        // Only what the server knows itself is filled in: a client could name the directory of another.
+        let filled = self.namespace.as_ref();
+        filled
+            .map(|namespace| fill(namespace, |name| server_value(scope, name)))
+            .transpose()
+    }
+
     /// Does `work` in the directory of the run, on a thread for blocking work.
     async fn work<T: Send + 'static>(
         &self,
         scope: &Scope,
         work: impl FnOnce(&Dir) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
-        // Only what the server knows itself is filled in: a client could name the directory of another.
-        let below = match &self.namespace {
-            Some(namespace) => Some(fill(namespace, |name| server_value(scope, name))?),
-            None => None,
-        };
+        let below = self.labels(scope)?;
         let root = self.root.clone();
         let done = spawn_blocking(move || {
             let labels = below.as_ref().map(Namespace::labels).unwrap_or_default();
@@ -129,6 +157,11 @@ impl FileWorkspace for DiskFiles {
         let path = path.to_owned();
         self.work(access.scope, move |dir| place::resolve(dir, &path, follows_last))
             .await
+    }
+
+    async fn is_missing(&self, access: FileAccess<'_>, path: &str) -> Result<bool, String> {
+        let path = path.to_owned();
+        self.work(access.scope, move |dir| walk::is_missing(dir, &path)).await
     }
 
     async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {

@@ -39,6 +39,7 @@ pub(super) fn grep(dir: &Dir, query: &FileQuery, text: &str, uses_ignore_files: 
     }
     let matcher = RegexMatcherBuilder::new()
         .line_terminator(Some(b'\n'))
+        .fixed_strings(true)
         .build_literals(&[text])
         .map_err(|_| "Error: the pattern is too long".to_owned())?;
     let mut searcher = SearcherBuilder::new()

@@ -52,6 +52,15 @@ fn join(directory: &str, name: &str) -> String {
     format!("{}/{name}", directory.trim_end_matches('/'))
 }
 
+/// Returns whether nothing is at `path`.
+pub(super) fn is_missing(dir: &Dir, path: &str) -> Result<bool, String> {
+    match dir.metadata(relative(&resolve(dir, path, true)?)) {
+        Ok(_) => Ok(false),
+        Err(error) if is_absent(&error) => Ok(true),
+        Err(error) => Err(told(path, &error)),
+    }
+}
+
 /// Returns what is directly in the directory of the query. Symbolic links out of the workspace are left out.
 pub(super) fn list(dir: &Dir, query: &FileQuery) -> Result<BTreeSet<String>, String> {
     let real = resolve(dir, &query.at, true)?;

@@ -1,7 +1,5 @@
 //! Another process takes a run over: from a server that is stopped in good order, killed, or suspended for too long.
 
-use std::time::Duration;
-
 use super::super::random::Random;
 use super::reviewer::Reviewer;
 use super::{Measure, PATIENCE, measured, runs_in_a_process, scenario};
@@ -130,7 +128,7 @@ async fn a_server_that_was_suspended_too_long_writes_nothing_and_its_clients_rea
         ];
         first.log().gets_one_of(&refusals).await;
         has_the_right_outcome(&reviewer, &second, &mark, &right).await;
-        let has_read = tokio::time::timeout(Duration::from_secs(20), reading).await;
+        let has_read = tokio::time::timeout(PATIENCE, reading).await;
         let has_read = has_read.expect("the stream comes to its end").expect("no panic");
         assert!(has_read, "the stream broke:\n{}", first.log().text());
     }

@@ -1,0 +1,666 @@
+//! The tables of blobs: large base64 content, stored once for each tenant.
+//!
+//! The texts of the log and of requests are *packed* before they are sealed: a base64 string of at least
+//! [`Tx::blob_min_chars`] is cut out of the JSON text, its bytes become a blob, and a header before the text says which
+//! blob belongs where. Reading [restores](restore) the same text. Nothing in the JSON text itself is a reference, so
+//! no content of a client can be taken for one.
+//!
+//! A blob is deleted with the last row that refers to it, in the same transaction. A transaction that refers to a blob
+//! locks it until its end, and one that deletes it waits for that lock. So no blob is deleted that is still referred to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use sqlx::{QueryBuilder, query, query_as};
+
+use super::engine::on_engine;
+use super::json::{ColumnRef, encode, unless_corrupt};
+use super::sealing::{self, Sealer};
+use super::{DbError, DbResult, Tx, threads};
+use crate::domain::id::{RunId, ThreadId};
+
+/// The beginning of a packed text. No JSON text begins like this.
+const PREFIX: &str = "blobs1:";
+/// The maximum number of blobs in one statement; databases limit the number of bound values.
+const MAX_ROWS: usize = 200;
+/// The number of times that a blob is stored again which others have just deleted.
+const MAX_TRIES: usize = 5;
+
+/// A reference of a packed text to a blob.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BlobRef {
+    /// The place in the text without blobs at which the base64 text belongs, in bytes.
+    at: usize,
+    /// The digest of the content.
+    digest: String,
+    /// The size of the content in bytes.
+    bytes: i64,
+}
+
+/// A packed text, taken apart.
+struct Packed<'t> {
+    refs: Vec<BlobRef>,
+    /// The JSON text without the blobs.
+    rest: &'t str,
+}
+
+/// Takes a packed text apart; none if the text is not packed or its header cannot be read.
+fn take_apart(text: &str) -> Option<Packed<'_>> {
+    let (header, rest) = text.strip_prefix(PREFIX)?.split_once('\n')?;
+    let refs = serde_json::from_str(header).ok()?;
+    Some(Packed { refs, rest })
+}
+
+/// Returns a text without its blobs, in whose places are empty strings or beginnings of data URLs.
+pub(super) fn without_blobs(text: &str) -> &str {
+    take_apart(text).map_or(text, |packed| packed.rest)
+}
+
+/// Returns the references of a text that is not sealed.
+pub(super) fn refs_of(text: &str) -> Vec<BlobRef> {
+    take_apart(text).map(|packed| packed.refs).unwrap_or_default()
+}
+
+/// The strings of a JSON text that are long and have no escapes.
+struct LongStrings<'t> {
+    text: &'t str,
+    at: usize,
+    min: usize,
+}
+
+impl Iterator for LongStrings<'_> {
+    type Item = Range<usize>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let bytes = self.text.as_bytes();
+        loop {
+            let start = self.at + bytes.get(self.at..)?.iter().position(|byte| *byte == b'"')? + 1;
+            let mut end = start;
+            let mut has_escape = false;
+            loop {
+                match bytes.get(end)? {
+                    b'"' => break,
+                    b'\\' => {
+                        has_escape = true;
+                        end += 2;
+                    }
+                    _ => end += 1,
+                }
+            }
+            self.at = end + 1;
+            if !has_escape && end - start >= self.min {
+                return Some(start..end);
+            }
+        }
+    }
+}
+
+/// Returns the part of a string that may be base64: a data URL without its beginning, or all of it.
+fn base64_part(text: &str, string: Range<usize>) -> Range<usize> {
+    const MARK: &str = ";base64,";
+    let content = &text[string.clone()];
+    match content.starts_with("data:").then(|| content.find(MARK)).flatten() {
+        Some(at) => string.start + at + MARK.len()..string.end,
+        None => string,
+    }
+}
+
+/// A blob of the texts of a row.
+struct NewBlob {
+    content: Vec<u8>,
+    /// The characters that were cut out of the texts.
+    chars: i64,
+}
+
+/// Packs a JSON text. Its blobs are added to `blobs`, by digest.
+fn pack(text: String, min: usize, blobs: &mut BTreeMap<String, NewBlob>) -> DbResult<String> {
+    if text.len() < min {
+        return Ok(text);
+    }
+    let strings = LongStrings {
+        text: &text,
+        at: 0,
+        min,
+    };
+    let mut refs = vec![];
+    let mut rest = String::new();
+    let mut done = 0;
+    for string in strings {
+        let part = base64_part(&text, string);
+        if part.len() < min {
+            continue;
+        }
+        // Only one base64 text decodes to these bytes, since others are refused: the same text can be restored.
+        let Ok(bytes) = STANDARD.decode(&text[part.clone()]) else {
+            continue;
+        };
+        let digest = hex::encode(Sha256::digest(&bytes));
+        rest.push_str(&text[done..part.start]);
+        done = part.end;
+        refs.push(BlobRef {
+            at: rest.len(),
+            digest: digest.clone(),
+            bytes: number(bytes.len()),
+        });
+        let blob = blobs.entry(digest).or_insert(NewBlob {
+            content: bytes,
+            chars: 0,
+        });
+        blob.chars += number(part.len());
+    }
+    if refs.is_empty() {
+        return Ok(text);
+    }
+    rest.push_str(&text[done..]);
+    Ok(format!("{PREFIX}{}\n{rest}", encode(&refs)?))
+}
+
+/// Puts the blobs back into a packed text; none if one of them is missing.
+fn unpack(packed: &Packed<'_>, contents: &HashMap<String, Vec<u8>>) -> Option<String> {
+    let lengths = packed
+        .refs
+        .iter()
+        .map(|found| contents.get(&found.digest).map(Vec::len));
+    let added = lengths.map(|len| len.unwrap_or(0) / 3 * 4 + 4).sum::<usize>();
+    let mut text = String::with_capacity(packed.rest.len() + added);
+    let mut done = 0;
+    for found in &packed.refs {
+        text.push_str(packed.rest.get(done..found.at)?);
+        STANDARD.encode_string(contents.get(&found.digest)?, &mut text);
+        done = found.at;
+    }
+    text.push_str(packed.rest.get(done..)?);
+    Some(text)
+}
+
+fn number(len: usize) -> i64 {
+    i64::try_from(len).unwrap_or(i64::MAX)
+}
+
+/// Returns the id to which the content of a blob is bound.
+pub(super) fn place(tenant: &str, digest: &str) -> String {
+    format!("{tenant}\n{digest}")
+}
+
+/// Returns the column with the content of a blob.
+pub(super) fn cell(id: &String) -> ColumnRef<'_, String> {
+    ColumnRef {
+        table: "blobs",
+        column: "content",
+        id,
+    }
+}
+
+/// The row that refers to blobs.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Holder {
+    /// A checkpoint or an event, by its number in the log of the thread.
+    Entry {
+        /// The thread.
+        thread: ThreadId,
+        /// The number.
+        seq: i64,
+    },
+    /// The request of a run.
+    Request {
+        /// The thread of the run.
+        thread: ThreadId,
+        /// The run.
+        run: RunId,
+    },
+}
+
+impl Holder {
+    fn thread(self) -> ThreadId {
+        match self {
+            Self::Entry { thread, .. } | Self::Request { thread, .. } => thread,
+        }
+    }
+}
+
+/// Packs and seals the texts of one row.
+pub(super) struct Packer {
+    sealer: Sealer,
+    min: usize,
+    blobs: BTreeMap<String, NewBlob>,
+}
+
+impl Packer {
+    /// Creates the packer for a row on this thread.
+    pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Self> {
+        Ok(Self {
+            sealer: tx.sealer_of_thread(thread).await?,
+            min: tx.blob_min_chars,
+            blobs: BTreeMap::new(),
+        })
+    }
+
+    /// Encodes a value as JSON text, and packs and seals the text.
+    pub(super) fn encode<T: Serialize + ?Sized, I: ToString>(
+        &mut self,
+        cell: &ColumnRef<'_, I>,
+        value: &T,
+    ) -> DbResult<String> {
+        let packed = pack(encode(value)?, self.min, &mut self.blobs)?;
+        self.sealer.seal(cell, packed)
+    }
+
+    /// Returns whether one of the packed texts refers to a blob.
+    pub(super) fn has_blobs(&self) -> bool {
+        !self.blobs.is_empty()
+    }
+
+    /// Stores the blobs of the packed texts, and the references of `holder` to them.
+    ///
+    /// # Errors
+    /// [`DbError::Conflict`] when the thread was deleted.
+    pub(super) async fn store(self, tx: &mut Tx<'_>, holder: Holder) -> DbResult<()> {
+        if self.blobs.is_empty() {
+            return Ok(());
+        }
+        let wanted = self.blobs.iter().map(|(digest, blob)| {
+            let reference = Reference {
+                bytes: number(blob.content.len()),
+                chars: blob.chars,
+            };
+            (digest.clone(), reference)
+        });
+        refer(tx, holder, &wanted.collect(), BlobSource::Given(&self.blobs)).await
+    }
+}
+
+/// A reference of a row to a blob.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reference {
+    /// The size of the blob in bytes.
+    bytes: i64,
+    /// The characters that the blob adds to the texts of the row.
+    chars: i64,
+}
+
+/// The references of a row, by digest.
+type References = BTreeMap<String, Reference>;
+
+/// The place from which a blob comes that a tenant does not have yet.
+#[derive(Clone, Copy)]
+enum BlobSource<'a> {
+    /// New blobs, by digest.
+    Given(&'a BTreeMap<String, NewBlob>),
+    /// The blobs of the tenant of this thread.
+    Thread(ThreadId),
+}
+
+/// Stores the references of a copied entry to the blobs of packed texts of thread `from`. A copy that belongs to another
+/// tenant gets blobs of that tenant.
+///
+/// # Errors
+/// [`DbError::Conflict`] when one of the threads was deleted.
+pub(super) async fn copy(tx: &mut Tx<'_>, from: ThreadId, holder: Holder, refs: Vec<BlobRef>) -> DbResult<()> {
+    let mut wanted = References::new();
+    for found in refs {
+        let reference = wanted.entry(found.digest).or_default();
+        reference.bytes = found.bytes;
+        reference.chars += (found.bytes + 2) / 3 * 4;
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    refer(tx, holder, &wanted, BlobSource::Thread(from)).await
+}
+
+/// Makes `holder` refer to blobs, and stores those that are not there.
+async fn refer(tx: &mut Tx<'_>, holder: Holder, wanted: &References, source: BlobSource<'_>) -> DbResult<()> {
+    let thread = holder.thread();
+    let deleted = || DbError::Conflict(format!("the thread {thread} does not exist"));
+    let tenant = threads::tenant_of(tx, thread).await?.ok_or_else(deleted)?;
+    for _ in 0..MAX_TRIES {
+        let held = lock(tx, &tenant, wanted).await?;
+        let mut is_complete = true;
+        for digest in wanted.keys().filter(|digest| !held.contains(*digest)) {
+            is_complete = false;
+            match source {
+                BlobSource::Given(contents) => {
+                    let blob = contents.get(digest).ok_or_else(deleted)?;
+                    insert(tx, &tenant, digest, &blob.content).await?;
+                }
+                BlobSource::Thread(from) => {
+                    let content = contents(tx, from, &BTreeSet::from([digest.as_str()])).await?;
+                    let content = content.get(digest).ok_or_else(deleted)?;
+                    insert(tx, &tenant, digest, content).await?;
+                }
+            }
+        }
+        if is_complete {
+            return insert_references(tx, &tenant, holder, wanted).await;
+        }
+    }
+    Err(DbError::Busy)
+}
+
+/// Returns those of these blobs that a tenant has. Nobody can delete them before the end of the transaction.
+async fn lock(tx: &mut Tx<'_>, tenant: &str, wanted: &References) -> DbResult<BTreeSet<String>> {
+    let lock = tx.either("", " for key share");
+    let digests: Vec<&String> = wanted.keys().collect();
+    let mut held = BTreeSet::new();
+    for batch in digests.chunks(MAX_ROWS) {
+        let found: Vec<String> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new("select digest from blobs where tenant = ");
+            sql.push_bind(tenant).push(" and digest in (");
+            let mut list = sql.separated(", ");
+            for digest in batch {
+                list.push_bind(digest.as_str());
+            }
+            // The order is the same everywhere, so that transactions do not wait for each other.
+            sql.push(") order by digest").push(lock);
+            sql.build_query_scalar().fetch_all(conn).await
+        })?;
+        held.extend(found);
+    }
+    Ok(held)
+}
+
+/// Stores a blob, unless it is there.
+async fn insert(tx: &mut Tx<'_>, tenant: &str, digest: &str, content: &[u8]) -> DbResult<()> {
+    const SQL: &str = "insert into blobs (tenant, digest, bytes, sealed, content) values ($1, $2, $3, $4, $5) \
+        on conflict (tenant, digest) do nothing";
+    let sealer = tx.sealer(tenant).await?;
+    let sealed = sealer.seal_bytes(&cell(&place(tenant, digest)), content)?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(tenant)
+        .bind(digest)
+        .bind(number(content.len()))
+        .bind(sealed.is_some())
+        .bind(sealed.as_deref().unwrap_or(content))
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+async fn insert_references(tx: &mut Tx<'_>, tenant: &str, holder: Holder, wanted: &References) -> DbResult<()> {
+    const ENTRY: &str = "insert into entry_blobs (thread_id, digest, tenant, bytes, seq, chars) ";
+    const REQUEST: &str = "insert into request_blobs (thread_id, digest, tenant, bytes, run_id) ";
+    // An entry may get more texts later: the position of a checkpoint.
+    const AGAIN: &str =
+        " on conflict (thread_id, seq, digest) do update set chars = entry_blobs.chars + excluded.chars";
+    let rows: Vec<(&String, &Reference)> = wanted.iter().collect();
+    for batch in rows.chunks(MAX_ROWS) {
+        on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(match holder {
+                Holder::Entry { .. } => ENTRY,
+                Holder::Request { .. } => REQUEST,
+            });
+            sql.push_values(batch, |mut values, (digest, reference)| {
+                values.push_bind(holder.thread().0).push_bind(digest.as_str());
+                values.push_bind(tenant).push_bind(reference.bytes);
+                match holder {
+                    Holder::Entry { seq, .. } => values.push_bind(seq).push_bind(reference.chars),
+                    Holder::Request { run, .. } => values.push_bind(run.0),
+                };
+            });
+            sql.push(match holder {
+                Holder::Entry { .. } => AGAIN,
+                Holder::Request { .. } => "",
+            });
+            sql.build().execute(conn).await.map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// A text that was read from a column and may be sealed and packed.
+pub(super) struct StoredText<'a, I: ToString> {
+    /// The column.
+    pub(super) cell: ColumnRef<'a, I>,
+    /// The text.
+    pub(super) text: &'a mut String,
+}
+
+/// Opens texts of rows on this thread, and puts their blobs back. Blobs are read only if one of the texts has some, and
+/// each only once. A text that cannot be restored stays as it is, which is an error when it is decoded.
+///
+/// # Errors
+/// [`DbError::Sealed`] when this server does not have the key of a blob, and errors of the database.
+pub(super) async fn restore<I: ToString>(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    texts: Vec<StoredText<'_, I>>,
+) -> DbResult<()> {
+    let mut packed = vec![];
+    for StoredText { cell, text } in texts {
+        if sealing::is_sealed(text) {
+            let Ok(opened) = cell.open(text) else { continue };
+            *text = opened.into_owned();
+        }
+        if text.starts_with(PREFIX) {
+            packed.push(text);
+        }
+    }
+    if packed.is_empty() {
+        return Ok(());
+    }
+    let refs: Vec<BlobRef> = packed.iter().flat_map(|text| refs_of(text)).collect();
+    let digests = refs.iter().map(|found| found.digest.as_str()).collect();
+    let contents = contents(tx, thread, &digests).await?;
+    for text in packed {
+        let restored = take_apart(text).and_then(|packed| unpack(&packed, &contents));
+        if let Some(restored) = restored {
+            *text = restored;
+        }
+    }
+    Ok(())
+}
+
+#[derive(sqlx::FromRow)]
+struct BlobRow {
+    tenant: String,
+    digest: String,
+    sealed: bool,
+    content: Vec<u8>,
+}
+
+/// Returns the contents of these blobs of the tenant of a thread, by digest. Those that cannot be read are logged and
+/// left out.
+async fn contents(tx: &mut Tx<'_>, thread: ThreadId, digests: &BTreeSet<&str>) -> DbResult<HashMap<String, Vec<u8>>> {
+    let digests: Vec<&str> = digests.iter().copied().collect();
+    let mut contents = HashMap::with_capacity(digests.len());
+    for batch in digests.chunks(MAX_ROWS) {
+        let rows: Vec<BlobRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(
+                "select tenant, digest, sealed, content from blobs \
+                 where tenant = (select owned.tenant from threads owned where owned.thread_id = ",
+            );
+            sql.push_bind(thread.0).push(") and digest in (");
+            let mut list = sql.separated(", ");
+            for digest in batch {
+                list.push_bind(*digest);
+            }
+            sql.push(")");
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        for row in rows {
+            let content = match row.sealed {
+                false => Some(row.content),
+                true => {
+                    let id = place(&row.tenant, &row.digest);
+                    unless_corrupt(sealing::open_bytes(&cell(&id), row.content))?
+                }
+            };
+            contents.extend(content.map(|content| (row.digest, content)));
+        }
+    }
+    Ok(contents)
+}
+
+/// The key of a blob.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, sqlx::FromRow)]
+pub(super) struct BlobKey {
+    tenant: String,
+    digest: String,
+}
+
+/// Returns the blobs to which a thread refers. Nothing can be added to the thread before the end of the transaction.
+pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<BlobKey>> {
+    const LOCK: &str = "select thread_id from threads where thread_id = $1 for update";
+    const SQL: &str = "select tenant, digest from entry_blobs where thread_id = $1 \
+        union select tenant, digest from request_blobs where thread_id = $1";
+    if tx.engine() == super::Engine::Postgres {
+        on_engine!(tx, |conn| query(LOCK).bind(thread.0).execute(conn).await.map(drop))?;
+    }
+    Ok(on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Returns the blobs to which the requests of a run and of the runs below it refer.
+pub(super) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKey>> {
+    const SQL: &str = "select tenant, digest from request_blobs \
+        where run_id in (select run_id from runs where root_id = $1)";
+    Ok(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
+}
+
+/// Deletes the references of the request of a run. Returns the blobs.
+pub(super) async fn forget_request(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<BlobKey>> {
+    const SQL: &str = "delete from request_blobs where run_id = $1 returning tenant, digest";
+    Ok(on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_all(conn).await)?)
+}
+
+/// Deletes the references of entries that are no longer in the log of a thread, and the blobs that nothing else refers
+/// to.
+pub(super) async fn forget_deleted_entries(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+    const SQL: &str = "delete from entry_blobs where thread_id = $1 \
+        and not exists (select 1 from checkpoints found where found.thread_id = $1 and found.seq = entry_blobs.seq) \
+        and not exists (select 1 from events found where found.thread_id = $1 and found.seq = entry_blobs.seq) \
+        returning tenant, digest";
+    let freed: Vec<BlobKey> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    delete_unreferenced(tx, freed).await
+}
+
+/// Deletes those of these blobs to which nothing refers any more.
+pub(super) async fn delete_unreferenced(tx: &mut Tx<'_>, mut freed: Vec<BlobKey>) -> DbResult<()> {
+    const DELETE: &str = "delete from blobs where not exists (select 1 from entry_blobs held \
+        where held.tenant = blobs.tenant and held.digest = blobs.digest) and not exists (select 1 from request_blobs held \
+        where held.tenant = blobs.tenant and held.digest = blobs.digest) and (";
+    freed.sort();
+    freed.dedup();
+    for batch in freed.chunks(MAX_ROWS) {
+        // Transactions that refer to one of them have ended when it is locked, and the next statement sees them.
+        if tx.engine() == super::Engine::Postgres {
+            on_engine!(tx, |conn| {
+                let mut sql = QueryBuilder::new("select digest from blobs where ");
+                push_keys(&mut sql, batch);
+                sql.push(" order by tenant, digest for update");
+                sql.build().execute(conn).await.map(drop)
+            })?;
+        }
+        on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(DELETE);
+            push_keys(&mut sql, batch);
+            sql.push(")");
+            sql.build().execute(conn).await.map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Appends the condition that a row is one of these.
+fn push_keys<DB>(sql: &mut QueryBuilder<DB>, keys: &[BlobKey])
+where
+    DB: sqlx::Database,
+    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    let mut list = sql.separated(" or ");
+    for key in keys {
+        list.push("(tenant = ")
+            .push_bind_unseparated(key.tenant.clone())
+            .push_unseparated(" and digest = ")
+            .push_bind_unseparated(key.digest.clone())
+            .push_unseparated(")");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base64(len: usize) -> String {
+        STANDARD.encode(
+            (0..len)
+                .map(|at| u8::try_from(at % 251).unwrap_or(0))
+                .collect::<Vec<u8>>(),
+        )
+    }
+
+    /// Packs and restores a text. Returns the packed text and the number of blobs.
+    fn packed(text: &str) -> (String, usize) {
+        let mut blobs = BTreeMap::new();
+        let packed = pack(text.to_owned(), 64, &mut blobs).expect("packed");
+        let count = blobs.len();
+        let contents: HashMap<String, Vec<u8>> =
+            blobs.into_iter().map(|(digest, blob)| (digest, blob.content)).collect();
+        let restored = take_apart(&packed).map(|packed| unpack(&packed, &contents).expect("restored"));
+        assert_eq!(restored.as_deref().unwrap_or(&packed), text);
+        (packed, count)
+    }
+
+    #[test]
+    fn every_spelling_of_base64_content_is_packed_and_restored() {
+        let long = base64(300);
+        let blocks = [
+            format!(r#"{{"type":"image","base64":"{long}","mime_type":"image/png"}}"#),
+            format!(r#"{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{long}"}}}}"#),
+            format!(r#"{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{long}"}}}}"#),
+            format!(r#"{{"type":"input_audio","input_audio":{{"data":"{long}","format":"wav"}}}}"#),
+            format!(
+                r#"{{"type":"file","file":{{"filename":"a \"b\".pdf","file_data":"data:application/pdf;base64,{long}"}}}}"#
+            ),
+            format!(r#"{{"a":"{long}","b":["{long}","é\\"]}}"#),
+        ];
+        for block in blocks {
+            let (packed, count) = packed(&block);
+            assert_eq!(count, 1, "{block}");
+            assert!(!packed.contains(&long) && packed.len() < block.len(), "{packed}");
+        }
+    }
+
+    #[test]
+    fn other_texts_stay_as_they_are() {
+        let long = base64(300);
+        let texts = [
+            r#"{"type":"text","text":"short"}"#.to_owned(),
+            format!(r#"{{"text":"{} and words"}}"#, "word ".repeat(100)),
+            format!(r#"{{"text":"{long}\n"}}"#),
+            format!(
+                r#"{{"text":"{}"}}"#,
+                long.trim_end_matches('=').replace('+', "-") + "-_"
+            ),
+            format!(r#"{{"text":"{long}"#),
+            format!(r#"{{"text":"{long}\"#),
+        ];
+        for text in texts {
+            assert_eq!(packed(&text).0, text);
+        }
+    }
+
+    #[test]
+    fn a_text_that_looks_like_a_reference_is_content() {
+        let forged = encode(&format!("{PREFIX}[{{\"at\":0,\"digest\":\"00\",\"bytes\":1}}]\n")).expect("JSON");
+        assert!(take_apart(&forged).is_none());
+        let beside = format!(r#"[{forged},"{}"]"#, base64(300));
+        assert_eq!(packed(&beside).1, 1);
+    }
+
+    #[test]
+    fn a_text_whose_blob_is_missing_is_not_restored() {
+        let mut blobs = BTreeMap::new();
+        let text = format!(r#"["{}"]"#, base64(300));
+        let packed = pack(text, 64, &mut blobs).expect("packed");
+        let packed = take_apart(&packed).expect("a packed text");
+        assert_eq!(unpack(&packed, &HashMap::new()), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! Live notices between the servers on one Postgres (`NOTIFY`): chunks of answers, and who wants them.
+//!
+//! Chunks are not stored, and neither are these notices. They can be lost with a connection; whoever needs them copes
+//! with that. [`crate::events::live`] says what the texts mean.
+//!
+//! Every role that may connect to a database can listen there. So with master keys the chunks are sealed like stored
+//! values, and bound to their thread and their place in its log.
+
+use std::collections::HashMap;
+
+use sqlx::{QueryBuilder, query};
+use uuid::Uuid;
+
+use super::engine::{Conn, on_engine};
+use super::json::ColumnRef;
+use super::sealing;
+use super::{Db, DbResult, Tx};
+use crate::domain::id::{ThreadId, WorkerId};
+
+/// The name of the channel that all processes listen to, and the beginning of the names of their own channels.
+const CHANNEL: &str = "adjutant_live";
+/// The number of notices buffered for a slow receiver; beyond it, the receiver loses the oldest.
+pub(super) const CAPACITY: usize = 4096;
+
+/// The address of a process for notices, which is a new one for each opened database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LiveAddress(pub Uuid);
+
+impl LiveAddress {
+    pub(super) fn mint() -> Self {
+        Self(WorkerId::mint().0)
+    }
+
+    /// Returns the name of the process's own channel.
+    fn channel(self) -> String {
+        format!("{CHANNEL}_{}", self.0.simple())
+    }
+
+    /// Returns the names of the channels to which the process listens.
+    pub(super) fn channels(self) -> [String; 2] {
+        [CHANNEL.to_owned(), self.channel()]
+    }
+}
+
+/// A notice that a process has received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LiveNotice {
+    /// The connection is new: notices may have been missed.
+    Connected,
+    /// A text for all processes.
+    ForAll(String),
+    /// A text for this process.
+    ForThis(String),
+}
+
+impl LiveNotice {
+    /// Returns the notice of a notification; none if its channel has none.
+    pub(super) fn of(channel: &str, payload: &str) -> Option<Self> {
+        match channel.strip_prefix(CHANNEL)? {
+            "" => Some(Self::ForAll(payload.to_owned())),
+            _ => Some(Self::ForThis(payload.to_owned())),
+        }
+    }
+}
+
+/// Sends a text to this process, or to all. A payload is shorter than 8,000 bytes.
+///
+/// # Errors
+/// If the database fails.
+pub async fn send(tx: &mut Tx<'_>, notices: Vec<(Option<LiveAddress>, String)>) -> DbResult<()> {
+    const SQL: &str =
+        "select pg_notify(channel, payload) from unnest($1::text[], $2::text[]) as notice (channel, payload)";
+    let Conn::Postgres(conn) = &mut tx.conn else {
+        return Ok(());
+    };
+    let channel = |address: Option<LiveAddress>| address.map_or_else(|| CHANNEL.to_owned(), LiveAddress::channel);
+    let (channels, payloads): (Vec<String>, Vec<String>) =
+        notices.into_iter().map(|(to, payload)| (channel(to), payload)).unzip();
+    // Commits that notify wait for each other, so this one must not wait for the disk.
+    query("set local synchronous_commit = off").execute(&mut **conn).await?;
+    query(SQL).bind(channels).bind(payloads).execute(&mut **conn).await?;
+    Ok(())
+}
+
+/// Returns the tenants of threads that exist.
+///
+/// # Errors
+/// If the database fails.
+pub async fn tenants_of(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<HashMap<ThreadId, String>> {
+    let found: Vec<(Uuid, String)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select thread_id, tenant from threads where thread_id in (");
+        let mut list = sql.separated(", ");
+        for thread in threads {
+            list.push_bind(thread.0);
+        }
+        sql.push(")");
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    Ok(found.into_iter().map(|(id, tenant)| (ThreadId(id), tenant)).collect())
+}
+
+/// The place of chunks in the log of a thread: after a number, up to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkRange {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The number before the first.
+    pub after: i64,
+    /// The number of the last.
+    pub upto: i64,
+}
+
+impl ChunkRange {
+    /// Returns the text to which sealed chunks are bound.
+    fn place(self) -> String {
+        format!("{}:{}:{}", self.thread, self.after, self.upto)
+    }
+}
+
+fn cell(place: &String) -> ColumnRef<'_, String> {
+    ColumnRef {
+        table: "live",
+        column: "chunks",
+        id: place,
+    }
+}
+
+/// Seals the text of chunks for a tenant; without encryption, leaves it plain.
+///
+/// # Errors
+/// If the database or the encryption fails.
+pub async fn seal(tx: &mut Tx<'_>, tenant: &str, range: ChunkRange, text: String) -> DbResult<String> {
+    let sealer = tx.sealer(tenant).await?;
+    sealer.seal(&cell(&range.place()), text)
+}
+
+impl Db {
+    /// Returns the text of chunks that a process has sealed.
+    ///
+    /// # Errors
+    /// If this server does not have the key, the text was changed, or the text is plain although this server seals.
+    pub async fn open_chunks(&self, range: ChunkRange, text: String) -> DbResult<String> {
+        let place = range.place();
+        if !self.is_sealing() {
+            return cell(&place).open_owned(text);
+        }
+        if !sealing::is_sealed(&text) {
+            // Who can connect to the database could have sent it.
+            return Err(cell(&place).corrupt());
+        }
+        let opened = self
+            .0
+            .parts
+            .sealing
+            .scope(async { cell(&place).open_owned(text.clone()) })
+            .await;
+        if opened.is_ok() {
+            return opened;
+        }
+        // The key may be newer than the last read.
+        self.read(move |_| Box::pin(async move { cell(&place).open_owned(text) }))
+            .await
+    }
+}

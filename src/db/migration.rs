@@ -1,0 +1,100 @@
+//! The tables of the database: which ones there are, and how they are brought up to date.
+
+use std::collections::BTreeMap;
+
+use sqlx::migrate::Migrator;
+use sqlx::{PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
+
+use super::error::{DbError, DbResult};
+use super::row_security::RowAccess;
+
+static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
+static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
+
+/// The statement that reads which migrations have been applied.
+const APPLIED: &str = "select version, checksum from _sqlx_migrations";
+
+/// The state of the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TableState {
+    /// There is no database file yet; the server creates it.
+    NoFile,
+    /// The database is in memory and ends with the server.
+    InMemory,
+    /// There are no tables yet; the server creates them.
+    None,
+    /// The tables are those of this program.
+    Current,
+    /// So many migrations have not been applied yet; the server applies them when it starts.
+    Behind(usize),
+}
+
+/// Brings the tables of SQLite up to date.
+pub(super) async fn migrate_sqlite(conn: &mut SqliteConnection) -> DbResult<()> {
+    Ok(SQLITE_TABLES.run(conn).await?)
+}
+
+/// Brings the tables of Postgres up to date. If they are, nothing is written, so that a role which may not create tables
+/// can serve. Returns the state before.
+pub(super) async fn migrate_postgres(conn: &mut PgConnection) -> DbResult<TableState> {
+    // Migrations change the rows of all tenants.
+    raw_sql(RowAccess::Server.set_session()).execute(&mut *conn).await?;
+    let before = postgres_state(conn).await?;
+    if before != TableState::Current {
+        POSTGRES_TABLES.run(&mut *conn).await?;
+    }
+    Ok(before)
+}
+
+/// Returns the state of the tables of SQLite.
+pub(super) async fn sqlite_state(conn: &mut SqliteConnection) -> DbResult<TableState> {
+    const HAS_TABLES: &str = "select count(*) > 0 from sqlite_master where name = '_sqlx_migrations'";
+    let has_tables: bool = query_scalar(HAS_TABLES).fetch_one(&mut *conn).await?;
+    let applied = match has_tables {
+        true => query_as(APPLIED).fetch_all(&mut *conn).await?,
+        false => vec![],
+    };
+    state_of(&SQLITE_TABLES, has_tables, &applied)
+}
+
+/// Returns the state of the tables of Postgres.
+pub(super) async fn postgres_state(conn: &mut PgConnection) -> DbResult<TableState> {
+    const HAS_TABLES: &str = "select to_regclass('_sqlx_migrations') is not null";
+    let has_tables: bool = query_scalar(HAS_TABLES).fetch_one(&mut *conn).await?;
+    let applied = match has_tables {
+        true => query_as(APPLIED).fetch_all(&mut *conn).await?,
+        false => vec![],
+    };
+    state_of(&POSTGRES_TABLES, has_tables, &applied)
+}
+
+/// Compares the migrations that have been applied, with their checksums, to those of this program.
+fn state_of(migrator: &Migrator, has_tables: bool, applied: &[(i64, Vec<u8>)]) -> DbResult<TableState> {
+    let known: BTreeMap<i64, &[u8]> = migrator
+        .iter()
+        .map(|migration| (migration.version, &*migration.checksum))
+        .collect();
+    for (version, checksum) in applied {
+        match known.get(version) {
+            None => {
+                return Err(DbError::CannotOpen(format!(
+                    "the tables are those of a newer version of the server: this one does not know the migration \
+                     {version}"
+                )));
+            }
+            Some(own) if own != checksum => {
+                return Err(DbError::CannotOpen(format!(
+                    "the tables are those of another build of the server, whose migration {version} was different: use \
+                     that build, or a new database"
+                )));
+            }
+            Some(_) => {}
+        }
+    }
+    let missing = known.len() - applied.len();
+    Ok(match (has_tables, missing) {
+        (false, _) => TableState::None,
+        (true, 0) => TableState::Current,
+        (true, missing) => TableState::Behind(missing),
+    })
+}

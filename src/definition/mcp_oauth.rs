@@ -1,0 +1,92 @@
+//! `[mcp_servers.NAME.oauth]`: how the access tokens for a server are got.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::address_problem;
+use super::diagnostic::{Diagnostic, FieldPath};
+
+/// The maximum number of scopes.
+const MAX_SCOPES: usize = 32;
+/// The maximum length of a scope, in bytes.
+const MAX_SCOPE_BYTES: usize = 256;
+
+/// The access tokens for an MCP server that requires OAuth, by the grant *client credentials*.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct McpOAuth {
+    /// The id of the client at the authorization server.
+    pub client_id: String,
+    /// The secret of the client. It is never printed.
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub client_secret: ClientSecret,
+    /// The scopes of the tokens; those that the authorization server chooses when empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scopes: Vec<String>,
+    /// The address for tokens; the one that the metadata of the server name when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_url: Option<String>,
+    /// The resource that tokens are for (RFC 8707); `url` of the server when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
+    /// The way in which the client proves its identity: in the header `authorization` (`basic`) or in the form (`post`).
+    pub client_authentication: ClientAuthentication,
+}
+
+/// The secret of an OAuth client.
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ClientSecret(pub String);
+
+impl fmt::Debug for ClientSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<not shown>")
+    }
+}
+
+/// The way in which an OAuth client proves its identity (RFC 6749, section 2.3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ClientAuthentication {
+    /// In the header `authorization`.
+    #[default]
+    Basic,
+    /// In the form.
+    Post,
+}
+
+impl McpOAuth {
+    /// Checks the settings. The fields of the diagnostics are relative to them.
+    pub(super) fn check(&self) -> Vec<Diagnostic> {
+        let top = FieldPath::default();
+        let mut findings = vec![];
+        let mut wrong = |field: &str, message: String| findings.push(Diagnostic::error(top.then(field), message));
+        if self.client_id.trim().is_empty() {
+            wrong("client_id", "must be given".to_owned());
+        }
+        if self.client_secret.0.trim().is_empty() {
+            wrong("client_secret", "must be given".to_owned());
+        }
+        // The characters of RFC 6749, section 3.3.
+        let is_scope = |scope: &String| {
+            let allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
+            (1..=MAX_SCOPE_BYTES).contains(&scope.len()) && scope.bytes().all(allowed)
+        };
+        if self.scopes.len() > MAX_SCOPES || !self.scopes.iter().all(is_scope) {
+            wrong(
+                "scopes",
+                format!("must be at most {MAX_SCOPES} texts without spaces, of at most {MAX_SCOPE_BYTES} bytes each"),
+            );
+        }
+        if let Some(problem) = self.token_url.as_deref().and_then(address_problem) {
+            wrong("token_url", problem);
+        }
+        if let Some(problem) = self.resource.as_deref().and_then(address_problem) {
+            wrong("resource", problem);
+        }
+        findings
+    }
+}

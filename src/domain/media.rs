@@ -1,0 +1,158 @@
+//! Media in messages: images, files, audio and video, in all spellings of clients.
+
+use serde_json::{Value, json};
+
+/// The keys under which a block holds its data.
+const DATA: [&str; 3] = ["base64", "data", "file_data"];
+/// The objects of a block that may hold its data or its name.
+const HOLDERS: [&str; 7] = [
+    "source",
+    "file",
+    "image_url",
+    "input_audio",
+    "video",
+    "metadata",
+    "extras",
+];
+/// The longest name of a file that is shown, in characters.
+const MAX_NAME_CHARS: usize = 200;
+
+/// Returns the type of a block of media; none for text and for other blocks.
+pub fn media_kind(block: &Value) -> Option<&str> {
+    let kind = block.get("type").and_then(Value::as_str)?;
+    let is_media = matches!(
+        kind,
+        "image"
+            | "image_url"
+            | "input_image"
+            | "file"
+            | "document"
+            | "input_file"
+            | "media"
+            | "audio"
+            | "input_audio"
+            | "video"
+            | "video_url"
+            | "input_video"
+    );
+    is_media.then_some(kind)
+}
+
+/// Returns the media type that a block states.
+pub fn media_type(block: &Value) -> Option<&str> {
+    let mut all = std::iter::once(block).chain(holders(block));
+    let stated = all.find_map(|holder| {
+        ["mime_type", "media_type"]
+            .iter()
+            .find_map(|name| holder.get(*name)?.as_str())
+    });
+    if stated.is_some() {
+        return stated;
+    }
+    // A `data:` address states it as well.
+    let (stated, _) = data(block)?.strip_prefix("data:")?.split_once(";base64,")?;
+    Some(stated).filter(|stated| !stated.is_empty())
+}
+
+/// Returns the name of a block's file.
+pub fn file_name(block: &Value) -> Option<&str> {
+    let name = |holder| {
+        ["filename", "file_name", "name", "title"]
+            .iter()
+            .find_map(|name| Value::get(holder, *name)?.as_str())
+    };
+    let mut all = std::iter::once(block).chain(holders(block));
+    all.find_map(name).map(str::trim).filter(|name| !name.is_empty())
+}
+
+fn holders(block: &Value) -> impl Iterator<Item = &Value> {
+    HOLDERS.into_iter().filter_map(|name| block.get(name))
+}
+
+/// Returns the data of a block in base64, or its `data:` address.
+fn data(block: &Value) -> Option<&str> {
+    let mut all = std::iter::once(block).chain(holders(block));
+    all.find_map(|holder| {
+        let address = || {
+            let url = holder.as_str().or_else(|| holder.get("url")?.as_str());
+            url.filter(|url| url.starts_with("data:"))
+        };
+        DATA.iter()
+            .find_map(|name| holder.get(*name)?.as_str())
+            .or_else(address)
+    })
+}
+
+/// Returns the size of a block's data, in bytes; none if the block does not hold the data.
+fn data_bytes(block: &Value) -> Option<usize> {
+    let data = data(block)?;
+    let base64 = data.split_once(";base64,").map_or(data, |(_, base64)| base64);
+    Some(base64.trim_end_matches('=').len() * 3 / 4)
+}
+
+/// Returns a text block that stands for a block which is not shown to the model. It names the file, its type and its
+/// size, and says why it is not there.
+pub fn placeholder(block: &Value, why: &str) -> Value {
+    let kind = block.get("type").and_then(Value::as_str).unwrap_or("unknown");
+    let short = |text: &str| text.chars().take(MAX_NAME_CHARS).collect::<String>();
+    let name = file_name(block).map(|name| format!(" \"{}\"", short(name)));
+    let facts = [
+        media_type(block).map(short),
+        data_bytes(block).map(|bytes| format!("{bytes} bytes")),
+    ];
+    let facts: Vec<String> = facts.into_iter().flatten().collect();
+    let facts = match facts.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", facts.join(", ")),
+    };
+    let kind = short(kind);
+    let text = format!(
+        "[The content of type `{kind}`{}{facts} is not shown: {why}.]",
+        name.unwrap_or_default()
+    );
+    json!({"type": "text", "text": text})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placeholder_names_the_file_its_type_and_its_size_in_every_spelling() {
+        let text = |block: Value| {
+            placeholder(&block, "no")["text"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let video = json!({"type": "video", "base64": "AAAA", "mime_type": "video/mp4", "filename": "clip.mp4"});
+        assert_eq!(
+            text(video),
+            "[The content of type `video` \"clip.mp4\" (video/mp4, 3 bytes) is not shown: no.]"
+        );
+        let address =
+            json!({"type": "file", "file": {"filename": "a.docx", "file_data": "data:app/x;base64,AAAAAA=="}});
+        assert_eq!(
+            text(address),
+            "[The content of type `file` \"a.docx\" (app/x, 4 bytes) is not shown: no.]"
+        );
+        let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
+        assert_eq!(
+            text(image),
+            "[The content of type `image_url` (image/png, 3 bytes) is not shown: no.]"
+        );
+        let linked = json!({"type": "image", "url": "https://example.org/x.png"});
+        assert_eq!(text(linked), "[The content of type `image` is not shown: no.]");
+        assert_eq!(
+            text(json!({"data": 1})),
+            "[The content of type `unknown` is not shown: no.]"
+        );
+    }
+
+    #[test]
+    fn text_is_no_media() {
+        assert_eq!(media_kind(&json!({"type": "text", "text": "x"})), None);
+        assert_eq!(media_kind(&json!("x")), None);
+        assert_eq!(media_kind(&json!({"type": "video", "base64": ""})), Some("video"));
+    }
+}

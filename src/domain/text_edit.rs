@@ -1,0 +1,79 @@
+//! Replacing a part of a text.
+
+/// A part of a text, and what takes its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextEdit<'a> {
+    /// The text to replace.
+    pub old: &'a str,
+    /// The text that takes its place.
+    pub new: &'a str,
+    /// True to replace every occurrence; otherwise there must be exactly one.
+    pub replace_all: bool,
+}
+
+/// A text with replacements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EditedText {
+    /// The new text.
+    pub text: String,
+    /// The number of replacements.
+    pub count: usize,
+}
+
+/// The reason why a text was not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EditError {
+    /// The text to replace is empty.
+    Empty,
+    /// The text to replace is the same as the new one.
+    Unchanged,
+    /// The text to replace does not occur.
+    NotFound {
+        /// True if it would be found without the newline at its end.
+        without_newline: bool,
+    },
+    /// The text to replace occurs this number of times, and only one was to be replaced.
+    Ambiguous(usize),
+    /// The new text would have this number of bytes, which is too long.
+    TooLong(usize),
+}
+
+impl TextEdit<'_> {
+    /// Replaces the part in `text`. The result has at most `max_bytes` bytes.
+    ///
+    /// # Errors
+    /// Why nothing is replaced.
+    pub fn apply(&self, text: &str, max_bytes: usize) -> Result<EditedText, EditError> {
+        let count = self.occurrences(text)?;
+        // Checked before allocating: a few edits in a row can make a text grow a thousand times.
+        let kept = text.len() - count * self.old.len();
+        let length = count.saturating_mul(self.new.len()).saturating_add(kept);
+        if length > max_bytes {
+            return Err(EditError::TooLong(length));
+        }
+        Ok(EditedText {
+            text: text.replace(self.old, self.new),
+            count,
+        })
+    }
+
+    fn occurrences(&self, text: &str) -> Result<usize, EditError> {
+        if self.old.is_empty() {
+            return Err(EditError::Empty);
+        }
+        if self.old == self.new {
+            return Err(EditError::Unchanged);
+        }
+        match text.matches(self.old).count() {
+            0 => {
+                let shorter = self.old.trim_end_matches(['\r', '\n']);
+                let is_shorter = shorter.len() < self.old.len() && !shorter.is_empty();
+                Err(EditError::NotFound {
+                    without_newline: is_shorter && text.contains(shorter),
+                })
+            }
+            several if several > 1 && !self.replace_all => Err(EditError::Ambiguous(several)),
+            count => Ok(count),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The texts that servers send each other: who waits for chunks, and chunks.
+//!
+//! The first line of a text is the version of its form. It has to change with any change of the form, including that of
+//! the types of [`crate::domain::event`] in it: a server passes over texts of other versions.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::log::{Slot, SlotContent};
+use crate::db::{ChunkRange, LiveAddress};
+use crate::domain::event::{AgentWork, AnswerHead, Chunk, Delta, Event, EventBody, Origin};
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::time::Timestamp;
+
+/// The version of the texts.
+pub(super) const VERSION: &str = "1";
+/// The largest size of a text, in bytes. Postgres refuses payloads of 8,000 bytes and more.
+const MAX_TEXT: usize = 7_900;
+/// The largest size of the chunks in one part, in bytes. Sealed, they take a third more.
+const MAX_CHUNKS: usize = 5_600;
+/// The largest number of threads that are named in one text.
+const MAX_NAMED: usize = 200;
+
+/// The reason why a text is passed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unusable {
+    /// The text has another version.
+    OtherVersion,
+    /// The text is malformed.
+    Malformed,
+}
+
+/// Returns the lines of a text after the version.
+fn lines_of(text: &str) -> Result<impl Iterator<Item = &str>, Unusable> {
+    let mut lines = text.split('\n');
+    match lines.next() {
+        Some(VERSION) => Ok(lines),
+        Some(_) | None => Err(Unusable::OtherVersion),
+    }
+}
+
+/// The threads for whose chunks readers wait at a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Interest {
+    /// The server.
+    pub(super) server: LiveAddress,
+    /// True if the server has no chunks yet: it needs those of the answers that have begun.
+    pub(super) is_new: bool,
+    /// The threads.
+    pub(super) threads: Vec<ThreadId>,
+}
+
+impl Interest {
+    /// Writes the texts that say so.
+    pub(super) fn texts(&self) -> Vec<String> {
+        let kind = if self.is_new { "new" } else { "still" };
+        let text = |threads: &[ThreadId]| {
+            let mut text = format!("{VERSION}\n{kind} {}", self.server.0);
+            for thread in threads {
+                // Writing to a string cannot fail.
+                let _ = write!(text, " {thread}");
+            }
+            text
+        };
+        self.threads.chunks(MAX_NAMED).map(text).collect()
+    }
+
+    /// Reads a text.
+    pub(super) fn read(text: &str) -> Result<Self, Unusable> {
+        let line = lines_of(text)?.next().ok_or(Unusable::Malformed)?;
+        let mut words = line.split(' ');
+        let is_new = match words.next() {
+            Some("new") => true,
+            Some("still") => false,
+            Some(_) | None => return Err(Unusable::Malformed),
+        };
+        let server = words.next().and_then(|id| id.parse().ok()).map(LiveAddress);
+        let threads: Result<Vec<ThreadId>, _> = words.map(str::parse).collect();
+        Ok(Self {
+            server: server.ok_or(Unusable::Malformed)?,
+            is_new,
+            threads: threads.map_err(|_| Unusable::Malformed)?,
+        })
+    }
+}
+
+/// The events of a thread in a range of numbers: the chunks, and which numbers are stored.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ChunkPart {
+    /// The range.
+    pub(super) range: ChunkRange,
+    /// The number of chunks.
+    pub(super) chunks: usize,
+    /// The events as text, which may be sealed.
+    pub(super) text: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PartBody {
+    run: RunId,
+    origins: Vec<Arc<Origin>>,
+    answers: Vec<Arc<AnswerHead>>,
+    events: Vec<PartEvent>,
+}
+
+/// An event: its number, its time, the index of its agent, and its content. A stored event has only its number.
+#[derive(Serialize, Deserialize)]
+struct PartEvent(i64, i64, usize, Content);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Content {
+    /// An event that is stored.
+    Stored,
+    /// A chunk: the index of its answer, its number in the answer, and its content.
+    Delta(usize, u32, Chunk),
+    Begun(AgentWork),
+    Output(String, String),
+}
+
+/// Writes the parts for these events of a thread, which follow the number `after`. Returns them with the number of chunks
+/// that are too large for a text.
+pub(super) fn parts_of(thread: ThreadId, mut after: i64, events: &[Arc<Event>]) -> (Vec<ChunkPart>, usize) {
+    let mut parts = vec![];
+    let mut too_large = 0;
+    let mut open: Option<OpenPart> = None;
+    let mut last = after;
+    for event in events {
+        let has_room = open.as_mut().is_some_and(|part| part.add(event));
+        if !has_room {
+            if let Some(full) = open.take() {
+                parts.extend(full.finish(thread, after, last));
+                after = last;
+            }
+            let mut part = OpenPart::new(event.run);
+            if !part.add(event) {
+                // Its number is part of the range: readers see that a chunk is missing.
+                too_large += 1;
+            }
+            open = Some(part);
+        }
+        last = event.seq;
+    }
+    if let Some(rest) = open {
+        parts.extend(rest.finish(thread, after, last));
+    }
+    (parts, too_large)
+}
+
+/// A part to which events are added.
+struct OpenPart {
+    body: PartBody,
+    size: usize,
+    chunks: usize,
+}
+
+impl OpenPart {
+    fn new(run: RunId) -> Self {
+        Self {
+            body: PartBody {
+                run,
+                origins: vec![],
+                answers: vec![],
+                events: vec![],
+            },
+            // The id of the run, and the names of the fields.
+            size: 100,
+            chunks: 0,
+        }
+    }
+
+    /// Adds an event. Returns false if it has no room, or belongs to another run.
+    fn add(&mut self, event: &Event) -> bool {
+        if event.run != self.body.run {
+            return false;
+        }
+        let origins = self.body.origins.len();
+        let answers = self.body.answers.len();
+        let is_chunk = !event.body.is_stored();
+        let origin = match is_chunk {
+            true => index_in(&mut self.body.origins, &event.origin),
+            false => 0,
+        };
+        let content = match &event.body {
+            EventBody::Entry(_) | EventBody::Fact(_) => Content::Stored,
+            EventBody::Delta(delta) => {
+                let answer = index_in(&mut self.body.answers, &delta.answer);
+                Content::Delta(answer, delta.ordinal, delta.chunk.clone())
+            }
+            EventBody::Begun(work) => Content::Begun(*work),
+            EventBody::Output { call, text } => Content::Output(call.clone(), text.clone()),
+        };
+        let at = if is_chunk { event.at.0 } else { 0 };
+        let placed = PartEvent(event.seq, at, origin, content);
+        let mut added = size_of(&placed);
+        added += self.body.origins.get(origins).map_or(0, size_of);
+        added += self.body.answers.get(answers).map_or(0, size_of);
+        if self.size + added > MAX_CHUNKS {
+            self.body.origins.truncate(origins);
+            self.body.answers.truncate(answers);
+            return false;
+        }
+        self.size += added;
+        self.chunks += usize::from(is_chunk);
+        self.body.events.push(placed);
+        true
+    }
+
+    fn finish(self, thread: ThreadId, after: i64, upto: i64) -> Option<ChunkPart> {
+        // The types of the body have no form that cannot be written.
+        let text = serde_json::to_string(&self.body).ok()?;
+        Some(ChunkPart {
+            range: ChunkRange { thread, after, upto },
+            chunks: self.chunks,
+            text,
+        })
+    }
+}
+
+/// Returns the index of a value in a list, to which it is added if it is new.
+fn index_in<T: PartialEq>(list: &mut Vec<Arc<T>>, value: &Arc<T>) -> usize {
+    let found = list
+        .iter()
+        .position(|known| Arc::ptr_eq(known, value) || known == value);
+    found.unwrap_or_else(|| {
+        list.push(Arc::clone(value));
+        list.len() - 1
+    })
+}
+
+/// Returns the size of a value as text, with the comma after it.
+fn size_of<T: Serialize>(value: &T) -> usize {
+    serde_json::to_string(value).map_or(MAX_CHUNKS, |text| text.len() + 1)
+}
+
+/// Puts parts into as few texts as possible.
+pub(super) fn pack(parts: &[ChunkPart]) -> Vec<String> {
+    let mut texts: Vec<String> = vec![];
+    for part in parts {
+        let ChunkRange { thread, after, upto } = part.range;
+        let line = format!("\n{thread} {after} {upto} {}", part.text);
+        match texts.last_mut() {
+            Some(text) if text.len() + line.len() <= MAX_TEXT => text.push_str(&line),
+            Some(_) | None => texts.push(format!("{VERSION}{line}")),
+        }
+    }
+    texts
+}
+
+/// Reads a text into the ranges of its parts, each with its events as text, which may be sealed.
+pub(super) fn unpack(text: &str) -> Result<Vec<(ChunkRange, &str)>, Unusable> {
+    fn part(line: &str) -> Option<(ChunkRange, &str)> {
+        let mut words = line.splitn(4, ' ');
+        let thread = words.next()?.parse().ok()?;
+        let after: i64 = words.next()?.parse().ok()?;
+        let upto: i64 = words.next()?.parse().ok()?;
+        let is_range = 0 <= after && after < upto && upto < i64::MAX;
+        let range = is_range.then_some(ChunkRange { thread, after, upto })?;
+        Some((range, words.next()?))
+    }
+    let read = |line| part(line).ok_or(Unusable::Malformed);
+    lines_of(text)?.map(read).collect()
+}
+
+/// Reads the events of a part. Returns them with the number of chunks.
+pub(super) fn read_slots(range: ChunkRange, text: &str) -> Result<(Vec<Slot>, usize), Unusable> {
+    let body: PartBody = serde_json::from_str(text).map_err(|_| Unusable::Malformed)?;
+    let PartBody {
+        run,
+        origins,
+        answers,
+        events,
+    } = body;
+    let mut before = range.after;
+    let mut slots = Vec::with_capacity(events.len());
+    let mut chunks = 0;
+    for PartEvent(seq, at, origin, content) in events {
+        if seq <= before || seq > range.upto {
+            return Err(Unusable::Malformed);
+        }
+        before = seq;
+        let body = match content {
+            Content::Stored => None,
+            Content::Delta(answer, ordinal, chunk) => Some(EventBody::Delta(Delta {
+                answer: Arc::clone(answers.get(answer).ok_or(Unusable::Malformed)?),
+                ordinal,
+                chunk,
+            })),
+            Content::Begun(work) => Some(EventBody::Begun(work)),
+            Content::Output(call, text) => Some(EventBody::Output { call, text }),
+        };
+        let content = match body {
+            None => SlotContent::Stored,
+            Some(body) => {
+                chunks += 1;
+                let origin = Arc::clone(origins.get(origin).ok_or(Unusable::Malformed)?);
+                let at = Timestamp(at);
+                SlotContent::Visible(Arc::new(Event {
+                    seq,
+                    run,
+                    at,
+                    origin,
+                    body,
+                }))
+            }
+        };
+        slots.push(Slot { seq, content });
+    }
+    Ok((slots, chunks))
+}
+
+#[cfg(test)]
+mod tests;

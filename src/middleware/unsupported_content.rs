@@ -1,0 +1,165 @@
+//! Middleware: content that the model cannot take does not end the run, now or in any later turn.
+//!
+//! A block that can never be sent to the model becomes a text that names it. If the provider refuses a request that has
+//! new media in it, the request is made once more without them, and the messages whose media were refused are
+//! remembered. The messages of the state stay as they are: only requests are made without the content.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{Middleware, MiddlewareModel, ModelAnswer, NextModel};
+use crate::definition::builtins;
+use crate::domain::machine::Failure;
+use crate::domain::media::{media_kind, placeholder};
+use crate::domain::message::{Content, Message, Role};
+use crate::domain::state::{State, Update};
+use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
+use crate::tool::Halt;
+
+/// The private field with the messages whose media the provider has refused: the failure's class by message id.
+const REFUSED: &str = "_refused_content";
+/// The reason for media that the provider has refused.
+const BY_PROVIDER: &str = "the provider of the model refused it";
+/// The reason for media in the result of a tool.
+const IN_RESULT: &str = "a model reads only texts and images in the result of a tool";
+
+/// The middleware.
+pub struct UnsupportedContent {
+    model: MiddlewareModel,
+}
+
+impl UnsupportedContent {
+    /// Creates the middleware for an agent with these models.
+    pub fn new(model: MiddlewareModel) -> Self {
+        Self { model }
+    }
+
+    /// Returns the reason why none of the models can take a block, which is that of the first one.
+    fn refusal(&self, block: &Value) -> Option<String> {
+        let models = self.model.models().iter();
+        let models = models.filter_map(|own| own.model.as_ref().ok());
+        let mut reasons = models.map(|model| model.refusal(block));
+        let first = reasons.next()??;
+        reasons.all(|reason| reason.is_some()).then_some(first)
+    }
+
+    /// Returns the reason why a block of this message is not sent to the model.
+    fn reason(&self, message: &Message, block: &Value, refused: &BTreeMap<String, String>) -> Option<String> {
+        let is_media = media_kind(block).is_some();
+        if is_media && message.id.as_ref().is_some_and(|id| refused.contains_key(id)) {
+            return Some(BY_PROVIDER.to_owned());
+        }
+        match message.role {
+            Role::Human => self.refusal(block),
+            Role::Tool { .. } => {
+                let is_image = |kind: &str| matches!(kind, "image" | "image_url" | "input_image");
+                let kind = media_kind(block).filter(|kind| !is_image(kind));
+                kind.map(|_| IN_RESULT.to_owned())
+            }
+            Role::System | Role::Ai { .. } | Role::Remove => None,
+        }
+    }
+
+    /// Returns the messages with placeholders for the blocks that cannot be sent.
+    fn shown(&self, messages: &[Arc<Message>], refused: &BTreeMap<String, String>) -> Vec<Arc<Message>> {
+        let all = messages.iter();
+        all.map(|message| replaced(message, |block| self.reason(message, block, refused)))
+            .collect()
+    }
+}
+
+#[async_trait]
+impl Middleware for UnsupportedContent {
+    fn name(&self) -> &str {
+        builtins::UNSUPPORTED_CONTENT
+    }
+
+    async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let mut refused = refused_before(next.state);
+        let has_blocks = |message: &Arc<Message>| matches!(message.content, Content::Blocks(_));
+        if !request.messages.iter().any(has_blocks) {
+            return next.ask(request).await;
+        }
+        request.messages = self.shown(&request.messages, &refused);
+        let suspects = new_media(&request.messages);
+        if suspects.is_empty() {
+            return next.ask(request).await;
+        }
+        let failure = match next.ask(request.clone()).await {
+            Err(Halt::Fail(failure)) if may_be_about_content(&failure) => failure,
+            answer => return answer,
+        };
+        tracing::warn!(agent = %next.scope.agent, run = %next.scope.run, class = failure.class,
+            messages = suspects.len(), "a request with media was refused; it is made once more without them");
+        let is_suspect = |message: &Arc<Message>| suspects.iter().any(|suspect| Arc::ptr_eq(suspect, message));
+        for message in &mut request.messages {
+            if is_suspect(message) {
+                *message = replaced(message, |block| media_kind(block).map(|_| BY_PROVIDER.to_owned()));
+            }
+        }
+        let mut answer = next.ask(request).await?;
+        let ids = suspects.iter().filter_map(|message| message.id.clone());
+        refused.extend(ids.map(|id| (id, failure.class.clone())));
+        // Messages that are gone need no entry.
+        refused.retain(|id, _| {
+            next.state
+                .messages
+                .iter()
+                .any(|message| message.id.as_ref() == Some(id))
+        });
+        let mut extra = Update::none();
+        extra.fields.insert(REFUSED.to_owned(), json!(refused));
+        extra.merge(answer.extra);
+        answer.extra = extra;
+        Ok(answer)
+    }
+}
+
+/// Returns whether a request that failed in this way may succeed without its media.
+fn may_be_about_content(failure: &Failure) -> bool {
+    failure.class == CONTEXT_OVERFLOW || ModelError::is_about_request(failure)
+}
+
+/// Returns the messages whose media the provider has refused before.
+fn refused_before(state: &State) -> BTreeMap<String, String> {
+    let stored = state.fields.get(REFUSED).cloned();
+    stored
+        .and_then(|stored| serde_json::from_value(stored).ok())
+        .unwrap_or_default()
+}
+
+/// Returns the messages with media after the last answer of the model. The provider has taken all media before.
+fn new_media(messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
+    let has_media = |message: &Message| match &message.content {
+        Content::Text(_) => false,
+        Content::Blocks(blocks) => blocks.iter().any(|block| media_kind(block).is_some()),
+    };
+    let start = messages
+        .iter()
+        .rposition(|message| message.is_ai())
+        .map_or(0, |at| at + 1);
+    let new = messages[start..].iter().filter(|message| has_media(message));
+    new.cloned().collect()
+}
+
+/// Returns the message with a placeholder for each block that `reason` gives a reason for.
+fn replaced(message: &Arc<Message>, reason: impl Fn(&Value) -> Option<String>) -> Arc<Message> {
+    let Content::Blocks(blocks) = &message.content else {
+        return Arc::clone(message);
+    };
+    let reasons: Vec<Option<String>> = blocks.iter().map(reason).collect();
+    if reasons.iter().all(Option::is_none) {
+        return Arc::clone(message);
+    }
+    let blocks = blocks.iter().zip(reasons).map(|(block, reason)| match reason {
+        Some(why) => placeholder(block, &why),
+        None => block.clone(),
+    });
+    Arc::new(Message {
+        content: Content::Blocks(blocks.collect()),
+        ..Message::clone(message)
+    })
+}

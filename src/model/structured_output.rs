@@ -1,0 +1,64 @@
+//! Well-known models that keep the text of an answer to a JSON Schema while they may call tools as well.
+//!
+//! The list has what the providers publish. A model that is not listed answers in a form by a tool, which every model
+//! can.
+
+use crate::definition::provider::ProviderKind;
+
+/// The beginnings of model names of each kind of provider, and whether these models keep to a schema. The first one that
+/// fits counts.
+const OPENAI: [(&str, bool); 9] = [
+    ("gpt-4o-audio", false),
+    ("gpt-4o-realtime", false),
+    ("gpt-5", true),
+    ("gpt-4.1", true),
+    ("gpt-4o", true),
+    ("o1-mini", false),
+    ("o1-preview", false),
+    ("o3", true),
+    ("o4-mini", true),
+];
+const ANTHROPIC: [(&str, bool); 5] = [
+    ("claude-sonnet-4-5", true),
+    ("claude-sonnet-4-6", true),
+    ("claude-haiku-4-5", true),
+    ("claude-opus-4-1", true),
+    ("claude-opus-4-5", true),
+];
+const GOOGLE: [(&str, bool); 1] = [("gemini-3", true)];
+
+/// Returns whether a model of this kind of provider keeps to a JSON Schema beside its tools.
+pub fn is_known(kind: ProviderKind, model: &str) -> bool {
+    let rows: &[(&str, bool)] = match kind {
+        ProviderKind::OpenAi | ProviderKind::OpenAiResponses => &OPENAI,
+        ProviderKind::Anthropic => &ANTHROPIC,
+        ProviderKind::GoogleGenAi => &GOOGLE,
+        // What a gateway or a daemon passes on depends on what is behind it.
+        ProviderKind::Ollama | ProviderKind::OpenRouter | ProviderKind::Scripted => &[],
+    };
+    let name = model.to_ascii_lowercase();
+    let row = rows.iter().find(|(start, _)| name.starts_with(start));
+    row.is_some_and(|(_, keeps)| *keeps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_known_by_their_provider_and_the_beginning_of_their_names() {
+        for (kind, model, keeps) in [
+            (ProviderKind::OpenAi, "gpt-5-mini", true),
+            (ProviderKind::OpenAiResponses, "GPT-5", true),
+            (ProviderKind::OpenAi, "gpt-4o-audio-preview", false),
+            (ProviderKind::OpenAi, "gpt-3.5-turbo", false),
+            (ProviderKind::OpenAi, "claude-sonnet-4-6", false),
+            (ProviderKind::Anthropic, "claude-sonnet-4-6", true),
+            (ProviderKind::Anthropic, "claude-3-5-sonnet", false),
+            (ProviderKind::GoogleGenAi, "gemini-2.5-pro", false),
+            (ProviderKind::OpenRouter, "openai/gpt-5", false),
+        ] {
+            assert_eq!(is_known(kind, model), keeps, "{model}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! A workspace in a sandbox of a sandbox service.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use reqwest::header::{DATE, HeaderMap, HeaderName, LAST_MODIFIED};
+use tokio::time::timeout_at;
+
+use super::SandboxPlace;
+use super::client::{EntryKind, EntryQuery, FileBody, MAX_SEARCHED, SandboxEntries, SandboxEntry, SandboxError};
+use crate::domain::id::SandboxId;
+use crate::domain::path::{below, normalise};
+use crate::domain::state::{File, Update};
+use crate::domain::time::Timestamp;
+use crate::tool::files::{
+    FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop, conflict, shortened,
+};
+
+/// The maximum number of entries of one list.
+const MAX_ENTRIES: usize = 10_000;
+
+/// The files in the sandbox of an agent.
+#[derive(Clone)]
+pub struct SandboxFiles(SandboxPlace);
+
+impl SandboxFiles {
+    /// Creates the workspace of an agent with its sandbox at this place.
+    pub fn new(place: SandboxPlace) -> Self {
+        Self(place)
+    }
+
+    /// Returns the sandbox, which is created if it is not there.
+    async fn open(&self, access: FileAccess<'_>) -> Result<SandboxId, String> {
+        self.0.open(access.scope).await.map_err(|reason| told(&reason))
+    }
+
+    /// Returns the text for the model why something in the sandbox failed.
+    async fn explain(&self, id: SandboxId, error: SandboxError) -> String {
+        told(&self.0.explain(id, error).await)
+    }
+
+    /// Returns the entries at and below a path; none if there is nothing.
+    async fn entries(&self, access: FileAccess<'_>, query: EntryQuery<'_>) -> Result<Option<SandboxEntries>, String> {
+        let id = self.open(access).await?;
+        let found = match self.0.service.entries(id, query).await {
+            Ok(found) => found,
+            Err(error) if error.has_code("file_not_found") => return Ok(None),
+            Err(error) => return Err(self.explain(id, error).await),
+        };
+        if found.entries.len() > query.max || !found.entries.iter().all(|entry| is_inside(&entry.path, query.path)) {
+            return Err(told(
+                "the sandbox service answered with entries that were not asked for",
+            ));
+        }
+        Ok(Some(found))
+    }
+}
+
+fn told(reason: &str) -> String {
+    format!("Error: {reason}.")
+}
+
+/// Returns whether a path of the service is written as the server writes paths, and is at or below `at`.
+fn is_inside(path: &str, at: &str) -> bool {
+    normalise(path).is_ok_and(|clean| clean == path) && (path == at || below(path, at).is_some())
+}
+
+/// Returns the bytes of a file.
+fn bytes_of(file: &File) -> Result<Vec<u8>, String> {
+    file.to_bytes()
+        .map_err(|_| told("the content of the file is no Base64"))
+}
+
+/// Returns the file of an answer.
+fn file_of(body: FileBody, now: Timestamp) -> File {
+    File {
+        modified_at: modified(&body.headers, now).map(|at| at.to_string()),
+        ..File::from_bytes(body.bytes)
+    }
+}
+
+/// Returns the time of the last change of a file by the clock of this server. Both clocks may differ, so the service
+/// says with its own how long ago that was.
+fn modified(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
+    let time = |name: HeaderName| Timestamp::read_http(headers.get(name)?.to_str().ok()?);
+    let age = time(DATE)?.since(time(LAST_MODIFIED)?);
+    Some(now.minus(age))
+}
+
+#[async_trait]
+impl FileWorkspace for SandboxFiles {
+    fn is_shared(&self, _: &str) -> bool {
+        true
+    }
+
+    fn has_effects(&self) -> bool {
+        true
+    }
+
+    async fn is_missing(&self, access: FileAccess<'_>, path: &str) -> Result<bool, String> {
+        let query = EntryQuery {
+            path,
+            is_recursive: false,
+            is_complete: true,
+            max: MAX_ENTRIES,
+        };
+        Ok(self.entries(access, query).await?.is_none())
+    }
+
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+        let own = EntryQuery {
+            path: &query.at,
+            is_recursive: false,
+            is_complete: true,
+            max: MAX_ENTRIES,
+        };
+        let found = self.entries(access, own).await?;
+        let entries = found.into_iter().flat_map(|found| found.entries);
+        let seen = entries.filter(|entry| query.shows(&entry.path));
+        let name = |entry: SandboxEntry| match entry.kind {
+            EntryKind::File => entry.path,
+            EntryKind::Directory => format!("{}/", entry.path),
+        };
+        Ok(seen.map(name).collect())
+    }
+
+    async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
+        let own = EntryQuery {
+            path: &query.at,
+            is_recursive: true,
+            is_complete: query.is_complete,
+            max: MAX_ENTRIES,
+        };
+        let Ok(found) = timeout_at(query.deadline(), self.entries(access, own)).await else {
+            return Ok(FoundPaths {
+                paths: vec![],
+                stop: Some(SearchStop::Time),
+            });
+        };
+        let Some(found) = found? else {
+            return Ok(FoundPaths::default());
+        };
+        let stop = found.truncated.then_some(SearchStop::Files);
+        let files = found.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
+        let admitted = files.map(|entry| entry.path).filter(|path| query.admits(path));
+        Ok(FoundPaths::first(admitted.collect(), query.max, stop))
+    }
+
+    async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {
+        let most = access.scope.sizes.file;
+        let id = self.open(access).await?;
+        match self.0.service.read(id, path, most).await {
+            Ok(body) => Ok(Some(Arc::new(file_of(body, access.scope.now())))),
+            Err(error) if error.has_code("file_not_found") => Ok(None),
+            Err(SandboxError::TooLarge(most)) => Err(told(&format!(
+                "'{path}' has more than {most} bytes; such files are not read. grep finds text in it"
+            ))),
+            Err(error) => Err(self.explain(id, error).await),
+        }
+    }
+
+    async fn write(
+        &self,
+        access: FileAccess<'_>,
+        path: &str,
+        file: File,
+        before: Option<&File>,
+    ) -> Result<Update, String> {
+        let content = bytes_of(&file)?;
+        let before = before.map(bytes_of).transpose()?;
+        let id = self.open(access).await?;
+        match self.0.service.write(id, path, content, before.as_deref()).await {
+            Ok(()) => Ok(Update::none()),
+            Err(error) if error.has_code("changed") => Err(conflict(path)),
+            Err(error) => Err(self.explain(id, error).await),
+        }
+    }
+
+    async fn delete(&self, access: FileAccess<'_>, path: &str, _: Vec<String>) -> Result<Option<Update>, String> {
+        let id = self.open(access).await?;
+        match self.0.service.delete(id, path).await {
+            Ok(()) => Ok(Some(Update::none())),
+            Err(error) if error.has_code("file_not_found") => Ok(None),
+            Err(error) => Err(self.explain(id, error).await),
+        }
+    }
+
+    async fn grep(&self, access: FileAccess<'_>, query: &FileQuery, text: &str) -> Result<FoundLines, String> {
+        let everything = query.clone().at_most(usize::MAX);
+        let found = self.paths(access, &everything).await?;
+        let mut lines = FoundLines {
+            stop: found.stop,
+            ..FoundLines::default()
+        };
+        let id = self.open(access).await?;
+        for part in found.paths.chunks(MAX_SEARCHED) {
+            let left = query.max.saturating_sub(lines.count());
+            let search = self.0.service.search(id, text, part, left.saturating_add(1));
+            let Ok(searched) = timeout_at(query.deadline(), search).await else {
+                lines.stop = Some(SearchStop::Time);
+                break;
+            };
+            let searched = match searched {
+                Ok(searched) => searched,
+                Err(error) => return Err(self.explain(id, error).await),
+            };
+            let wanted: BTreeSet<&String> = part.iter().collect();
+            if !searched.matches.iter().all(|found| wanted.contains(&found.path)) {
+                return Err(told("the sandbox service answered with lines that were not asked for"));
+            }
+            let is_over = searched.matches.len() > left;
+            for found in searched.matches.into_iter().take(left) {
+                let line = (found.line, shortened(&found.text));
+                match lines.files.last_mut().filter(|file| file.path == found.path) {
+                    Some(file) => file.lines.push(line),
+                    None => lines.files.push(FileMatches {
+                        path: found.path,
+                        lines: vec![line],
+                    }),
+                }
+            }
+            if is_over || searched.truncated {
+                lines.stop = Some(SearchStop::Results);
+                break;
+            }
+        }
+        Ok(lines)
+    }
+}

@@ -1,0 +1,156 @@
+//! A Postgres of a provider: encrypted connections, roles with few rights, few connections.
+
+use std::process::Command;
+
+use adjutant::Adjutant;
+use serde_json::json;
+use sqlx::query_scalar;
+
+use crate::support::rented_postgres::RentedPostgres;
+use crate::support::{Engine, TestServer, play, script};
+
+/// Returns the error of a server that does not start with this database.
+async fn refusal(url: &str) -> String {
+    let text = format!("[storage]\nurl = {url:?}\n");
+    let Err(error) = Adjutant::builder().config_text(text).start().await else {
+        panic!("it starts with {url}")
+    };
+    format!("{error:#}")
+}
+
+/// Restarts the server with another database and more lines in the section `[storage]`.
+async fn moves_to(server: &TestServer, url: &str, lines: &str) {
+    let old = format!("url = \"{}\"", server.database_url());
+    server.is_reconfigured(&old, &format!("url = \"{url}\"\n{lines}")).await;
+}
+
+/// Runs the program with a command and this database. Returns whether it has succeeded, and what it has printed.
+fn runs_command(command: &str, url: &str) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
+        .args([command, "--database-url", url])
+        .current_dir(std::env::temp_dir())
+        .output()
+        .expect("it runs");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_encrypted_and_the_certificate_is_checked() {
+    // It outlives the server, which is asked about its work at the end.
+    let Some(postgres) = RentedPostgres::start() else {
+        return;
+    };
+    play(Engine::Postgres, async |server: TestServer| {
+        postgres
+            .executes("alter database postgres owner to admin".to_owned())
+            .await;
+        let url = postgres.url("admin", "localhost", &postgres.parameters("verify-full", "ca"));
+        moves_to(&server, &url, "connections = 4").await;
+        let alice = server.human("agent").await;
+        alice.says(script().says("hello")).await;
+        let mut admin = postgres.admin().await;
+        let open = "select count(*) from pg_stat_ssl s join pg_stat_activity a using (pid) \
+            where a.application_name = 'adjutant' and s.ssl";
+        let encrypted: i64 = query_scalar(open).fetch_one(&mut admin).await.expect("a number");
+        assert!(
+            (2..=5).contains(&encrypted),
+            "{encrypted}: four, and the one that listens"
+        );
+        let plain = "select count(*) from pg_stat_activity where application_name = 'adjutant' and client_addr is null";
+        let plain: i64 = query_scalar(plain).fetch_one(&mut admin).await.expect("a number");
+        assert_eq!(plain, 0);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_mode_of_tls_refuses_what_it_has_to() {
+    let Some(postgres) = RentedPostgres::start() else {
+        return;
+    };
+    let url =
+        |host: &str, mode: &str, authority: &str| postgres.url("admin", host, &postgres.parameters(mode, authority));
+    for (url, reason) in [
+        (url("localhost", "verify-full", "other-ca"), "certificate"),
+        (url("localhost", "verify-ca", "other-ca"), "certificate"),
+        (url("127.0.0.1", "verify-full", "ca"), "not valid for name"),
+        (url("localhost", "disable", "ca"), "no encryption"),
+        (postgres.url("admin", "localhost", "sslmode=verify-full"), "certificate"),
+        (
+            postgres.url("admin", "localhost", "sslmode=verify-full&sslrootcert=/no/such.pem"),
+            "No such file",
+        ),
+    ] {
+        let error = refusal(&url).await;
+        assert!(error.contains(reason), "{url}: {error}");
+    }
+    for url in [
+        url("127.0.0.1", "verify-ca", "ca"),
+        url("127.0.0.1", "require", "ca"),
+        postgres.url("admin", "127.0.0.1", "sslmode=require"),
+        postgres.url("admin", "127.0.0.1", "sslmode=prefer"),
+    ] {
+        let (is_done, said) = runs_command("migrate", &url);
+        assert!(is_done, "{url}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_role_may_not_create_tables_serves_after_a_migration() {
+    // It outlives the server, which is asked about its work at the end.
+    let Some(postgres) = RentedPostgres::start() else {
+        return;
+    };
+    play(Engine::Postgres, async |server: TestServer| {
+        let roles = "create role owner login nosuperuser; create role serving login nosuperuser; \
+            alter database postgres owner to owner; grant all on schema public to owner";
+        postgres.executes(roles.to_owned()).await;
+        let url = |role: &str| postgres.url(role, "localhost", "sslmode=require");
+        let error = refusal(&url("serving")).await;
+        assert!(error.contains("permission denied"), "{error}");
+        let (is_done, said) = runs_command("migrate", &url("owner"));
+        assert!(is_done && said.contains("the tables were created"), "{said}");
+        let (is_done, said) = runs_command("migrate", &url("owner"));
+        assert!(is_done && said.contains("the tables are current"), "{said}");
+        let rights = "grant select, insert, update, delete on all tables in schema public to serving; \
+            grant usage on all sequences in schema public to serving; \
+            revoke insert, update, delete on _sqlx_migrations from serving";
+        postgres.executes(rights.to_owned()).await;
+        moves_to(&server, &url("serving"), "").await;
+        let alice = server.human("agent").await;
+        alice.says(script().says("hello")).await;
+        assert_eq!(
+            alice.state().await["values"]["messages"].as_array().map(Vec::len),
+            Some(2)
+        );
+        alice.client().delete(&format!("/threads/{}", alice.thread)).await;
+        let item = json!({"namespace": ["a"], "key": "k", "value": {"n": 1}});
+        alice.client().put("/store/items", item).await.ok();
+    })
+    .await;
+}
+
+#[test]
+fn the_tables_of_sqlite_are_created_by_the_command_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite://{}/adjutant.db", folder.path().display());
+    let (is_done, said) = runs_command("migrate", &url);
+    assert!(is_done && said.contains("SQLite: the tables were created"), "{said}");
+    let (is_done, said) = runs_command("migrate", &url);
+    assert!(is_done && said.contains("SQLite: the tables are current"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_of_another_build_are_refused_with_what_to_do() {
+    play(Engine::Postgres, async |server: TestServer| {
+        server.client().thread().await;
+        server
+            .executes_sql("update _sqlx_migrations set checksum = '\\x00'")
+            .await;
+        let error = refusal(&server.database_url()).await;
+        assert!(error.contains("another build of the server"), "{error}");
+        assert!(error.contains("a new database"), "{error}");
+    })
+    .await;
+}

@@ -1,0 +1,174 @@
+//! A thread that goes on for thousands of turns, with tools, files, compactions and kills.
+//!
+//! `ADJUTANT_SOAK_TURNS` sets the number of turns; with 2000 there is a kill every 100 turns.
+
+use serde_json::{Value, json};
+
+use super::random::{Random, number};
+use crate::support::actors::Human;
+use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, script};
+
+/// The number of turns unless the environment sets another one.
+const TURNS: u64 = 300;
+/// The number of times that the server is killed.
+const KILLS: u64 = 20;
+/// The parts of the thread whose growth is compared.
+const PARTS: u64 = 5;
+
+/// The memory by which two processes with the same work differ, in KiB.
+const MEMORY_NOISE_KB: i64 = 6 * 1024;
+
+/// The agent. Its window is small, so that it summarises all the time.
+const AGENT: &str = r#"
+[providers.small]
+kind = "scripted"
+max_input_tokens = 6000
+
+[agents.worker]
+model = "small:lab"
+system_prompt = "You work."
+tools = ["lookup"]
+general_purpose_subagent = { enabled = false }
+middleware = [{ name = "ContextEditingMiddleware" }]
+
+[agents.worker.summarization]
+summary_prompt = '{"script": [{"text": "SUMMARY"}]}'
+"#;
+
+/// What the server takes after a part of the thread.
+#[derive(Debug, Clone, Copy)]
+struct Usage {
+    /// The size of the database, in bytes.
+    stored: i64,
+    /// The memory of the process, in KiB.
+    memory: i64,
+}
+
+/// One turn: a call of a tool behind HTTP, a change of a file, and an answer.
+fn turn(number: u64) -> String {
+    let text = format!("turn {number}: {}", "so it goes ".repeat(20));
+    let edit = json!({"file_path": "/progress.md", "content": text});
+    script()
+        .calls(lookup(&format!("l{number}"), &format!("question {number}")))
+        .calls(call(&format!("w{number}"), "write_file", edit))
+        .says(&format!("done {number}"))
+        .to_string()
+}
+
+impl TestServer {
+    async fn usage(&self) -> Usage {
+        let sql = match self.engine {
+            Engine::Sqlite => {
+                "select (page_count - freelist_count) * page_size from pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
+            }
+            Engine::Postgres => "select pg_database_size(current_database())",
+        };
+        Usage {
+            stored: self.number_in_database(sql).await,
+            memory: i64::try_from(self.own_memory().await).expect("a size"),
+        }
+    }
+}
+
+/// Says one turn, and has the server killed at some instant of it.
+async fn is_killed_during(server: &TestServer, alice: &Human, number: u64, random: &mut Random) {
+    let pieces = random.below(12);
+    let more = json!({"stream_mode": ["updates"], "stream_resumable": true});
+    let mut stream = alice.streams(turn(number), more).await;
+    let run = alice.run_of_id(&stream.run_id());
+    for _ in 0..pieces {
+        if stream.next().await.is_none() {
+            break;
+        }
+    }
+    server.is_killed_and_started_again().await;
+    // Not by a request that returns the whole state.
+    eventually(async || !["pending", "running"].contains(&run.status().await.as_str())).await;
+    assert_eq!(run.status().await, "success", "turn {number}");
+}
+
+on_both_engines! { a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing }
+
+async fn a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing(server: TestServer) {
+    let turns = number("ADJUTANT_SOAK_TURNS").unwrap_or(TURNS);
+    server.is_configured_with(AGENT).await;
+    // On a shared database a dead process keeps its runs for the time of a lease.
+    server
+        .is_reconfigured("lease_s = 2.0\nheartbeat_s = 0.5", "lease_s = 1.0\nheartbeat_s = 0.2")
+        .await;
+    server.moves_into_a_process().await;
+    let alice = server.human("worker").await;
+    let mut random = Random::seeded();
+    let mut usages = vec![server.usage().await];
+    for number in 1..=turns {
+        if number % (turns / KILLS) == 0 {
+            // Before the kill, when the process has served a whole stretch of turns.
+            if number % (turns / PARTS) == 0 {
+                usages.push(server.usage().await);
+            }
+            is_killed_during(&server, &alice, number, &mut random).await;
+        } else {
+            let stream = alice.streams(turn(number), json!({"stream_mode": ["updates"]})).await;
+            stream.rest().await;
+        }
+    }
+    nothing_is_lost_or_done_twice(&server, &alice, turns).await;
+    growth_is_flat(&usages);
+}
+
+async fn nothing_is_lost_or_done_twice(server: &TestServer, alice: &Human, turns: u64) {
+    let state = alice.state().await;
+    let messages = state["values"]["messages"].as_array().expect("a list");
+    let texts = |kind: &str| -> Vec<String> {
+        let of_kind = messages.iter().filter(|message| message["type"] == kind);
+        of_kind
+            .filter_map(|message| message["content"].as_str().map(str::to_owned))
+            .collect()
+    };
+    let said: Vec<String> = texts("ai")
+        .into_iter()
+        .filter(|text| text.starts_with("done"))
+        .collect();
+    let expected: Vec<String> = (1..=turns).map(|number| format!("done {number}")).collect();
+    assert_eq!(said, expected);
+    let results = texts("tool").len();
+    assert_eq!(
+        results,
+        usize::try_from(2 * turns).expect("a length"),
+        "a lookup and a file in each turn"
+    );
+    let mut asked: Vec<Value> = server
+        .tools
+        .calls_of("lookup")
+        .iter()
+        .map(|call| call["args"]["query"].clone())
+        .collect();
+    // A call that was under way at a kill may be made again, with the same key.
+    asked.dedup();
+    let questions: Vec<Value> = (1..=turns).map(|number| json!(format!("question {number}"))).collect();
+    assert_eq!(asked, questions);
+    let file = state["values"]["files"]["/progress.md"]["content"]
+        .as_str()
+        .expect("the file");
+    assert!(file.starts_with(&format!("turn {turns}:")), "{file}");
+    let compactions = state["values"]["summarization"]["count"].as_u64().expect("a count");
+    assert!(compactions >= turns / 100, "{compactions} compactions");
+}
+
+/// Checks that a later turn takes no more bytes and no more memory than an early one. The state of the thread is in memory
+/// while the thread is at work, so that the memory grows with the messages, and with nothing else.
+fn growth_is_flat(usages: &[Usage]) {
+    println!("{usages:?}");
+    let stored: Vec<i64> = usages.iter().map(|usage| usage.stored).collect();
+    let memory: Vec<i64> = usages.iter().map(|usage| usage.memory).collect();
+    for (amounts, allowance) in [(stored, 0), (memory, MEMORY_NOISE_KB)] {
+        let grown: Vec<i64> = amounts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        // The first part has the tables' own first pages, and no summary yet.
+        let second = grown[1];
+        let last = grown[grown.len() - 1];
+        assert!(
+            last * 2 <= second * 3 + allowance * 2,
+            "growth in the parts of the thread: {grown:?}"
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! A Postgres as it is rented: it is reached over TCP with TLS only, and roles have few rights.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
+
+use super::postgres::{as_ordinary_user, installed_programs};
+use super::server::skipped;
+
+/// A shell script like the one of the other server of the tests. This one listens on a port of its own, with TLS.
+const SCRIPT: &str = r#"
+trap '' INT TERM HUP
+cd /
+dir=$(mktemp -d "$2/adjutant-rented-XXXXXX") || exit 1
+trap 'rm -rf "$dir"' EXIT
+"$1/initdb" -D "$dir/data" -U admin -A trust -E UTF8 --locale=C --no-sync >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log"; exit 1; }
+umask 077
+printf '%s' "$ADJUTANT_TEST_CERTIFICATE" >"$dir/server.crt"
+printf '%s' "$ADJUTANT_TEST_KEY" >"$dir/server.key"
+printf 'local all all trust\nhostssl all all all trust\n' >"$dir/data/pg_hba.conf"
+"$1/postgres" -D "$dir/data" -k "$dir" -p "$3" -c listen_addresses=127.0.0.1 -c fsync=off -c autovacuum=off \
+    -c ssl=on -c ssl_cert_file="$dir/server.crt" -c ssl_key_file="$dir/server.key" >"$dir/log" 2>&1 </dev/null &
+server=$!
+tries=0
+until [ -S "$dir/.s.PGSQL.$3" ] && "$1/pg_isready" -q -h "$dir" -p "$3"; do
+    tries=$((tries + 1))
+    [ $tries -gt 300 ] && { cat "$dir/log"; kill -QUIT $server; exit 1; }
+    sleep 0.1
+done
+echo "ready $dir"
+read -r _
+kill -QUIT $server
+wait $server
+"#;
+
+/// The server. It stops when this value is dropped.
+pub(crate) struct RentedPostgres {
+    child: Child,
+    port: u16,
+    socket_folder: String,
+    folder: tempfile::TempDir,
+}
+
+impl RentedPostgres {
+    /// Starts the server with a certificate for `localhost`; `None` if Postgres is not installed on this machine.
+    pub(crate) fn start() -> Option<Self> {
+        let Some(programs) = installed_programs() else {
+            return skipped("Postgres");
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let authority = Authority::new();
+        std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
+        std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
+        let (certificate, key) = authority.issue("localhost");
+        let port = free_port();
+        let mut command = as_ordinary_user();
+        command
+            .args(["sh", "-c", SCRIPT, "postgres", &programs])
+            .arg(std::env::temp_dir())
+            .arg(port.to_string())
+            .env("ADJUTANT_TEST_CERTIFICATE", certificate)
+            .env("ADJUTANT_TEST_KEY", key)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().expect("a shell");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut said = vec![];
+        let mut socket_folder = None;
+        for line in output.lines() {
+            let line = line.expect("text");
+            socket_folder = line.strip_prefix("ready ").map(str::to_owned);
+            if socket_folder.is_some() {
+                break;
+            }
+            said.push(line);
+        }
+        let Some(socket_folder) = socket_folder else {
+            child.wait().expect("it has ended");
+            panic!("Postgres did not start: {said:?}");
+        };
+        Some(Self {
+            socket_folder,
+            child,
+            port,
+            folder,
+        })
+    }
+
+    /// Returns the URL of the database `postgres` at a host, as a role, with the parameters of the URL.
+    pub(crate) fn url(&self, role: &str, host: &str, parameters: &str) -> String {
+        format!("postgres://{role}@{host}:{}/postgres?{parameters}", self.port)
+    }
+
+    /// Returns the parameters for a mode of TLS with this authority: `ca` or `other-ca`.
+    pub(crate) fn parameters(&self, mode: &str, authority: &str) -> String {
+        let file = self.folder.path().join(format!("{authority}.pem"));
+        format!("sslmode={mode}&sslrootcert={}", file.display())
+    }
+
+    /// Connects as a superuser.
+    pub(crate) async fn admin(&self) -> PgConnection {
+        let url = format!(
+            "postgres://admin@localhost:{}/postgres?host={}",
+            self.port, self.socket_folder
+        );
+        PgConnection::connect(&url).await.expect("a connection")
+    }
+
+    /// Executes statements as a superuser.
+    pub(crate) async fn executes(&self, sql: String) {
+        let mut conn = self.admin().await;
+        raw_sql(AssertSqlSafe(sql))
+            .execute(&mut conn)
+            .await
+            .expect("it is executed");
+        conn.close().await.expect("a clean close");
+    }
+}
+
+impl Drop for RentedPostgres {
+    fn drop(&mut self) {
+        // The script ends the server when its input ends.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// A certificate authority.
+struct Authority {
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(vec![]).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages.push(KeyUsagePurpose::KeyCertSign);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.self_signed(&key).expect("a certificate").pem();
+        Self {
+            certificate,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// Returns a certificate for a host, and its key.
+    fn issue(&self, host: &str) -> (String, String) {
+        let params = CertificateParams::new(vec![host.to_owned()]).expect("parameters");
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        (certificate.pem(), key.serialize_pem())
+    }
+}
