@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         ProgramCommand::Completions { shell } => print_completions(*shell),
         ProgramCommand::Serve(command) => serve_until_stopped(load(&command.settings_with_role())),
         ProgramCommand::Check(command) => check(load(&command.settings), command),
+        ProgramCommand::Doctor(command) => check(load(&command.settings), &command.clone().into()),
         ProgramCommand::Migrate(settings) => migrate(load(settings)),
         ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
         ProgramCommand::Data(command) => manage_data(load(command.settings()), command),

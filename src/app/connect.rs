@@ -1,5 +1,5 @@
-//! `adjutant check --connect`: a look at everything that the configuration refers to. No model and no tool is called,
-//! and nothing is written.
+//! `adjutant check --connect` and `adjutant doctor`: a look at everything that the configuration refers to. No model and
+//! no tool is called, and nothing is written.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use crate::shutdown::Shutdown;
 use crate::tool::sandboxes::SandboxService;
 
 mod agents;
+mod postgres;
 mod providers;
 
 /// The maximum number of checks at the same time.
@@ -162,6 +163,7 @@ fn plan(prepared: &Prepared, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedC
     let config = &prepared.loaded().config;
     let client = net::client_builder().redirect(redirect::Policy::none()).build()?;
     let mut planned = vec![listen(config), database(config)];
+    planned.extend(postgres::plan(config));
     planned.extend(master_keys(config));
     planned.extend(secrets(config));
     planned.extend(providers::plan(prepared, &client));

@@ -81,6 +81,9 @@ pub enum ProgramCommand {
     /// Prints a summary of the configuration and its problems, without serving. With `--connect`, also checks keys,
     /// programs, the database and other servers.
     Check(CheckCommand),
+    /// Checks everything that a server depends on, as `check --connect` does: keys, programs, the database and its clock,
+    /// other servers.
+    Doctor(DoctorCommand),
     /// Asks a running server whether it works. For the health checks of containers.
     Health(HealthCommand),
     /// Prints a script that completes commands and options in a shell.
@@ -109,6 +112,7 @@ impl ProgramCommand {
             Self::Serve(command) => Some(&command.settings),
             Self::Migrate(settings) => Some(settings),
             Self::Check(command) => Some(&command.settings),
+            Self::Doctor(command) => Some(&command.settings),
             Self::Health(command) => Some(&command.settings),
             Self::Keys(command) => Some(command.settings()),
             Self::Data(command) => Some(command.settings()),
@@ -122,6 +126,7 @@ impl ProgramCommand {
             Self::Serve(command) => Some(&mut command.settings),
             Self::Migrate(settings) => Some(settings),
             Self::Check(command) => Some(&mut command.settings),
+            Self::Doctor(command) => Some(&mut command.settings),
             Self::Health(command) => Some(&mut command.settings),
             Self::Keys(command) => Some(command.settings_mut()),
             Self::Data(command) => Some(command.settings_mut()),
@@ -203,6 +208,32 @@ pub struct CheckCommand {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// The options of `adjutant doctor`.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorCommand {
+    /// The settings.
+    #[command(flatten)]
+    pub settings: CommandLineSettings,
+    /// The time limit of each check, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub timeout: u16,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<DoctorCommand> for CheckCommand {
+    fn from(command: DoctorCommand) -> Self {
+        Self {
+            settings: command.settings,
+            connect: true,
+            timeout: command.timeout,
+            explain: None,
+            json: command.json,
+        }
+    }
 }
 
 /// The options of `adjutant health`.

@@ -35,6 +35,7 @@ pub mod notifications;
 mod offload;
 mod part;
 mod pending_entries;
+pub mod postgres_checks;
 pub mod quotas;
 mod reader;
 pub mod remembered;

@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -123,18 +123,14 @@ impl Client {
         tokio::select! {
             () = self.serve(stream) => {}
             () = handle.evicted() => tracing::debug!(peer = %handle.peer(), "idle connection closed in favour of another one"),
+            // The detection of the protocol has no timeout of its own.
+            () = handle.unused_for(IDLE_TIMEOUT) => tracing::debug!(peer = %handle.peer(), "connection without a request closed"),
         }
     }
 
     async fn serve(self, stream: TcpStream) {
         // Streams write small pieces, which Nagle's algorithm would delay.
         let _ = stream.set_nodelay(true);
-        // The protocol detection has no timeout of its own.
-        let mut first = [0];
-        let peeked = timeout(IDLE_TIMEOUT, stream.peek(&mut first));
-        let Some(Ok(Ok(1..))) = self.shutdown.run_until_cancelled(peeked).await else {
-            return;
-        };
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
             .http1()

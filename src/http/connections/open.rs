@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -141,6 +142,14 @@ impl ConnectionHandle {
     /// Waits until the connection is evicted.
     pub(super) async fn evicted(&self) {
         self.0.activity.close.notified().await;
+    }
+
+    /// Waits until the connection has been open for `limit` without a request; for ever if there is one by then.
+    pub(super) async fn unused_for(&self, limit: Duration) {
+        tokio::time::sleep(limit).await;
+        if self.0.activity.used.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Marks a request as running.

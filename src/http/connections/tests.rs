@@ -73,6 +73,35 @@ async fn a_connection_with_an_unfinished_request_is_closed() {
     assert!(!String::from_utf8_lossy(&answer).contains("hello"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_connection_whose_head_comes_byte_by_byte_is_closed() {
+    let server = served(hello()).await;
+    let started = Instant::now();
+    let (mut receiving, mut sending) = server.connect().await.into_split();
+    let slow_client = tokio::spawn(async move {
+        let head = [b"GET / HTTP/1.1\r\nx: ".as_slice(), &[b'x'; 1000]].concat();
+        for byte in head {
+            if sending.write_all(&[byte]).await.is_err() {
+                break;
+            }
+            sleep(Duration::from_secs(5)).await;
+        }
+    });
+    let mut answer = vec![];
+    // The server may also reset the connection, since it has bytes that it has not read.
+    let _ = receiving.read_to_end(&mut answer).await;
+    slow_client.abort();
+    assert!(started.elapsed() < IDLE_TIMEOUT * 2, "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_with_an_unfinished_preface_of_http_2_is_closed() {
+    let server = served(hello()).await;
+    let mut stream = server.connect().await;
+    send(&mut stream, b"PRI * HTTP/2.0\r\n").await;
+    assert_eq!(rest(&mut stream).await, b"");
+}
+
 #[tokio::test]
 async fn several_requests_share_a_connection() {
     let server = served(hello()).await;
@@ -249,7 +278,7 @@ async fn a_stream_waits_for_the_response_before_it() {
     const LARGE: usize = 16 * 1024 * 1024;
     let large = get(|| async { "x".repeat(LARGE) });
     let server = served(Router::new().route("/large", large).route("/", streaming(|| "stream"))).await;
-    let requests = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    let requests = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let answers = answer_to(&server, requests).await;
     let (_, bodies) = answers.split_once("\r\n\r\n").expect("a head");
     let until_next = bodies.find("HTTP/1.1").unwrap_or(LARGE);

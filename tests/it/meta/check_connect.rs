@@ -14,6 +14,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use sqlx::{Connection, raw_sql};
 use tokio::net::TcpListener;
 
 use super::first_start::{Served, folder, program};
@@ -386,12 +387,62 @@ async fn a_postgres_database_is_looked_at() {
     let found = checks_made.iter().find(|check| check["kind"] == "database");
     let message = found.expect("a check")["message"].as_str().expect("a text");
     assert_eq!(message, "Postgres: can be written, and the tables are current");
+    let of_server = |kind: &str| checks_made.iter().find(|check| check["kind"] == kind).expect("a check");
+    assert_eq!(of_server("database_clock")["status"], "ok", "{report:#}");
+    assert_eq!(of_server("database_connections")["status"], "ok", "{report:#}");
+    assert_eq!(
+        of_server("database_sessions")["message"],
+        "a notification arrives: sessions are kept"
+    );
     database.discard().await;
     // Nobody listens there.
     let url = format!("postgres://u:s3cret@{}/db", closed_address());
     let (is_usable, report) = checks(folder.path(), &["--database-url", &url]);
     assert!(!is_usable, "{report:#}");
     assert!(!report.to_string().contains("s3cret"), "{report:#}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_with_too_few_connections_is_reported() {
+    let Some(database) = postgres::fresh_database().await else {
+        skipped::<()>("Postgres");
+        return;
+    };
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let mut admin = postgres::connect(&database.admin).await;
+    raw_sql("do $$ begin execute format('alter database %I connection limit 10', current_database()); end $$")
+        .execute(&mut admin)
+        .await
+        .expect("a limit");
+    let (is_usable, report) = checks(folder.path(), &["--database-url", &database.url]);
+    assert!(is_usable, "{report:#}");
+    let checks_made = report["checks"].as_array().expect("a list");
+    let found = checks_made.iter().find(|check| check["kind"] == "database_connections");
+    let found = found.expect("a check");
+    assert_eq!(found["status"], "warn", "{report:#}");
+    let message = found["message"].as_str().expect("a text");
+    assert!(
+        message.ends_with("of 10 are free, but this server takes up to 17"),
+        "{message}"
+    );
+    admin.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[test]
+fn doctor_reports_what_check_does_with_connections() {
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let doctor = program(folder.path(), &["doctor", "--listen", "127.0.0.1:0", "--json"]).output();
+    let doctor = doctor.expect("it can be called");
+    assert!(doctor.status.success(), "{doctor:?}");
+    let report: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let kinds: Vec<&Value> = report["checks"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|check| &check["kind"])
+        .collect();
+    assert_eq!(kinds, ["listen", "database", "provider"]);
 }
 
 #[test]
