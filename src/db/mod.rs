@@ -26,6 +26,7 @@ pub mod idempotency;
 pub mod inspection;
 pub mod interrupts;
 pub mod items;
+mod job;
 pub mod jobs;
 mod json;
 pub mod keys;
@@ -56,7 +57,7 @@ pub mod workers;
 mod writer;
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -78,11 +79,10 @@ pub use session_lock::SessionLock;
 pub use states::StateCache;
 
 use engine::{Readers, TxParts};
+use job::TransactionJob;
 use reader::{Reader, SearchReader};
 use sealing::Sealing;
 use writer::WriteQueue;
-
-use crate::domain::audit::AuditEntry;
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -100,12 +100,6 @@ struct Inner {
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
-}
-
-/// The result of a job, with the entries of the audit that its transaction has stored.
-struct Written<T> {
-    value: T,
-    stored: Vec<Arc<AuditEntry>>,
 }
 
 /// The limits of the database: timeouts, connections and sizes.
@@ -270,13 +264,21 @@ impl Db {
         T: Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
+        let (job, outcome) = TransactionJob::with_outcome(job);
+        self.read_job(job).await?;
+        outcome.into_result()
+    }
+
+    async fn read_job(&self, job: TransactionJob) -> DbResult<()> {
         let access = RowAccess::required()?;
         match &self.0.readers {
             Readers::Writer => self.0.queue.run(access, job).await,
             Readers::Sqlite(pool) => {
                 let read = async {
                     let mut transaction = pool.begin().await?;
-                    job(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access)).await
+                    job.run(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access))
+                        .await
+                        .map(drop)
                 };
                 self.in_time(Box::pin(self.0.parts.sealing.scope(read))).await
             }
@@ -288,7 +290,7 @@ impl Db {
                     let mut transaction = reader.begin(&access).await?;
                     let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
                     self.0.parts.sealing.refresh(&mut tx).await?;
-                    job(&mut tx).await
+                    job.run(&mut tx).await.map(drop)
                 };
                 let read = Box::pin(self.0.parts.sealing.scope(read));
                 let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
@@ -310,18 +312,24 @@ impl Db {
         T: Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
+        let (job, outcome) = TransactionJob::with_outcome(job);
+        self.search_job(job).await?;
+        outcome.into_result()
+    }
+
+    async fn search_job(&self, job: TransactionJob) -> DbResult<()> {
         // Postgres cancels statements at the timeout by itself.
         let Readers::Sqlite(pool) = &self.0.readers else {
-            return self.read(job).await;
+            return self.read_job(job).await;
         };
         let access = RowAccess::required()?;
         let search = async {
             let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
             let mut transaction = reader.begin().await?;
-            let outcome = job(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access)).await;
+            let ran = job.run(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access)).await;
             drop(transaction);
             reader.finish().await?;
-            outcome
+            ran.map(drop)
         };
         self.in_time(Box::pin(self.0.parts.sealing.scope(search))).await
     }
@@ -351,22 +359,34 @@ impl Db {
         E: From<DbError> + Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
+        let (job, outcome) = TransactionJob::with_outcome(job);
+        self.write_job(job).await?;
+        outcome.into_result()
+    }
+
+    async fn write_job(&self, job: TransactionJob) -> DbResult<()> {
         let access = RowAccess::required()?;
         let Some(entries) = PendingEntries::current() else {
             return self.0.queue.run(access, job).await;
         };
+        let stored = Arc::new(OnceLock::new());
         let of_job = entries.clone();
-        let write = self.0.queue.run(access, move |tx| {
+        let stored_by_job = Arc::clone(&stored);
+        let job_with_entries = TransactionJob::new(move |tx| {
             Box::pin(async move {
-                let value = of_job.clone().scope(job(tx)).await?;
-                // After the job, which may add entries, and which may have to begin without locks.
-                let stored = of_job.insert(tx).await?;
-                Ok::<_, E>(Written { value, stored })
+                let is_kept = of_job.clone().scope(job.run(tx)).await?;
+                if is_kept {
+                    // After the job, which may add entries, and which may have to begin without locks.
+                    let _ = stored_by_job.set(of_job.insert(tx).await?);
+                }
+                Ok(is_kept)
             })
         });
-        let written = write.await?;
-        entries.remove(&written.stored);
-        Ok(written.value)
+        self.0.queue.run(access, job_with_entries).await?;
+        if let Some(stored) = stored.get() {
+            entries.remove(stored);
+        }
+        Ok(())
     }
 
     /// Accepts no more writes, finishes the accepted ones, and closes all connections.

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::DbLimits;
 use super::engine::{FileLock, Tx, TxParts};
 use super::error::{DbError, DbResult};
+use super::job::TransactionJob;
 use super::notifications::Listening;
 use super::reader::give_back;
 use super::row_security::RowAccess;
@@ -35,10 +36,10 @@ const GROUP: usize = 64;
 const PURGE_AFTER: Duration = Duration::from_secs(1);
 
 /// The sender of the queue.
-pub(super) struct WriteQueue(mpsc::Sender<Box<dyn Job>>);
+pub(super) struct WriteQueue(mpsc::Sender<QueuedJob>);
 
 /// The receiver of the queue.
-pub(super) type JobReceiver = mpsc::Receiver<Box<dyn Job>>;
+pub(super) type JobReceiver = mpsc::Receiver<QueuedJob>;
 
 /// The parts of a writer besides its connection.
 pub(super) struct WriterParts {
@@ -56,62 +57,51 @@ pub(super) fn queue() -> (WriteQueue, JobReceiver) {
     (WriteQueue(sender), inbox)
 }
 
-/// A write job.
-pub(super) trait Job: Send {
-    /// Returns for whom the job works.
-    fn access(&self) -> &RowAccess;
-
-    /// Runs the job, without ending the transaction.
-    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob>;
-
-    /// Refuses the job with this error.
-    fn refuse(self: Box<Self>, error: DbError);
+/// A job that waits in the queue.
+pub(super) struct QueuedJob {
+    job: TransactionJob,
+    access: RowAccess,
+    answer: oneshot::Sender<DbResult<()>>,
 }
 
 /// A job that ran and now waits for the end of its transaction.
-pub(super) struct CompletedJob {
-    /// True if the writes of the job are kept: the job did not return an error.
-    keep: bool,
-    /// Sends the result to the caller, given the outcome of the transaction.
-    tell: Box<dyn FnOnce(DbResult<()>) + Send>,
+struct CompletedJob {
+    /// True if the writes of the job are kept; an error is what failed beside the job.
+    kept: DbResult<bool>,
+    answer: oneshot::Sender<DbResult<()>>,
 }
 
-struct QueuedJob<T, E, J> {
-    job: J,
-    access: RowAccess,
-    answer: oneshot::Sender<Result<T, E>>,
+impl QueuedJob {
+    /// Runs the job, without ending the transaction.
+    async fn run(self, tx: &mut Tx<'_>) -> CompletedJob {
+        // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
+        let kept = match AssertUnwindSafe(self.job.run(tx)).catch_unwind().await {
+            Ok(kept) => kept,
+            Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
+        };
+        CompletedJob {
+            kept,
+            answer: self.answer,
+        }
+    }
+
+    /// Refuses the job with this error.
+    fn refuse(self, error: DbError) {
+        let _ = self.answer.send(Err(error));
+    }
 }
 
-impl<T, E, J> Job for QueuedJob<T, E, J>
-where
-    T: Send + 'static,
-    E: From<DbError> + Send + 'static,
-    J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
-{
-    fn access(&self) -> &RowAccess {
-        &self.access
+impl CompletedJob {
+    /// Returns whether the writes of the job are kept.
+    fn is_kept(&self) -> bool {
+        matches!(self.kept, Ok(true))
     }
 
-    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob> {
-        let Self { job, access: _, answer } = *self;
-        Box::pin(async move {
-            // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
-            let outcome = match AssertUnwindSafe(async { job(tx).await }).catch_unwind().await {
-                Ok(outcome) => outcome,
-                Err(panic) => Err(DbError::Panicked(panic_text(&*panic)).into()),
-            };
-            let keep = outcome.is_ok();
-            let tell = Box::new(move |ended: DbResult<()>| {
-                // An error of the transaction precedes a refusal of the job, since the refusal may depend on writes of
-                // other jobs in the same transaction. The caller may be gone; the job is done all the same.
-                let _ = answer.send(ended.map_err(E::from).and(outcome));
-            });
-            CompletedJob { keep, tell }
-        })
-    }
-
-    fn refuse(self: Box<Self>, error: DbError) {
-        let _ = self.answer.send(Err(error.into()));
+    /// Tells the caller how the transaction has ended.
+    fn tell(self, ended: DbResult<()>) {
+        // An error of the transaction precedes a refusal of the job, since the refusal may depend on writes of other
+        // jobs in the same transaction. The caller may be gone; the job is done all the same.
+        let _ = self.answer.send(ended.and(self.kept.map(drop)));
     }
 }
 
@@ -123,15 +113,10 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 
 impl WriteQueue {
     /// Queues a job that works for whom `access` says, and waits until its transaction is durable or rolled back.
-    pub(super) async fn run<T, E, J>(&self, access: RowAccess, job: J) -> Result<T, E>
-    where
-        T: Send + 'static,
-        E: From<DbError> + Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
-    {
+    pub(super) async fn run(&self, access: RowAccess, job: TransactionJob) -> DbResult<()> {
         let (answer, outcome) = oneshot::channel();
         self.0
-            .send(Box::new(QueuedJob { job, access, answer }))
+            .send(QueuedJob { job, access, answer })
             .await
             .map_err(|_| DbError::Closed)?;
         // A dropped job took too long. The queue is closed only when the database is closed.
@@ -215,7 +200,7 @@ async fn empty_log(conn: &mut SqliteConnection, busy_timeout: Duration) -> bool 
 }
 
 /// Runs the jobs in one transaction and empties `group`. Breaks when the connection is lost.
-async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut Vec<Box<dyn Job>>) -> ControlFlow<()> {
+async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut Vec<QueuedJob>) -> ControlFlow<()> {
     let mut done = Vec::with_capacity(group.len());
     let ended = parts.sealing.scope(run_group(conn, parts, group, &mut done)).await;
     if ended.is_err() {
@@ -223,7 +208,7 @@ async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut V
         let _ = raw_sql("rollback").execute(&mut *conn).await;
     }
     for job in done {
-        (job.tell)(ended.clone());
+        job.tell(ended.clone());
     }
     // Jobs are left in the group only if the transaction broke before they began.
     let Err(error) = ended else {
@@ -244,7 +229,7 @@ async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut V
 async fn run_group(
     conn: &mut SqliteConnection,
     parts: &TxParts,
-    group: &mut Vec<Box<dyn Job>>,
+    group: &mut Vec<QueuedJob>,
     done: &mut Vec<CompletedJob>,
 ) -> DbResult<()> {
     let alone = group.len() == 1;
@@ -259,11 +244,11 @@ async fn run_group(
     // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
     group.reverse();
     while let Some(job) = group.pop() {
-        let access = job.access().clone();
+        let access = job.access.clone();
         let job = job.run(&mut Tx::sqlite(&mut *conn, parts, &access)).await;
-        let keep = job.keep;
+        let is_kept = job.is_kept();
         done.push(job);
-        match keep {
+        match is_kept {
             true if group.is_empty() => {}
             true => _ = raw_sql("release job; savepoint job").execute(&mut *conn).await?,
             false if alone => {
@@ -305,7 +290,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> V
     (0..count).map(|_| writer()).collect()
 }
 
-async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option<Box<dyn Job>> {
+async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option<QueuedJob> {
     let mut inbox = inbox.lock().await;
     tokio::select! {
         job = inbox.recv() => return job,
@@ -314,12 +299,12 @@ async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option
     inbox.recv().await
 }
 
-async fn write_one(pool: &PgPool, parts: &TxParts, job: Box<dyn Job>, limit: Duration) {
+async fn write_one(pool: &PgPool, parts: &TxParts, job: QueuedJob, limit: Duration) {
     let mut writer = match Writer::of(pool, limit).await {
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),
     };
-    let access = job.access().clone();
+    let access = job.access.clone();
     let mut transaction = match writer.conn.begin_with(access.begin(BEGIN)).await {
         Ok(transaction) => transaction,
         Err(error) => return job.refuse(error.into()),
@@ -329,14 +314,14 @@ async fn write_one(pool: &PgPool, parts: &TxParts, job: Box<dyn Job>, limit: Dur
         return job.refuse(error);
     }
     let done = job.run(&mut tx).await;
-    let ended = if done.keep {
+    let ended = if done.is_kept() {
         transaction.commit().await
     } else {
         // The writes are not kept in either case, and the job has already returned the reason.
         transaction.rollback().await.or(Ok(()))
     };
     writer.has_ended = true;
-    (done.tell)(ended.map_err(DbError::from));
+    done.tell(ended.map_err(DbError::from));
 }
 
 /// A connection that returns to its pool only when its transaction has ended.
