@@ -251,6 +251,7 @@ impl App {
                 tracer: self.tracer.clone(),
                 streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
                 stored: self.runtime.stored.clone(),
+                call_tokens: self.runtime.call_tokens.clone(),
                 quotas: Arc::clone(&self.quotas),
                 answers: ResponseBudget::new(self.config.server.max_answer_bytes),
                 settings: ApiSettings {

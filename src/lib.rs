@@ -30,7 +30,7 @@
 //! | [`agent`] | the loop of one agent | those above but `net` |
 //! | [`db`] | SQL, and nothing but SQL; seals what it stores | `domain`, `definition` |
 //! | [`events`] | the log and its subscribers | `domain`, `db`, `metrics`, `shutdown` |
-//! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `middleware`; `metrics`, `shutdown` |
+//! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `auth`, `cedar`, `sandbox` and `middleware`; `metrics`, `shutdown` |
 //! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`telemetry`] | the export of traces over OTLP | `domain`, `net`, `metrics` |
@@ -67,6 +67,7 @@
 //! | master key | a key outside the database, under which data keys are encrypted |
 //! | data key | the random key of a tenant, under which the values of its rows are sealed |
 //! | ticket | a secret for one stream and one minute, which a browser sends in the query instead of headers |
+//! | call token | a secret for one call of a tool, with which the tool reads what it may of the run that calls it |
 //! | tree | a run of a main agent with all child runs below it, and their shared budget |
 //! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
 //! | cron | a schedule that starts runs |

@@ -36,6 +36,12 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
         // Its lines repeat those of the MCP servers, and some come with each message.
         filter = filter.add_directive("rmcp=error".parse()?);
     }
+    if !log.filter.contains("sqlx") {
+        // Its lines repeat for each connection of the pool what the listener of the database says once.
+        filter = filter
+            .add_directive("sqlx=off".parse()?)
+            .add_directive("sqlx_core::pool=off".parse()?);
+    }
     if log.access && !log.filter.contains("adjutant::access") {
         // The access log is asked for, whatever else the filter leaves out.
         filter = filter.add_directive("adjutant::access=info".parse()?);

@@ -22,8 +22,55 @@ export interface ToolContext {
   readonly context: Readonly<Record<string, unknown>>;
   /** The fields of the thread's state that the tool asks for. */
   readonly state: Readonly<Record<string, unknown>>;
+  /**
+   * Returns what the call may read of its run. The section of the tool in the configuration of adjutant needs
+   * `read_access`, and the service `adjutantUrl` or the environment variable `ADJUTANT_URL`.
+   */
+  reader(): RunReader;
   /** Aborted when the caller has gone and the tool is to stop, or when its time is over. */
   readonly signal: AbortSignal;
+}
+
+/** What a call may read: fields of the state, files, and items of the Store. It works until the call has its result. */
+export class RunReader {
+  constructor(url: string, access: { path: string; token: string; expires_at: string });
+  /** The time at which the call is over at the latest. */
+  readonly expiresAt: string;
+  /** Returns these fields of the state, or all that can be read. */
+  state(...fields: string[]): Promise<Record<string, unknown>>;
+  /** Returns a part of a field that is a list, such as `messages`. */
+  entries(field: string, page?: { offset?: number; limit?: number }): Promise<unknown[]>;
+  files(page?: { offset?: number; limit?: number }): Promise<RunFile[]>;
+  readFile(path: string): Promise<Buffer>;
+  readText(path: string): Promise<string>;
+  /** Returns an item of the Store; null if there is none. */
+  item(namespace: string[], key: string): Promise<StoreItem | null>;
+  /** Returns the items of the Store at and below a namespace. */
+  search(
+    namespace: string[],
+    more?: { query?: string; filter?: Record<string, unknown>; limit?: number; offset?: number },
+  ): Promise<StoreItem[]>;
+}
+
+export interface RunFile {
+  path: string;
+  size: number;
+  encoding: "utf-8" | "base64";
+  created_at?: string;
+  modified_at?: string;
+}
+
+export interface StoreItem {
+  namespace: string[];
+  key: string;
+  value: Record<string, unknown>;
+  [more: string]: unknown;
+}
+
+/** A request that adjutant has refused: 401 when the call is over, 403 for what `read_access` does not have. */
+export class ReadError extends Error {
+  readonly status: number;
+  readonly code: string;
 }
 
 export interface ToolSettings<T = Record<string, unknown>> {
@@ -79,6 +126,8 @@ export interface ServiceSettings {
   maxBodyBytes?: number;
   maxCalls?: number;
   heartbeatS?: number;
+  /** The address of adjutant, for tools that read of their run. */
+  adjutantUrl?: string;
 }
 
 export type ToolSource = Tool | ToolFunction | LangChainTool | McpServerLike;

@@ -4,6 +4,7 @@ import { createHash, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 
 import { answerOf, Execution, Suspended, ToolError } from "./call.js";
+import { readerOf } from "./reader.js";
 import { Results } from "./results.js";
 import { toolsOf } from "./tool.js";
 
@@ -159,6 +160,7 @@ class Service {
       taskId: request.headers["adjutant-task-id"] ?? "",
       context: call.context ?? {},
       state: call.state ?? {},
+      reader: readerOf(this.settings.adjutantUrl, call.read_access),
       signal: abort.signal,
     });
     this.results.put(key, fingerprint, undefined);
@@ -229,6 +231,9 @@ function readCall(body) {
   for (const name of ["context", "state"]) {
     if (!isObject(call[name] ?? {})) throw new Refused(400, `\`${name}\` has the wrong form`);
   }
+  const access = call.read_access ?? undefined;
+  const isAccess = () => ["path", "token", "expires_at"].every((name) => typeof access[name] === "string");
+  if (access !== undefined && !isAccess()) throw new Refused(400, "`read_access` has the wrong form");
   for (const name of ["answers", "delegations"]) {
     const list = call[name] ?? [];
     if (!Array.isArray(list) || !list.every(isObject)) throw new Refused(400, `\`${name}\` has the wrong form`);

@@ -9,7 +9,7 @@ import { join } from "node:path";
 import { after, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
-import { ask, askAll, createService, delegate, output, progress, Result, runSubagent, serve, tool, ToolError, update } from "../src/index.js";
+import { ask, askAll, createService, delegate, output, progress, ReadError, Result, runSubagent, RunReader, serve, tool, ToolError, update } from "../src/index.js";
 
 const modules = createRequire(
   process.env.ADJUTANT_TEST_NODE_MODULES ? pathToFileURL(`${process.env.ADJUTANT_TEST_NODE_MODULES}/`) : import.meta.url,
@@ -338,4 +338,67 @@ test("what is no tool is refused", async () => {
   await assert.rejects(createService([() => 1]), /name/);
   await assert.rejects(createService([counter()[0], counter()[0]]), /two tools/);
   assert.throws(() => tool(() => 1, { name: "x", retries: 1 }), /no setting retries/);
+});
+
+const FILE = Buffer.from(Array.from({ length: 1_500_000 }, (_, at) => at % 256));
+const ACCESS = { path: "/call", token: "adjc_1", expires_at: "2026-01-01T00:00:00Z" };
+
+/** Starts what answers like the endpoints of a call, and returns its address. */
+async function adjutant() {
+  const server = createServer(async (request, response) => {
+    const { pathname, searchParams: query } = new URL(request.url, "http://x");
+    const send = (status, value, headers = {}) =>
+      response.writeHead(status, headers).end(Buffer.isBuffer(value) ? value : JSON.stringify(value));
+    if (request.headers.authorization !== "Bearer adjc_1") return send(401, { code: "call_over", detail: "it is over" });
+    const at = Number(query.get("offset"));
+    const end = at + Number(query.get("limit"));
+    switch (pathname) {
+      case "/call/state":
+        if (query.getAll("fields").includes("secret")) return send(403, { code: "not_declared", detail: "not allowed" });
+        return send(200, { values: { messages: query.has("offset") ? [1, 2, 3].slice(at, end) : [1] } });
+      case "/call/files":
+        return send(200, { files: [{ path: "/a", size: FILE.length }], total: 1 });
+      case "/call/files/content":
+        return send(200, FILE.subarray(at, end), { "x-file-size": FILE.length });
+      case "/call/store/items":
+        return send(200, { namespace: query.get("namespace").split("."), key: query.get("key") });
+      case "/call/store/items/search": {
+        let body = "";
+        for await (const piece of request) body += piece;
+        return send(200, { items: [JSON.parse(body)] });
+      }
+      default:
+        return send(302, {}, { location: "/call/state" });
+    }
+  });
+  open.push(server);
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return `http://127.0.0.1:${server.address().port}/`;
+}
+
+test("a call reads the state, files and items of its run", async () => {
+  const url = await adjutant();
+  const reader = new RunReader(url, ACCESS);
+  assert.deepEqual(await reader.state("messages"), { messages: [1] });
+  assert.deepEqual(await reader.entries("messages", { offset: 1, limit: 1 }), [2]);
+  assert.equal((await reader.files())[0].path, "/a");
+  assert.ok((await reader.readFile("/a")).equals(FILE));
+  assert.deepEqual(await reader.item(["memories", "u"], "k"), { namespace: ["memories", "u"], key: "k" });
+  const wanted = { namespace_prefix: ["memories"], query: "otters", limit: 2, offset: 0 };
+  assert.deepEqual(await reader.search(["memories"], { query: "otters", limit: 2 }), [wanted]);
+  assert.ok(!JSON.stringify(reader).includes("adjc_1"));
+  const refusal = (status) => (error) => error instanceof ReadError && error.status === status;
+  await assert.rejects(reader.state("secret"), refusal(403));
+  await assert.rejects(new RunReader(url, { ...ACCESS, token: "adjc_2" }).files(), refusal(401));
+  await assert.rejects(new RunReader(url, { ...ACCESS, path: "/elsewhere" }).files(), refusal(302));
+  assert.throws(() => new RunReader("file:///etc", ACCESS), /must begin with http/);
+});
+
+test("a function gets the reader of its call", async () => {
+  delete process.env.ADJUTANT_URL;
+  const count = tool(async (_, { reader }) => (await reader().state()).messages.length, { name: "count" });
+  const { call, post } = await service([count], { adjutantUrl: await adjutant() });
+  assert.deepEqual(await call("count", {}, { read_access: ACCESS }), { content: "1" });
+  assert.match((await call("count", {}, { task: "t2" })).error.message, /no `read_access`/);
+  assert.equal((await post("count", {}, { task: "t3", read_access: { token: 1 } })).status, 400);
 });

@@ -613,6 +613,23 @@ create table auth_tickets (
 create index auth_tickets_by_user on auth_tickets (tenant, user_id);
 create index auth_tickets_by_expiry on auth_tickets (expires_at);
 
+-- A row means: whoever knows the text with this digest may read what `access` says of the run, before `expires_at` and while
+-- the run is at work: a tool, during the one call `task_id` of it. `child_id` is the run of the subagent that makes the call,
+-- null for the main agent. The row goes when the call ends. `access` is JSON.
+create table call_tokens (
+    digest bytea not null primary key,
+    task_id uuid not null,
+    thread_id uuid not null references threads (thread_id) on delete cascade,
+    run_id uuid not null,
+    child_id uuid,
+    tool text not null,
+    access text not null,
+    expires_at bigint not null
+);
+create unique index call_tokens_by_task on call_tokens (task_id);
+create index call_tokens_by_thread on call_tokens (thread_id);
+create index call_tokens_by_expiry on call_tokens (expires_at);
+
 -- -------------------------------------------------------------------------------------------------------------- the audit
 
 -- A row means: this caller did this to this resource, or was refused. Rows are never changed. They are deleted when they are
@@ -738,6 +755,7 @@ begin
             ('remembered_decisions', format(of_thread, 'remembered_decisions.thread_id')),
             ('background_tasks', format(of_thread, 'background_tasks.parent_thread')),
             ('sandboxes', format(of_thread, 'sandboxes.thread_id')),
+            ('call_tokens', format(of_thread, 'call_tokens.thread_id')),
             -- Tables whose rows belong to whom another row belongs.
             ('tree_shares', 'exists (select from trees where trees.tree_id = tree_shares.tree_id offset 0)'),
             ('remote_runs', 'exists (select from background_tasks where background_tasks.task_id = remote_runs.task_id offset 0)'

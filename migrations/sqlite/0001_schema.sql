@@ -608,6 +608,23 @@ create table auth_tickets (
 create index auth_tickets_by_user on auth_tickets (tenant, user_id);
 create index auth_tickets_by_expiry on auth_tickets (expires_at);
 
+-- A row means: whoever knows the text with this digest may read what `access` says of the run, before `expires_at` and while
+-- the run is at work: a tool, during the one call `task_id` of it. `child_id` is the run of the subagent that makes the call,
+-- null for the main agent. The row goes when the call ends. `access` is JSON.
+create table call_tokens (
+    digest blob not null primary key,
+    task_id blob not null,
+    thread_id blob not null references threads (thread_id) on delete cascade,
+    run_id blob not null,
+    child_id blob,
+    tool text not null,
+    access text not null,
+    expires_at bigint not null
+) without rowid;
+create unique index call_tokens_by_task on call_tokens (task_id);
+create index call_tokens_by_thread on call_tokens (thread_id);
+create index call_tokens_by_expiry on call_tokens (expires_at);
+
 -- -------------------------------------------------------------------------------------------------------------- the audit
 
 -- A row means: this caller did this to this resource, or was refused. Rows are never changed. They are deleted when they are

@@ -262,9 +262,12 @@ impl Ways {
     async fn credential_ended(&self, identity: &Identity) {
         let key = match &identity.credential {
             Credential::ApiKey(id) => ApiKeyId::read(id),
-            Credential::None | Credential::Anonymous | Credential::Server | Credential::Jwt(_) | Credential::Hook => {
-                None
-            }
+            Credential::None
+            | Credential::Anonymous
+            | Credential::Server
+            | Credential::Call
+            | Credential::Jwt(_)
+            | Credential::Hook => None,
         };
         let mut changes = self.keys.watch_changes();
         loop {
@@ -290,7 +293,7 @@ impl Ways {
             return self.tickets.redeem(ticket, stored_keys).await;
         }
         let api_key = single(credentials.headers, &API_KEY)?;
-        let bearer = single(credentials.headers, &AUTHORIZATION)?.and_then(bearer_token);
+        let bearer = bearer_of(credentials.headers)?;
         for text in api_key.into_iter().chain(bearer) {
             if let Some(identity) = self.configured.find(text) {
                 return Ok(identity);
@@ -323,6 +326,14 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h st
     }
     // A value that is no text is no credential of a way that is known here; the hook does not get it either.
     Ok(first.and_then(|value| value.to_str().ok()).map(str::trim))
+}
+
+/// Returns the token of `authorization: Bearer TOKEN` in these headers, if they have exactly one.
+///
+/// # Errors
+/// If the header is given twice.
+pub fn bearer_of(headers: &HeaderMap) -> Result<Option<&str>, AuthError> {
+    Ok(single(headers, &AUTHORIZATION)?.and_then(bearer_token))
 }
 
 /// Returns the token of `authorization: Bearer TOKEN`.

@@ -13,16 +13,15 @@ use secrecy::SecretString;
 use super::keys::{ApiKeys, random_bytes};
 use super::store::CredentialStore;
 use super::{AuthError, KeyError};
-use crate::domain::api_key::{ApiKeyId, SecretDigest, StoredTicket};
+use crate::domain::api_key::{ApiKeyId, StoredTicket};
 use crate::domain::identity::{Credential, Identity};
+use crate::domain::secret::{NewSecret, digest_of_secret};
 use crate::domain::time::{Clock, Timestamp};
 
 /// The time for which a ticket can be used.
 pub const TICKET_LIFETIME: Duration = Duration::from_mins(1);
 /// The first part of the text of every ticket.
 const TICKET_PREFIX: &str = "adjt_";
-/// The length of the random part of a ticket, in hexadecimal digits: 256 bits.
-const TICKET_DIGITS: usize = 64;
 
 /// The tickets.
 pub(super) struct Tickets {
@@ -54,18 +53,19 @@ impl Tickets {
         let now = self.clock.now();
         let latest = now.plus(TICKET_LIFETIME);
         let expires_at = identity.expires_at.map_or(latest, |end| end.min(latest));
-        let secret: [u8; TICKET_DIGITS / 2] = random_bytes(&self.random)?;
-        let text = format!("{TICKET_PREFIX}{}", hex::encode(secret));
+        let secret = NewSecret::of_random(TICKET_PREFIX, random_bytes(&self.random)?);
         let ticket = StoredTicket {
-            digest: SecretDigest::of(&text),
+            digest: secret.digest,
             identity: identity.clone(),
             expires_at,
         };
         if !self.store.insert_ticket(ticket, now).await? {
             return Err(KeyError::TooManyTickets);
         }
-        let text = SecretString::from(text);
-        Ok(IssuedTicket { text, expires_at })
+        Ok(IssuedTicket {
+            text: secret.text,
+            expires_at,
+        })
     }
 
     /// Returns the identity of a ticket, which cannot be used again.
@@ -74,10 +74,9 @@ impl Tickets {
     /// If there is no such ticket, if it was used or has expired, if the key behind it was revoked, or if the database
     /// fails.
     pub(super) async fn redeem(&self, text: &str, keys: Option<&ApiKeys>) -> Result<Arc<Identity>, AuthError> {
-        if !text.starts_with(TICKET_PREFIX) || text.len() != TICKET_PREFIX.len() + TICKET_DIGITS {
-            return Err(AuthError::refused("the text is no ticket"));
-        }
-        let found = self.store.take_ticket(SecretDigest::of(text)).await?;
+        let digest = digest_of_secret(TICKET_PREFIX, text);
+        let digest = digest.ok_or_else(|| AuthError::refused("the text is no ticket"))?;
+        let found = self.store.take_ticket(digest).await?;
         let ticket = found.ok_or_else(|| AuthError::refused("there is no such ticket, or it was used"))?;
         if ticket.expires_at <= self.clock.now() {
             return Err(AuthError::refused("the ticket has expired"));

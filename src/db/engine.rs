@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use sqlx::pool::PoolOptions;
+use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
@@ -18,6 +18,7 @@ use sqlx::{
 
 use super::error::{DbError, DbResult};
 use super::notifications;
+use super::reach::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
@@ -184,17 +185,17 @@ const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The idle time after which a connection is checked before its next use.
-const TRUSTED_IDLE: Duration = Duration::from_secs(30);
+/// The time in which a connection has to answer when it is checked before its next use.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>) -> DbResult<(Engine, Readers)> {
     if is_postgres(url) {
         let limits = outfit.limits;
-        let pool = open_postgres(url, &outfit.parts, limits).await?;
+        let pool = open_postgres(url, &outfit, limits).await?;
         spawn(
             "database listener",
-            notifications::listen(pool.clone(), outfit.listening.clone(), outfit.closing.clone()),
+            notifications::listen(pool.clone(), outfit.listening.clone(), limits, outfit.closing.clone()),
         );
         for writer in writer::on_postgres(outfit, &pool, limits.writers()) {
             spawn("database writer", writer);
@@ -227,7 +228,8 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
         Readers::Writer
     } else {
         let options = options.create_if_missing(false).pragma("query_only", "on");
-        Readers::Sqlite(pool::<Sqlite>(SQLITE_READERS).connect_with(options).await?)
+        let pool = pool::<Sqlite>(SQLITE_READERS, &outfit.listening.reach);
+        Readers::Sqlite(pool.connect_with(options).await?)
     };
     spawn("database writer", writer::on_sqlite(outfit, conn, lock));
     Ok((Engine::Sqlite, readers))
@@ -322,11 +324,13 @@ pub(super) async fn connect_postgres(options: &PgConnectOptions, limits: DbLimit
     Ok(connecting.await.map_err(|_| DbError::late())??)
 }
 
-async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult<PgPool> {
+async fn open_postgres(url: &str, outfit: &WriterParts, limits: DbLimits) -> DbResult<PgPool> {
     let options = postgres_options(url)?;
+    let parts = &outfit.parts;
     // This connection is made without the pool, which would retry until its timeout and then report nothing else. The
     // migrations may also take longer than other statements.
     let mut first = connect_postgres(&options, limits).await?;
+    check_writable(&mut first).await?;
     migration::migrate_postgres(&mut first).await?;
     let sealing = &parts.sealing;
     sealing
@@ -340,22 +344,45 @@ async fn open_postgres(url: &str, parts: &TxParts, limits: DbLimits) -> DbResult
         "{NO_DAWDLING}; {BY_INDEX}; set statement_timeout = '{millis}ms'; set lock_timeout = '{}ms'",
         millis * 9 / 10 + 1
     );
-    let pool = pool::<Postgres>(limits.connections).after_connect(move |conn, _| {
+    let pool = pool::<Postgres>(limits.connections, &outfit.listening.reach).after_connect(move |conn, _| {
         let session = AssertSqlSafe(session.clone());
-        Box::pin(async move { raw_sql(session).execute(conn).await.map(drop) })
+        Box::pin(async move {
+            raw_sql(session).execute(&mut *conn).await?;
+            check_writable(conn).await
+        })
     });
     Ok(pool.connect_with(options).await?)
 }
 
-fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
+fn pool<DB: sqlx::Database>(size: u32, reach: &Arc<Reachability>) -> PoolOptions<DB> {
+    let reach = Arc::clone(reach);
     PoolOptions::new()
         .max_connections(size)
         .acquire_timeout(PATIENCE)
         // A check before each use would cost every transaction a round trip to the server.
         .test_before_acquire(false)
-        .before_acquire(|conn: &mut DB::Connection, meta| {
-            Box::pin(async move { Ok(meta.idle_for < TRUSTED_IDLE || conn.ping().await.is_ok()) })
+        .before_acquire(move |conn: &mut DB::Connection, meta| {
+            let is_trusted = reach.trusts(meta.idle_for);
+            Box::pin(async move {
+                if is_trusted {
+                    return Ok(true);
+                }
+                let answered = tokio::time::timeout(CHECK_TIMEOUT, conn.ping()).await;
+                Ok(matches!(answered, Ok(Ok(()))))
+            })
         })
+}
+
+/// Takes a connection of Postgres from the pool, or makes one.
+pub(super) async fn acquire(pool: &PgPool) -> DbResult<PoolConnection<Postgres>> {
+    pool.acquire().await.map_err(|error| {
+        // It hides why no connection could be made; the listener finds that out.
+        if matches!(error, sqlx::Error::PoolTimedOut) {
+            let text = "no connection was free, or could be made in time";
+            return sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text)).into();
+        }
+        error.into()
+    })
 }
 
 /// Converts an error of the driver into an error of this module.
@@ -398,6 +425,22 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
         error,
         sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut
     ) || matches!(error, sqlx::Error::BeginFailed | sqlx::Error::WorkerCrashed)
+}
+
+/// Returns whether an error is about the connection, and not about a statement. SQLite has none of these.
+pub(super) fn is_out_of_reach(error: &sqlx::Error) -> bool {
+    // Postgres: connection exceptions; the server ends or begins; it is a standby.
+    const CLASS: &str = "08";
+    const POSTGRES: [&str; 4] = ["57P01", "57P02", "57P03", "25006"];
+    if let Some(told) = error.as_database_error() {
+        let code = told.code().unwrap_or_default();
+        return code.len() == 5 && (code.starts_with(CLASS) || POSTGRES.contains(&&*code));
+    }
+    if let sqlx::Error::Io(error) = error {
+        // A timeout is a statement that takes too long.
+        return error.kind() != std::io::ErrorKind::TimedOut;
+    }
+    matches!(error, sqlx::Error::Tls(_) | sqlx::Error::Protocol(_))
 }
 
 /// Metadata filters that are nested deeper than this are refused.

@@ -78,6 +78,12 @@ impl DbError {
         }
     }
 
+    /// Returns whether the connection to the database cannot be made or has broken. That is no fault of the statement, and
+    /// [`super::reach`] logs its cause.
+    pub fn is_out_of_reach(&self) -> bool {
+        matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
+    }
+
     /// Returns the error of a timeout. The write may have been committed.
     pub fn late() -> Self {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");

@@ -12,6 +12,7 @@ pub mod assistants;
 pub mod audit;
 pub mod background;
 mod blobs;
+pub mod call_tokens;
 pub mod checkpoints;
 pub mod copies;
 pub mod crons;
@@ -38,6 +39,7 @@ mod part;
 mod pending_entries;
 pub mod postgres_checks;
 pub mod quotas;
+mod reach;
 mod reader;
 pub mod remembered;
 pub mod remote_runs;
@@ -73,6 +75,7 @@ pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::{ListPart, PageQuery};
 pub use pending_entries::PendingEntries;
+pub(crate) use reach::warn_of;
 pub use row_security::RowAccess;
 pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
 pub use session_lock::SessionLock;
@@ -80,6 +83,7 @@ pub use states::StateCache;
 
 use engine::{Readers, TxParts};
 use job::TransactionJob;
+use reach::Reachability;
 use reader::{Reader, SearchReader};
 use sealing::Sealing;
 use writer::WriteQueue;
@@ -97,6 +101,7 @@ struct Inner {
     live: broadcast::Sender<LiveNotice>,
     live_address: LiveAddress,
     session_lock: watch::Receiver<Option<SessionLock>>,
+    reach: Arc<Reachability>,
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
@@ -185,6 +190,7 @@ impl Db {
         let live_address = LiveAddress::mint();
         let shown_lock = watch::Sender::new(None);
         let session_lock = shown_lock.subscribe();
+        let reach = Arc::new(Reachability::default());
         let outfit = writer::WriterParts {
             inbox,
             parts: parts.clone(),
@@ -193,6 +199,7 @@ impl Db {
                 live: live.clone(),
                 live_address,
                 session_lock: shown_lock,
+                reach: Arc::clone(&reach),
             },
             closing: closing.clone(),
             limits,
@@ -208,6 +215,7 @@ impl Db {
             live,
             live_address,
             session_lock,
+            reach,
             closing,
             writers,
             limits,
@@ -249,6 +257,12 @@ impl Db {
     /// Returns the lock by which other processes know that this one is alive, while it is held. SQLite has none.
     pub fn session_lock(&self) -> watch::Receiver<Option<SessionLock>> {
         self.0.session_lock.clone()
+    }
+
+    /// Returns whether the absence of other processes means something: this process has been connected for a while since its
+    /// connection was lost, so the others have had time to connect again, too.
+    pub fn is_settled(&self) -> bool {
+        self.0.reach.is_settled()
     }
 
     /// Runs `job` on one consistent view of the database, with the [access](RowAccess) of the current task. The job must

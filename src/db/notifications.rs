@@ -4,18 +4,21 @@
 //! database. Notifications can be lost with a connection, so every receiver also polls. A SQLite database has one
 //! server, which needs no notifications.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{PgPool, query};
+use sqlx::{Connection, PgPool, query};
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::engine::{Conn, Tx};
-use super::error::DbResult;
+use super::DbLimits;
+use super::engine::{self, Conn, Tx};
+use super::error::{DbError, DbResult};
 use super::live::{LiveAddress, LiveNotice};
+use super::reach::{Reachability, check_writable, warn_of};
 use super::session_lock::{HeldLock, SessionLock};
 use crate::domain::id::{RunId, ThreadId};
 
@@ -92,19 +95,52 @@ pub(super) struct Listening {
     pub(super) live_address: LiveAddress,
     /// The lock that the listener holds.
     pub(super) session_lock: watch::Sender<Option<SessionLock>>,
+    /// The reachability of the database, which the listener finds out.
+    pub(super) reach: Arc<Reachability>,
 }
 
 /// Listens until the database is `closing`, and forwards what arrives. The connection also holds the lock by which other
 /// processes know that this one is alive.
-pub(super) fn listen(pool: PgPool, listening: Listening, closing: CancellationToken) -> BoxFuture<'static, ()> {
+pub(super) fn listen(
+    pool: PgPool,
+    listening: Listening,
+    limits: DbLimits,
+    closing: CancellationToken,
+) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        while let Some(ended) = closing.run_until_cancelled(forward(&pool, &listening)).await {
+        while let Some(ended) = closing
+            .run_until_cancelled(connect_and_forward(&pool, &listening, limits))
+            .await
+        {
             if let Err(error) = ended {
-                tracing::warn!(%error, "LISTEN failed: no notifications from other servers until the next attempt");
+                warn_of!(
+                    error,
+                    "LISTEN failed: no notifications from other servers until the next attempt"
+                );
             }
             closing.run_until_cancelled(tokio::time::sleep(RECONNECT_DELAY)).await;
         }
     })
+}
+
+/// Forwards notifications if a connection can be made, until it breaks.
+async fn connect_and_forward(pool: &PgPool, listening: &Listening, limits: DbLimits) -> DbResult<()> {
+    // Without a pool, which would retry until its timeout and then report nothing else.
+    if let Err(error) = check_reach(pool, limits).await {
+        listening.reach.is_out(&error);
+        return Ok(());
+    }
+    listening.reach.is_back();
+    let ended = forward(pool, listening).await;
+    listening.reach.connection_is_lost();
+    ended.map_err(DbError::from)
+}
+
+async fn check_reach(pool: &PgPool, limits: DbLimits) -> DbResult<()> {
+    let mut conn = engine::connect_postgres(&pool.connect_options(), limits).await?;
+    check_writable(&mut conn).await?;
+    conn.close().await?;
+    Ok(())
 }
 
 /// Forwards notifications until the connection breaks.

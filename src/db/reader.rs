@@ -8,6 +8,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Connection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 use tokio::time::Instant;
 
+use super::engine::acquire;
 use super::error::DbResult;
 use super::row_security::RowAccess;
 
@@ -40,7 +41,7 @@ impl Reader {
     /// Acquires a connection. On return to the pool, the rollback of an open read may take up to `limit`.
     pub(super) async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
-            conn: pool.acquire().await?,
+            conn: acquire(pool).await?,
             has_begun: false,
             limit,
         })

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{FileLock, Tx, TxParts};
+use super::engine::{FileLock, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::job::TransactionJob;
 use super::notifications::Listening;
@@ -334,7 +334,7 @@ struct Writer {
 impl Writer {
     async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
-            conn: pool.acquire().await?,
+            conn: acquire(pool).await?,
             has_ended: false,
             limit,
         })

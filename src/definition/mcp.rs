@@ -14,7 +14,8 @@ pub use super::mcp_oauth::{ClientAuthentication, McpOAuth};
 
 use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
-use super::{AfterCrash, AgentDefinition, Headers, OnError, ToolServerDefinition, check_headers};
+use super::read_access::check_read_access;
+use super::{AfterCrash, AgentDefinition, Headers, OnError, ReadAccess, ToolServerDefinition, check_headers};
 
 /// The longest name of a tool that every provider takes.
 const LONGEST_NAME: usize = 64;
@@ -82,6 +83,10 @@ pub struct McpServerDefinition {
     pub on_error: OnError,
     /// True if the server may ask humans in the middle of a call.
     pub elicitation: bool,
+    /// The parts of its run that each call may read, with a token of its own: fields of the state, files and namespaces of
+    /// the Store. Nothing when absent.
+    #[serde(skip_serializing_if = "ReadAccess::is_empty")]
+    pub read_access: ReadAccess,
 }
 
 impl Default for McpServerDefinition {
@@ -102,6 +107,7 @@ impl Default for McpServerDefinition {
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
             elicitation: false,
+            read_access: ReadAccess::default(),
         }
     }
 }
@@ -161,6 +167,7 @@ impl McpServerDefinition {
                 findings.push(Diagnostic::error(top.then("oauth"), message));
             }
         }
+        findings.extend(check_read_access(&top.then("read_access"), &self.read_access));
         findings.extend(filter_problems(self.allowed_tools.as_deref(), &self.disabled_tools));
         findings
     }

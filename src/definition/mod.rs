@@ -2,7 +2,7 @@
 //!
 //! | To see | Open |
 //! |---|---|
-//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `sandbox_service`, `execute`, `source`, `remote` |
+//! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `read_access`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `summarization`, `workspace`, `sandbox_service`, `execute`, `source`, `remote` |
 //! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
 //! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
 //! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
@@ -45,6 +45,7 @@ mod profile;
 mod prompt;
 pub mod provider;
 mod read;
+mod read_access;
 mod record;
 mod remote;
 mod runnable;
@@ -98,3 +99,4 @@ pub use workspace::{SandboxScope, THREAD_FOLDERS, WorkspaceDefinition, Workspace
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;
 pub use crate::domain::id::Digest;
+pub use crate::domain::read_access::ReadAccess;

@@ -209,23 +209,28 @@ pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Diagno
         let field = field.then(at);
         check_subject(&field, permission, &mut error);
         for (at, path) in permission.paths.iter().enumerate() {
-            let problem = match Pattern::with_dots(path) {
-                _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
-                _ if path
-                    .split('/')
-                    .any(|part| matches!(part, ".." | ".") || part.starts_with('~')) =>
-                {
-                    Some(format!("`{path}` must contain neither . nor .. nor ~"))
-                }
-                Ok(_) => None,
-                Err(why) => Some(format!("`{path}` is no pattern: {why}")),
-            };
+            let problem = path_problem(path);
             problem
                 .into_iter()
                 .for_each(|problem| error(field.then("paths").then(at), problem));
         }
     }
     findings
+}
+
+/// Returns the reason why a text is no pattern for absolute paths.
+pub(super) fn path_problem(path: &str) -> Option<String> {
+    match Pattern::with_dots(path) {
+        _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
+        _ if path
+            .split('/')
+            .any(|part| matches!(part, ".." | ".") || part.starts_with('~')) =>
+        {
+            Some(format!("`{path}` must contain neither . nor .. nor ~"))
+        }
+        Ok(_) => None,
+        Err(why) => Some(format!("`{path}` is no pattern: {why}")),
+    }
 }
 
 /// Checks what a rule is about.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Headers;
+use super::{Headers, ReadAccess};
 
 /// A tool that agents can name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +36,10 @@ pub struct ToolDefinition {
     pub after_crash: AfterCrash,
     /// The effect of an error on the run.
     pub on_error: OnError,
+    /// The parts of its run that each call of a tool behind HTTP may read, with a token of its own: fields of the state,
+    /// files and namespaces of the Store. Nothing when absent.
+    #[serde(skip_serializing_if = "ReadAccess::is_empty")]
+    pub read_access: ReadAccess,
 }
 
 impl Default for ToolDefinition {
@@ -51,6 +55,7 @@ impl Default for ToolDefinition {
             max_retries: 0,
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
+            read_access: ReadAccess::default(),
         }
     }
 }

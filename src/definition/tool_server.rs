@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::check::{MOST_RETRIES, address_problem};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::mcp::{LONGEST_TIMEOUT_S, filter_problems, server_name_problem};
-use super::{AfterCrash, Headers, OnError, check_headers};
+use super::read_access::check_read_access;
+use super::{AfterCrash, Headers, OnError, ReadAccess, check_headers};
 
 /// The longest pause between two looks at the list of tools, in seconds.
 const LONGEST_REFRESH_S: f64 = 86_400.0;
@@ -47,6 +48,10 @@ pub struct ToolServerDefinition {
     /// The effect of an error on the run. When absent, what the service says for the tool, or `report`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_error: Option<OnError>,
+    /// The parts of its run that each call may read, with a token of its own: fields of the state, files and namespaces of
+    /// the Store. Nothing when absent.
+    #[serde(skip_serializing_if = "ReadAccess::is_empty")]
+    pub read_access: ReadAccess,
 }
 
 impl Default for ToolServerDefinition {
@@ -62,6 +67,7 @@ impl Default for ToolServerDefinition {
             max_retries: 0,
             after_crash: None,
             on_error: None,
+            read_access: ReadAccess::default(),
         }
     }
 }
@@ -108,6 +114,7 @@ impl ToolServerDefinition {
             wrong(top.then("max_retries"), format!("must be at most {MOST_RETRIES}"));
         }
         findings.extend(check_headers(&top.then("headers"), &self.headers));
+        findings.extend(check_read_access(&top.then("read_access"), &self.read_access));
         findings.extend(filter_problems(self.allowed_tools.as_deref(), &self.disabled_tools));
         findings
     }

@@ -48,9 +48,12 @@ impl Account {
     pub fn of(identity: &Identity) -> Self {
         let key = match &identity.credential {
             Credential::ApiKey(id) => digest(id),
-            Credential::None | Credential::Anonymous | Credential::Server | Credential::Jwt(_) | Credential::Hook => {
-                NOBODY.to_owned()
-            }
+            Credential::None
+            | Credential::Anonymous
+            | Credential::Server
+            | Credential::Call
+            | Credential::Jwt(_)
+            | Credential::Hook => NOBODY.to_owned(),
         };
         Self(format!("{}/{}/{key}/", identity.tenant, digest(identity.user.as_str())))
     }

@@ -93,6 +93,7 @@ pub fn credential_text(credential: &Credential) -> String {
     match credential {
         Credential::None | Credential::Anonymous => "none".to_owned(),
         Credential::Server => "server".to_owned(),
+        Credential::Call => "call".to_owned(),
         Credential::ApiKey(id) => format!("key:{id}"),
         Credential::Jwt(issuer) => format!("jwt:{issuer}"),
         Credential::Hook => "hook".to_owned(),

@@ -210,6 +210,8 @@ pub enum Credential {
     Anonymous,
     /// By the server itself, which acts for a user: a cron, or a background task.
     Server,
+    /// By the token of a tool call, which reads what the call may read, and nothing else.
+    Call,
     /// By the API key with this id.
     ApiKey(String),
     /// By a token of this issuer.
@@ -246,6 +248,7 @@ impl Credential {
             Self::None => "none",
             Self::Anonymous => "anonymous",
             Self::Server => "server",
+            Self::Call => "call",
             Self::ApiKey(_) => "api_key",
             Self::Jwt(_) => "jwt",
             Self::Hook => "hook",
@@ -293,6 +296,18 @@ impl Identity {
             tenant: owner.tenant.clone(),
             user: owner.owner.clone(),
             credential: Credential::Server,
+            ..Self::unauthenticated()
+        }
+    }
+
+    /// The identity of a tool that reads for a call on a thread of this owner. It has no roles: what it may read, its token
+    /// says.
+    pub fn of_call(owner: &Ownership) -> Self {
+        Self {
+            tenant: owner.tenant.clone(),
+            user: owner.owner.clone(),
+            roles: vec![],
+            credential: Credential::Call,
             ..Self::unauthenticated()
         }
     }

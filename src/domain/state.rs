@@ -87,6 +87,17 @@ impl File {
         }
     }
 
+    /// Returns the number of bytes.
+    pub fn size(&self) -> usize {
+        match self.encoding {
+            Encoding::Utf8 => self.content.len(),
+            Encoding::Base64 => {
+                let digits = self.content.trim_end_matches('=').len();
+                digits / 4 * 3 + digits % 4 * 3 / 4
+            }
+        }
+    }
+
     /// Returns the bytes.
     ///
     /// # Errors

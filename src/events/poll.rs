@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Events;
 use super::log::ThreadLog;
-use crate::db::{self, DbResult, Engine};
+use crate::db::{self, DbResult, Engine, warn_of};
 use crate::domain::id::ThreadId;
 
 /// The polling interval.
@@ -30,7 +30,7 @@ impl Events {
             .is_some()
         {
             if let Err(error) = self.poll().await {
-                tracing::warn!(%error, "could not poll for changes by other processes");
+                warn_of!(error, "could not poll for changes by other processes");
             }
         }
     }

@@ -21,6 +21,7 @@ use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::stream_limits::StreamPermit;
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
+use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
 use crate::runtime::{AccessError, AccessRefusal, ResourceRef};
@@ -180,13 +181,16 @@ impl FromRequestParts<AppState> for Api {
         let caller = match (caller, rule) {
             (Some(caller), _) => caller,
             (None, Rule::Public) => Arc::new(Identity::anonymous()),
-            (None, Rule::Allow(..)) => return Err(ApiError::unauthenticated()),
+            (None, Rule::Allow(..) | Rule::OfCall) => return Err(ApiError::unauthenticated()),
         };
         let api = Self {
             parts: Arc::clone(&state.parts),
             caller,
             address: peer_address(&parts.extensions),
         };
+        if rule == Rule::OfCall && parts.extensions.get::<Arc<CallBinding>>().is_none() {
+            return Err(ApiError::no_call());
+        }
         if let Rule::Allow(action, subject) = rule {
             // A path without variables, or one that cannot be decoded, names nothing.
             let variables = RawPathParams::from_request_parts(parts, state).await.ok();

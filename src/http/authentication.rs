@@ -14,8 +14,10 @@ use super::body_guard::abort_when;
 use super::client::ClientId;
 use super::error::ApiError;
 use super::rate_limits::RateLimits;
-use crate::auth::{AuthError, Authenticator, Credentials};
+use crate::auth::{AuthError, Authenticator, Credentials, bearer_of};
+use crate::domain::call_token::CALL_PATH;
 use crate::domain::identity::{Credential, Identity};
+use crate::runtime::StoredCallTokens;
 
 /// The routes that are public, for GET and HEAD.
 const PUBLIC: [&str; 9] = [
@@ -96,6 +98,37 @@ pub(super) fn end_with_key(auth: &Authenticator, caller: Option<Arc<Identity>>, 
     }
     let auth = auth.clone();
     abort_when(response, Box::pin(async move { auth.credential_ended(&caller).await }))
+}
+
+/// Returns whether a request is for an endpoint that tools read their run from, during a call.
+pub(super) fn is_of_call(request: &Request) -> bool {
+    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let below = route.and_then(|route| route.strip_prefix(CALL_PATH));
+    below.is_some_and(|below| below.starts_with('/'))
+}
+
+/// Puts the call whose token a request has into its extensions, and the identity of the owner of the call's thread. These
+/// endpoints take no other credential, and no other endpoint takes such a token.
+///
+/// # Errors
+/// 401 without the token of a call that is being made; 429 after too many requests, or too many wrong tokens; an error
+/// when the database fails.
+pub(super) async fn identify_call(
+    tokens: &StoredCallTokens,
+    rates: &RateLimits,
+    request: &mut Request,
+) -> Result<(), ApiError> {
+    let token = bearer_of(request.headers()).map_err(|_| ApiError::no_call())?;
+    let token = token.ok_or_else(ApiError::no_call)?;
+    let Some(call) = tokens.find(token).await? else {
+        rates.count_failure(ClientId::of(request.extensions()))?;
+        return Err(ApiError::no_call());
+    };
+    let identity = Identity::of_call(&call.ownership);
+    rates.count_request(&identity)?;
+    request.extensions_mut().insert(Arc::new(identity));
+    request.extensions_mut().insert(Arc::new(call));
+    Ok(())
 }
 
 /// Returns whether a request needs no identity.

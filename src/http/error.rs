@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::wire::agent::DiagnosticView;
 use crate::auth::KeyError;
-use crate::db::DbError;
+use crate::db::{DbError, warn_of};
 use crate::domain::Invalid;
 use crate::domain::access::Action;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
@@ -142,6 +142,19 @@ impl ApiError {
         let message =
             "Authentication required: send an API key as `x-api-key`, or a token as `Authorization: Bearer …`";
         Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
+    }
+
+    /// The request has no token of a call that is being made.
+    pub fn no_call() -> Self {
+        let message = "Send the token of a call that is being made as `Authorization: Bearer …`: this one is unknown, or its \
+            call is over";
+        Self::new(StatusCode::UNAUTHORIZED, "call_over", message)
+    }
+
+    /// The tool has not declared that it reads this.
+    pub fn not_declared(what: &str) -> Self {
+        let message = format!("Not allowed: {what} is not in the `read_access` of this tool");
+        Self::new(StatusCode::FORBIDDEN, "not_declared", message)
     }
 
     /// The credentials of the request cannot be checked now. The cause was logged.
@@ -496,7 +509,7 @@ impl ApiError {
     /// The database does not answer, is locked, or takes too long. Logs `cause`.
     #[track_caller]
     pub fn database_unavailable(cause: &DbError) -> Self {
-        tracing::warn!(at = %Location::caller(), %cause, "database unavailable");
+        warn_of!(cause, at = %Location::caller(), "database unavailable");
         let message = "The database is not available or takes too long. Try again. The change may have been made: with an \
                        `Idempotency-Key` a repeated request is not executed twice.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", message).with_retry_after(2)

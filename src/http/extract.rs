@@ -388,6 +388,19 @@ impl Params {
         Page::checked(self.number("limit")?, self.number("offset")?, default)
     }
 
+    /// The value of a parameter that is a number from `least` to `most`.
+    ///
+    /// # Errors
+    /// If the value is not a number or out of bounds.
+    pub fn count(&self, name: &str, least: u32, most: u32) -> Result<Option<u32>, ApiError> {
+        let Some(given) = self.number(name)? else {
+            return Ok(None);
+        };
+        let count = u32::try_from(given).ok().filter(|count| (least..=most).contains(count));
+        let count = count.ok_or_else(|| Invalid::new(name, format!("must be from {least} to {most}, not {given}")));
+        Ok(Some(count?))
+    }
+
     fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         text.parse().map(Some).map_err(|_| ApiError::bad_parameter(name, text))
@@ -416,6 +429,12 @@ impl Page {
         let limit = within("limit", limit.unwrap_or(i64::from(default)), 1, 1000)?;
         let offset = within("offset", offset.unwrap_or(0), 0, i64::from(i32::MAX))?;
         Ok(Self { limit, offset })
+    }
+
+    /// Returns the part of a list that is on the page.
+    pub fn part<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+        let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        items.into_iter().skip(size(self.offset)).take(size(self.limit))
     }
 
     /// Returns the query for the page, of which the database reads about this number of bytes.

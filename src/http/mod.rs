@@ -25,7 +25,8 @@ use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::runtime::{
-    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, StoredBytes, Threads,
+    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, StoredBytes,
+    StoredCallTokens, Threads,
 };
 
 pub mod access;
@@ -36,6 +37,7 @@ mod audit;
 mod authentication;
 mod bodies;
 mod body_guard;
+mod call;
 mod client;
 mod compaction;
 mod connections;
@@ -128,6 +130,8 @@ pub struct ApiParts {
     pub answers: ResponseBudget,
     /// The quotas for stored bytes.
     pub stored: StoredBytes,
+    /// The tokens with which tools read what they may of the run that calls them.
+    pub call_tokens: StoredCallTokens,
     /// The quotas of accounts, and the prices of models.
     pub quotas: Arc<Quotas>,
     /// The settings of the HTTP side.
@@ -269,6 +273,12 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(store::get, store::put, store::delete))
         .routes(routes!(store::search))
         .routes(routes!(store::namespaces))
+        // What tools read of the run that calls them.
+        .routes(routes!(call::state))
+        .routes(routes!(call::files))
+        .routes(routes!(call::file_content))
+        .routes(routes!(call::item))
+        .routes(routes!(call::search_items))
         // Agents as tools of MCP clients.
         .routes(routes!(mcp::get, mcp::post, mcp::delete))
 }
@@ -281,6 +291,7 @@ pub fn router(api: ApiParts) -> Router {
         hosts: settings.hosts.clone(),
         sites: settings.sites.clone(),
         auth: api.auth.clone(),
+        call_tokens: api.call_tokens.clone(),
         rates: RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock)),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
@@ -322,6 +333,7 @@ struct RequestChecks {
     hosts: HostRules,
     sites: TenantSites,
     auth: Authenticator,
+    call_tokens: StoredCallTokens,
     rates: RateLimits,
     bodies: BodyReader,
 }
@@ -329,7 +341,10 @@ struct RequestChecks {
 impl RequestChecks {
     async fn check(&self, request: &mut Request) -> Result<(), ApiError> {
         origins::check(&self.origins, &self.hosts, request)?;
-        authentication::identify(&self.auth, &self.rates, request).await?;
+        match authentication::is_of_call(request) {
+            true => authentication::identify_call(&self.call_tokens, &self.rates, request).await?,
+            false => authentication::identify(&self.auth, &self.rates, request).await?,
+        }
         match request.extensions().get::<Arc<Identity>>() {
             Some(caller) => self.sites.check(&caller.tenant, request),
             None => Ok(()),

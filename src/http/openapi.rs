@@ -48,6 +48,7 @@ use super::{AppState, table};
         (name = "Crons", description = "Schedules that start runs"),
         (name = "Webhooks", description = "Deliveries of webhooks that report the end of runs"),
         (name = "Approvals", description = "Interrupts: questions to a human, and their answers"),
+        (name = "Calls", description = "What a tool reads of the run that calls it, with the token of the call"),
         (name = "MCP", description = "The MCP server: agents as tools of MCP clients"),
         (name = "Store", description = "The Store: items in namespaces that outlive threads"),
     )

@@ -65,18 +65,25 @@ impl Permit {
     /// Sends a value as JSON.
     pub(super) fn answer(self, value: &impl Serialize) -> Result<Response, ApiError> {
         let text = serde_json::to_vec(value).map_err(|error| ApiError::fault(&error))?;
-        if text.len() <= CHUNK {
-            return Ok((
-                [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))],
-                text,
-            )
-                .into_response());
+        Ok(self.send("application/json", text))
+    }
+
+    /// Sends bytes as they are.
+    pub(super) fn bytes(self, bytes: Vec<u8>) -> Response {
+        self.send("application/octet-stream", bytes)
+    }
+
+    fn send(self, kind: &'static str, bytes: Vec<u8>) -> Response {
+        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static(kind))];
+        if bytes.len() <= CHUNK {
+            return (kind, bytes).into_response();
         }
-        let sending = (self.shrink_to(text.len()), Bytes::from(text));
-        Ok(as_json(stream::unfold(sending, |(memory, mut rest)| async move {
+        let sending = (self.shrink_to(bytes.len()), Bytes::from(bytes));
+        let pieces = stream::unfold(sending, |(memory, mut rest)| async move {
             let piece = rest.split_to(rest.len().min(CHUNK));
             (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), (memory, rest)))
-        })))
+        });
+        (kind, Body::from_stream(pieces)).into_response()
     }
 
     /// Sends a list of about `bytes` bytes. Each item is encoded when its turn comes. If an item cannot be encoded, the

@@ -11,7 +11,8 @@ use super::wire::item::{
 use super::wire::json;
 use super::{Api, JsonResult};
 use crate::domain::Invalid;
-use crate::domain::item::{ItemAddress, Namespace};
+use crate::domain::access::Ownership;
+use crate::domain::item::{ItemAddress, ItemQuery, Namespace};
 
 /// Stores an item, replacing an existing one.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
@@ -31,14 +32,7 @@ pub(super) async fn put(api: Api, ApiJson(body): ApiJson<ItemPut>) -> Result<Res
         ("refresh_ttl" = Option<bool>, Query, description = "Whether the read renews the time to live; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
 pub(super) async fn get(api: Api, params: Params) -> JsonResult<Option<ItemView>> {
-    let labels = params
-        .text("namespace")
-        .unwrap_or_default()
-        .split('.')
-        .map(str::to_owned)
-        .collect();
-    let key = params.text("key").ok_or_else(|| Invalid::new("key", "must be given"))?;
-    let address = ItemAddress::new(Namespace::prefix("namespace", labels)?, key)?;
+    let address = address_in(&params)?;
     let refresh = params
         .text("refresh_ttl")
         .is_some()
@@ -46,6 +40,30 @@ pub(super) async fn get(api: Api, params: Params) -> JsonResult<Option<ItemView>
         .transpose()?;
     let found = api.store.get(&api.ownership(), address, refresh).await?;
     Ok(Json(found.map(ItemView::from)))
+}
+
+/// Returns the address of the item that a request asks for.
+///
+/// # Errors
+/// Names the invalid parameter.
+pub(super) fn address_in(params: &Params) -> Result<ItemAddress, Invalid> {
+    let namespace = params.text("namespace").unwrap_or_default();
+    let labels = namespace.split('.').map(str::to_owned).collect();
+    let key = params.text("key").ok_or_else(|| Invalid::new("key", "must be given"))?;
+    ItemAddress::new(Namespace::prefix("namespace", labels)?, key)
+}
+
+/// Sends a page of the items that a search finds in the Store of this owner.
+pub(super) async fn search_in(api: &Api, space: &Ownership, query: ItemQuery) -> Result<Response, ApiError> {
+    let page = Page {
+        limit: query.wanted.limit,
+        offset: query.wanted.offset,
+    };
+    let permit = api.answers.permit().await?;
+    let found = api.store.search(space, query, api.answers.bytes()).await?;
+    let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
+    let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
+    Ok((headers, permit.object("items", texts)).into_response())
 }
 
 /// Deletes an item, if it exists.
@@ -65,16 +83,7 @@ pub(super) async fn delete(api: Api, ApiJson(body): ApiJson<ItemDelete>) -> Resu
             headers(("x-pagination-next" = u64))),
         (status = 424, description = "The embedding model failed", body = ErrorBody)))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ItemSearchBody>) -> Result<Response, ApiError> {
-    let query = body.check()?;
-    let page = Page {
-        limit: query.wanted.limit,
-        offset: query.wanted.offset,
-    };
-    let permit = api.answers.permit().await?;
-    let found = api.store.search(&api.ownership(), query, api.answers.bytes()).await?;
-    let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
-    let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
-    Ok((headers, permit.object("items", texts)).into_response())
+    search_in(&api, &api.ownership(), body.check()?).await
 }
 
 /// Lists the namespaces that contain items.

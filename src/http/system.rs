@@ -11,7 +11,7 @@ use super::Api;
 use super::console;
 use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
-use crate::db::{self, RowAccess};
+use crate::db::{self, RowAccess, warn_of};
 use crate::metrics::{Backlog, samples};
 
 /// Shows the addresses of the server's parts, and the console to browsers.
@@ -84,11 +84,12 @@ pub(super) async fn ready(api: Api) -> Result<Json<Value>, ApiError> {
     match answered {
         Ok(Ok(())) => Ok(Json(json!({"ready": true}))),
         Ok(Err(error)) => {
-            tracing::warn!(%error, "not ready: the database cannot be read");
+            warn_of!(error, "not ready: the database cannot be read");
             Err(ApiError::not_ready("The database cannot be read."))
         }
         Err(_) => {
-            tracing::warn!("not ready: the database does not answer");
+            // The listener logs why. A load balancer asks again every few seconds.
+            tracing::debug!("not ready: the database does not answer");
             Err(ApiError::not_ready("The database does not answer."))
         }
     }
@@ -142,7 +143,7 @@ pub(super) async fn metrics(api: Api, params: Params, headers: HeaderMap) -> Res
     // The metrics of the process are shown even if the database fails: that is when an operator looks at them.
     let backlog = match tokio::time::timeout(BACKLOG_TIMEOUT, api.runs.backlog()).await {
         Ok(backlog) => backlog
-            .inspect_err(|error| tracing::warn!(%error, "could not read the queue metrics"))
+            .inspect_err(|error| warn_of!(error, "could not read the queue metrics"))
             .ok(),
         Err(_) => {
             tracing::warn!("could not read the queue metrics: the database does not answer");

@@ -10,7 +10,7 @@ use super::OpenError;
 use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::shared::Core;
-use crate::db::{self, DbResult, RowAccess, Tx};
+use crate::db::{self, DbResult, RowAccess, Tx, warn_of};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
     AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
@@ -168,7 +168,7 @@ impl Registry {
     pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
         while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
             if let Err(error) = self.reload_changes().await {
-                tracing::warn!(%error, "could not look for agents that clients have defined");
+                warn_of!(error, "could not look for agents that clients have defined");
             }
         }
     }

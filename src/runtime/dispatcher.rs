@@ -24,10 +24,11 @@ use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{Turns, claim_next};
 use super::{CancelAction, Store, trace};
+use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
-use crate::db::{self, DbError, DbResult, Engine, RowAccess};
+use crate::db::{self, DbError, DbResult, Engine, RowAccess, warn_of};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
@@ -159,7 +160,7 @@ impl Dispatcher {
                 pause = if is_missed { SECOND_LOOK } else { POLL };
             }
             if let Err(error) = looked.and(self.begin_due().await) {
-                tracing::warn!(%error, "could not look for runs that are due");
+                warn_of!(error, "could not look for runs that are due");
             }
             let rang = timeout(pause, self.wakeup.notified());
             self.core.shutdown.soft().run_until_cancelled(rang).await;
@@ -184,10 +185,15 @@ impl Dispatcher {
     async fn begin_orphans(self: &Arc<Self>) -> DbResult<LostWorkers> {
         let worker = self.core.id;
         let now = self.core.clock.now();
+        // After a failover of the database all processes have lost their locks, though they live.
+        let is_settled = self.core.db.is_settled();
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
-                let lost = db::workers::end_lost(tx, worker).await?;
+                let lost = match is_settled {
+                    true => db::workers::end_lost(tx, worker).await?,
+                    false => LostWorkers::default(),
+                };
                 DbResult::Ok((lost, db::runs::adopt_orphans(tx, worker, now, free).await?))
             })
         });
@@ -323,37 +329,24 @@ impl Dispatcher {
                 )
                 .await;
         }
-        let tenant = &run_context.ownership.tenant;
-        let known = match self.core.registry.of_run_of_tenant(run, tenant).await {
-            Ok(Some(known)) => known,
-            Ok(None) => {
-                let text = "The agent of this run is not configured on this server any more.".to_owned();
-                return self
-                    .fail(
-                        run_context,
-                        &Machine::default(),
-                        Failure::new("AgentNotFoundError", text),
-                    )
-                    .await;
-            }
-            Err(error) => {
-                tracing::error!(run = %run.id, %error, "could not load the definition of the agent of a run");
-                return self.not_loaded(run_context, &error).await;
-            }
+        let Some(known) = self.load_agent(run_context).await else {
+            return;
         };
         match prepare::find_obstacle(run_context).await {
             Ok(None) => {}
             Ok(Some(obstacle)) => return self.fail(run_context, &Machine::default(), obstacle).await,
             Err(error) => {
-                tracing::error!(run = %run.id, %error, "could not read the interrupts of a thread");
-                return self.not_loaded(run_context, &error).await;
+                return self
+                    .not_loaded(run_context, "could not read the interrupts of a thread", &error)
+                    .await;
             }
         }
         let opening = match prepare::open(run_context, &known).await {
             Ok(opening) => opening,
             Err(error) => {
-                tracing::error!(run = %run.id, %error, "could not load the state of a run");
-                return self.not_loaded(run_context, &error).await;
+                return self
+                    .not_loaded(run_context, "could not load the state of a run", &error)
+                    .await;
             }
         };
         let ReadyMachine {
@@ -406,8 +399,30 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a run that cannot be read, or releases it when the database did not answer.
-    async fn not_loaded(&self, run_context: &Arc<RunContext>, error: &DbError) {
+    /// Returns the agent of a run. Without one the run is ended, or released when the database did not answer.
+    async fn load_agent(&self, run_context: &Arc<RunContext>) -> Option<Arc<RegisteredAgent>> {
+        let run = &run_context.run;
+        let tenant = &run_context.ownership.tenant;
+        match self.core.registry.of_run_of_tenant(run, tenant).await {
+            Ok(Some(known)) => return Some(known),
+            Ok(None) => {
+                let text = "The agent of this run is not configured on this server any more.".to_owned();
+                let failure = Failure::new("AgentNotFoundError", text);
+                self.fail(run_context, &Machine::default(), failure).await;
+            }
+            Err(error) => {
+                let what = "could not load the definition of the agent of a run";
+                self.not_loaded(run_context, what, &error).await;
+            }
+        }
+        None
+    }
+
+    /// Ends a run that cannot be read, or releases it when the database did not answer. `what` says what has failed.
+    async fn not_loaded(&self, run_context: &Arc<RunContext>, what: &'static str, error: &DbError) {
+        if !error.is_out_of_reach() {
+            tracing::error!(run = %run_context.run.id, %error, "{what}");
+        }
         if error.is_corrupt() {
             return self
                 .fail(run_context, &Machine::default(), db::runs::unreadable(error))
@@ -461,7 +476,13 @@ impl Dispatcher {
                 .await
                 .map(|()| journal.record_rollback())
                 .map_err(|error| error.to_string()),
-            None => self.release(run_context).await.map_err(|error| error.to_string()),
+            None => {
+                if let Err(error) = self.release(run_context).await {
+                    warn_of!(error, run = %run_context.run.id, "could not give a run back yet");
+                    self.give_back(run_context).await;
+                }
+                return;
+            }
         };
         if let Err(error) = done {
             tracing::error!(run = %run_context.run.id, %error, "could not store that a run was cancelled");
@@ -483,7 +504,7 @@ impl Dispatcher {
         {
             match self.release(run_context).await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(run = %run_context.run.id, %error, "could not give a run back yet"),
+                Err(error) => warn_of!(error, run = %run_context.run.id, "could not give a run back yet"),
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::db::{self, DbError, DbResult, Tx};
+use crate::db::{self, DbError, DbResult, Tx, warn_of};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{AgentWork, Delta, Event, EventBody, Fact, Origin};
@@ -404,7 +404,7 @@ impl LaneJournal {
             let Some(pause) = pauses.next().filter(|_| error.is_transient()) else {
                 break Err(error);
             };
-            tracing::warn!(run = %self.run_context.run.id, %error, "a step cannot be stored yet");
+            warn_of!(error, run = %self.run_context.run.id, "a step cannot be stored yet");
             tokio::time::sleep(pause).await;
             batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.count)));
         };
@@ -489,7 +489,7 @@ pub(super) async fn patiently<T, F>(run: RunId, attempt: impl FnMut() -> F + Sen
 where
     F: Future<Output = DbResult<T>> + Send,
 {
-    let said = |error: &DbError, _| tracing::warn!(%run, %error, "the database is out of reach under a run");
+    let said = |error: &DbError, _| warn_of!(error, %run, "the database failed under a run, which waits");
     attempt.retry(pauses()).when(DbError::is_transient).notify(said).await
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -10,8 +11,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::CancelAction;
 use super::dispatcher::Dispatcher;
-use crate::db::{self, DbError, DbResult, Engine, Notification, SessionLock};
+use crate::db::{self, DbError, DbResult, Engine, Notification, SessionLock, warn_of};
 use crate::domain::id::RunId;
+
+/// The pause after a renewal that failed: the others must not miss this process when the database is back.
+const SOON: Duration = Duration::from_millis(200);
 
 impl Dispatcher {
     /// Takes the lease of this process, so that its claims hold. Runs that an earlier process left are due again.
@@ -72,8 +76,14 @@ impl Dispatcher {
         // The local time is that of a monotonic clock. Other processes compare the clock of the database.
         let mut good_until = Instant::now() + self.lease;
         let mut session_lock = self.core.db.session_lock();
+        let mut pause = self.heartbeat;
+        let mut is_failing = false;
         loop {
-            self.time_to_renew(&mut session_lock).await;
+            // Not past the end of the lease, when the runs have to stop.
+            let left = good_until.saturating_duration_since(Instant::now());
+            let next = if left.is_zero() { pause } else { pause.min(left) };
+            Self::time_to_renew(next, &mut session_lock).await;
+            self.stop_without_lease(good_until);
             let now = Instant::now();
             let until = now + self.lease;
             // In time to stop the runs; once they are stopped, the database may take longer.
@@ -82,23 +92,46 @@ impl Dispatcher {
             match self.renew_lease(held, deadline).await {
                 Ok(cancels) => {
                     good_until = until;
+                    pause = self.heartbeat;
+                    is_failing = false;
                     cancels.into_iter().for_each(|(run, action)| {
                         self.stop(run, action);
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "could not renew the lease");
-                    // On an embedded database there is no other process that could take over the runs.
-                    if !self.is_alone() && Instant::now() >= good_until {
-                        self.active().values().for_each(|active| active.stop.cancel());
+                    let is_known = std::mem::replace(&mut is_failing, true);
+                    match is_known {
+                        true => tracing::debug!(%error, "could not renew the lease"),
+                        false => warn_of!(error, "could not renew the lease"),
                     }
+                    pause = self.heartbeat.min(SOON);
+                    self.stop_without_lease(good_until);
                 }
             }
         }
     }
 
-    /// Waits for the next heartbeat, or until the lock of this process is taken or lost.
-    async fn time_to_renew(&self, session_lock: &mut watch::Receiver<Option<SessionLock>>) {
+    /// Stops the runs of this process if its lease is over: another process may have taken them over.
+    fn stop_without_lease(&self, good_until: Instant) {
+        // On an embedded database there is no other process.
+        if self.is_alone() || Instant::now() < good_until {
+            return;
+        }
+        let mut stopped = 0;
+        for active in self.active().values().filter(|active| !active.stop.is_cancelled()) {
+            active.stop.cancel();
+            stopped += 1;
+        }
+        if stopped > 0 {
+            tracing::info!(
+                runs = stopped,
+                "the lease of this process is over: its runs stop here, and other processes may have taken them over"
+            );
+        }
+    }
+
+    /// Waits for the time until the next heartbeat, or until the lock of this process is taken or lost.
+    async fn time_to_renew(pause: Duration, session_lock: &mut watch::Receiver<Option<SessionLock>>) {
         let changed = async {
             if session_lock.changed().await.is_err() {
                 // The database is closing.
@@ -106,7 +139,7 @@ impl Dispatcher {
             }
         };
         tokio::select! {
-            () = tokio::time::sleep(self.heartbeat) => {}
+            () = tokio::time::sleep(pause) => {}
             () = changed => {}
         }
     }
@@ -188,7 +221,7 @@ impl Dispatcher {
                     self.stop(run, CancelAction::from_word(&word));
                 }
             }
-            Err(error) => tracing::warn!(%error, "could not look which runs shall stop"),
+            Err(error) => warn_of!(error, "could not look which runs shall stop"),
         }
     }
 }

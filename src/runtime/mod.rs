@@ -48,6 +48,7 @@ mod admission;
 mod assistants;
 mod audit;
 mod background;
+mod call_tokens;
 mod cancel;
 mod children;
 mod commit_order;
@@ -82,6 +83,7 @@ pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
 pub use audit::{Audit, AuditSettings, interrupt_text};
 pub use background::known_status;
+pub use call_tokens::StoredCallTokens;
 pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
@@ -260,6 +262,8 @@ pub struct RuntimeHandles {
     pub audit: Audit,
     /// The quotas for stored bytes.
     pub stored: StoredBytes,
+    /// The tokens of tool calls.
+    pub call_tokens: StoredCallTokens,
     tasks: BackgroundTasks,
     core: Arc<Core>,
 }
@@ -313,6 +317,7 @@ impl RuntimeHandles {
             access: AccessControl::new(Arc::clone(&core)),
             audit: Audit::new(Arc::clone(&core)),
             stored: StoredBytes::new(Arc::clone(&core)),
+            call_tokens: StoredCallTokens::new(Arc::clone(&core)),
             runs,
             threads,
             tasks,

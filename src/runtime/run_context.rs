@@ -58,7 +58,11 @@ impl RunContext {
 
 /// Returns the exit reason for an error of the database. The text goes to the log; clients get a class.
 pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
-    tracing::error!(%run, %error, "the database failed under a run");
+    match error.is_out_of_reach() {
+        // The listener warns of that once for all runs.
+        true => tracing::info!(%run, %error, "the database failed under a run"),
+        false => tracing::error!(%run, %error, "the database failed under a run"),
+    }
     if error.is_transient() || matches!(error, DbError::Closed) {
         return ExitReason::Unavailable;
     }

@@ -33,6 +33,7 @@ pub mod literal;
 pub mod mcp;
 pub mod program;
 pub mod progress;
+pub mod read_access;
 pub mod remembered;
 pub mod remote;
 mod request_span;

@@ -14,15 +14,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Response, StatusCode, Url, redirect};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url, redirect};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::read_access::CallToken;
 use super::request_span::RequestSpan;
 use super::{CallOutcome, Delegation, Halt, Scope, Tool};
-use crate::definition::{AfterCrash, OnError, ToolDefinition};
+use crate::definition::{AfterCrash, OnError, ReadAccess, ToolDefinition};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{DelegationResult, ToolOutput};
@@ -115,6 +116,8 @@ pub struct RemoteTool {
     stale: Option<Arc<Notify>>,
     /// The fields of the state that are sent with a call.
     state_fields: Vec<String>,
+    /// The parts of its run that a call may read.
+    read_access: ReadAccess,
 }
 
 impl RemoteTool {
@@ -161,6 +164,7 @@ impl RemoteTool {
             own_name: None,
             stale: None,
             state_fields: vec![],
+            read_access: definition.read_access.clone(),
         })
     }
 
@@ -207,8 +211,14 @@ impl RemoteTool {
     }
 
     /// Makes the call, and makes it again while that may help, all within the tool's time-out.
-    async fn post(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let body = self.request_body(scope, state, call)?;
+    async fn post(
+        &self,
+        scope: &Scope,
+        state: &State,
+        call: &ToolCall,
+        token: Option<&CallToken>,
+    ) -> Result<CallOutcome, Halt> {
+        let body = self.request_body(scope, state, call, token)?;
         let end = Instant::now() + self.timeout;
         let pauses = ExponentialBuilder::new()
             .with_min_delay(FIRST_PAUSE)
@@ -218,7 +228,7 @@ impl RemoteTool {
             .build();
         for pause in pauses {
             let left = end.saturating_duration_since(Instant::now());
-            let failed = match self.attempt(scope, call, body.clone(), left).await {
+            let failed = match self.attempt(scope, call, body.clone(), token, left).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(failed) => failed,
             };
@@ -233,12 +243,18 @@ impl RemoteTool {
             tokio::time::sleep(pause).await;
         }
         let left = end.saturating_duration_since(Instant::now());
-        let last = self.attempt(scope, call, body, left).await;
+        let last = self.attempt(scope, call, body, token, left).await;
         last.map_err(|failed| failed.halt)
     }
 
     /// Returns the body of a request, which is the same for all attempts.
-    fn request_body(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<String, Failure> {
+    fn request_body(
+        &self,
+        scope: &Scope,
+        state: &State,
+        call: &ToolCall,
+        token: Option<&CallToken>,
+    ) -> Result<String, Failure> {
         let context = scope.own_context();
         let own = scope.answers.iter();
         let own = own.filter(|(question, _)| question.kind == QuestionKind::Question);
@@ -260,6 +276,9 @@ impl RemoteTool {
         }
         if !scope.delegations.is_empty() {
             body["delegations"] = scope.delegations.iter().map(DelegationResult::for_tool).collect();
+        }
+        if let Some(token) = token {
+            body["read_access"] = token.for_tool();
         }
         if self.state_fields.is_empty() {
             return Ok(body.to_string());
@@ -284,25 +303,23 @@ impl RemoteTool {
         scope: &Scope,
         call: &ToolCall,
         body: String,
+        token: Option<&CallToken>,
         timeout: Duration,
     ) -> Result<CallOutcome, FailedAttempt> {
         let mut trace = RequestSpan::begin(&scope.trace, &self.url);
-        let outcome = self.send(scope, call, body, timeout, &mut trace).await;
+        let request = self.request(scope, call, body, timeout);
+        let request = match self.headers.contains_key("traceparent") {
+            true => request,
+            false => trace.pass_on(request),
+        };
+        let outcome = self.send(scope, call, request, token, &mut trace).await;
         let failure = outcome.as_ref().err().and_then(|failed| failed.halt.failure());
         trace.end(&scope.trace, failure.map(|failure| failure.class.as_str()));
         outcome
     }
 
-    async fn send(
-        &self,
-        scope: &Scope,
-        call: &ToolCall,
-        body: String,
-        timeout: Duration,
-        trace: &mut RequestSpan,
-    ) -> Result<CallOutcome, FailedAttempt> {
-        let request = self
-            .client
+    fn request(&self, scope: &Scope, call: &ToolCall, body: String, timeout: Duration) -> RequestBuilder {
+        self.client
             .post(self.url.clone())
             .headers(self.headers.clone())
             .header(IDEMPOTENCY_KEY, header_value(&call.id))
@@ -310,11 +327,17 @@ impl RemoteTool {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, ACCEPTED)
             .body(body)
-            .timeout(timeout);
-        let request = match self.headers.contains_key("traceparent") {
-            true => request,
-            false => trace.pass_on(request),
-        };
+            .timeout(timeout)
+    }
+
+    async fn send(
+        &self,
+        scope: &Scope,
+        call: &ToolCall,
+        request: RequestBuilder,
+        token: Option<&CallToken>,
+        trace: &mut RequestSpan,
+    ) -> Result<CallOutcome, FailedAttempt> {
         let response = PieceReader::open(request, self.pieces)
             .await
             .map_err(|error| FailedAttempt {
@@ -325,10 +348,10 @@ impl RemoteTool {
         trace.set_status(response.head().status());
         let status = response.head().status();
         if status == StatusCode::OK && is_ndjson(response.head()) {
-            let answer = self.read_lines(scope, &call.id, response).await?;
+            let answer = self.read_lines(scope, &call.id, token, response).await?;
             return Ok(self.outcome(scope, call, answer).await?);
         }
-        let text = self.read(response).await?;
+        let text = hide(token, self.read(response).await?);
         if status != StatusCode::OK {
             if STALE.contains(&status) {
                 self.stale.iter().for_each(|stale| stale.notify_one());
@@ -344,7 +367,13 @@ impl RemoteTool {
 
     /// Reads a response of several lines up to the line with the result. The lines before it are sent to clients at
     /// once.
-    async fn read_lines(&self, scope: &Scope, call: &str, mut response: PieceReader) -> Result<Value, Failure> {
+    async fn read_lines(
+        &self,
+        scope: &Scope,
+        call: &str,
+        token: Option<&CallToken>,
+        mut response: PieceReader,
+    ) -> Result<Value, Failure> {
         let mut line = Vec::new();
         let mut length = 0;
         while let Some(chunk) = response.next().await.map_err(|error| self.unreachable(&error))? {
@@ -355,13 +384,15 @@ impl RemoteTool {
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
                 if line.ends_with(b"\n")
-                    && let Some(result) = self.read_line(scope, call, &std::mem::take(&mut line)).await?
+                    && let Some(result) = self
+                        .read_line(scope, call, &hide(token, std::mem::take(&mut line)))
+                        .await?
                 {
                     return Ok(result);
                 }
             }
         }
-        let last = self.read_line(scope, call, &line).await?;
+        let last = self.read_line(scope, call, &hide(token, line)).await?;
         last.ok_or_else(|| self.invalid_answer("the answer ended before the line with the result"))
     }
 
@@ -558,11 +589,16 @@ impl Tool for RemoteTool {
     }
 
     async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        tokio::select! {
+        let token = CallToken::issue(scope, &self.spec.name, &self.read_access, self.timeout).await?;
+        let outcome = tokio::select! {
             biased;
             () = scope.stop.cancelled() => Err(Halt::Stopped),
-            outcome = self.post(scope, state, call) => outcome,
+            outcome = self.post(scope, state, call, token.as_ref()) => outcome,
+        };
+        if let Some(token) = token {
+            token.end().await;
         }
+        outcome
     }
 }
 
@@ -683,6 +719,14 @@ fn header_value(id: &str) -> String {
             }
         })
         .collect()
+}
+
+/// Replaces the token of the call in an answer.
+fn hide(token: Option<&CallToken>, answer: Vec<u8>) -> Vec<u8> {
+    match token {
+        Some(token) => token.hide_in(answer),
+        None => answer,
+    }
 }
 
 /// Removes the values of `headers` from a server's text, so that a server that echoes a request does not pass secrets

@@ -19,6 +19,7 @@ use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
 use crate::tool::program::ProgramScope;
+use crate::tool::read_access::CallTokens;
 use crate::tool::remembered::RememberedDecisions;
 use crate::tool::sandboxes::ThreadSandboxes;
 use crate::tool::{CallSlots, Items, ProgressSink};
@@ -61,6 +62,8 @@ pub struct Scope {
     pub remembered: Arc<dyn RememberedDecisions>,
     /// The sandboxes of the thread at sandbox services.
     pub sandboxes: Arc<dyn ThreadSandboxes>,
+    /// The tokens with which tools read what they may of the run.
+    pub tokens: Arc<dyn CallTokens>,
     /// The task id of the current call: unique over all threads, and the same when the call is repeated after a crash.
     /// `None` outside of calls.
     pub task: Option<TaskId>,
@@ -145,6 +148,7 @@ impl Scope {
             tasks: Arc::new(crate::tool::background::NoTasks),
             remembered: Arc::new(crate::tool::remembered::NothingRemembered),
             sandboxes: Arc::new(crate::tool::sandboxes::NoSandboxes),
+            tokens: Arc::new(crate::tool::read_access::NoCallTokens),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             step_limit: None,
             sizes: SizeLimits::default(),

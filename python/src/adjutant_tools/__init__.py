@@ -25,13 +25,16 @@ from ._call import (
     run_subagent,
     update,
 )
+from ._reader import ReadError, RunReader
 from ._tool import Tool, tool
 
 __all__ = [
     "App",
     "Delegation",
     "Question",
+    "ReadError",
     "Result",
+    "RunReader",
     "Tool",
     "ToolContext",
     "ToolError",

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ._call import Execution, Suspended, ToolContext, ToolError, answer_of
+from ._reader import reader_of
 from ._results import Results, StoredResults
 from ._tool import THREADS, Tool, bound, tools_of
 
@@ -63,6 +64,7 @@ class App:
         max_body_bytes: int = 8 * 1024 * 1024,
         max_calls: int = 128,
         heartbeat_s: float = 15.0,
+        adjutant_url: str | None = None,
     ) -> None:
         if token is not None and not token.strip():
             raise ValueError("the token is blank; leave it out to let everybody call")
@@ -80,6 +82,7 @@ class App:
         self._max_body_bytes = max_body_bytes
         self._max_calls = max_calls
         self._heartbeat_s = heartbeat_s
+        self._adjutant_url = adjutant_url
         self._results = (
             Results(max_results, result_ttl_s)
             if results is None
@@ -265,6 +268,7 @@ class App:
             task_id=headers.get(b"adjutant-task-id", b"").decode("latin-1"),
             context=request.get("context") or {},
             state=request.get("state") or {},
+            run_reader=reader_of(self._adjutant_url, request.get("read_access")),
         )
         self._results.begin(key, fingerprint)
         running = _Running(fingerprint, context)
@@ -339,6 +343,9 @@ def _read_request(body: bytes) -> dict[str, Any]:
     for name, kind in (("context", dict), ("state", dict), ("answers", list), ("delegations", list), ("agent_path", list)):
         if request.get(name) is not None and not isinstance(request[name], kind):
             raise _Refused(400, f"`{name}` has the wrong form")
+    access = request.get("read_access")
+    if access is not None and not (isinstance(access, dict) and {"path", "token", "expires_at"} <= access.keys()):
+        raise _Refused(400, "`read_access` has the wrong form")
     for name in ("answers", "delegations"):
         if not all(isinstance(one, dict) for one in request.get(name) or []):
             raise _Refused(400, f"`{name}` has the wrong form")
@@ -383,6 +390,7 @@ def app(tools: Iterable[Any], **settings: Any) -> App:
     - `results`: a SQLite file that keeps the results of calls over restarts of the service.
     - `max_results`, `result_ttl_s`: how many results are kept, and for how long.
     - `max_body_bytes`, `max_calls`: the limits of a request, and of calls at a time.
+    - `adjutant_url`: the address of adjutant, for tools that read of their run (`ToolContext.reader`).
     """
     return App(tools, **settings)
 

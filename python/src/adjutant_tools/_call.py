@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from ._reader import RunReader
+
 
 class ToolError(Exception):
     """An error whose text the model reads as it is, without the name of its type."""
@@ -40,6 +42,17 @@ class ToolContext:
     """The fields of the thread's state that the tool asks for (`state=[…]`)."""
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     """Set when the caller has gone and the tool is to stop, or when its time is over."""
+    run_reader: RunReader | None = field(default=None, repr=False, compare=False)
+
+    def reader(self) -> RunReader:
+        """Returns what the call may read of its run: the state, files and the Store.
+
+        The section of the tool in the configuration of adjutant needs `read_access`, and the service the address of
+        adjutant: `serve(…, adjutant_url="http://…")` or the environment variable `ADJUTANT_URL`.
+        """
+        if self.run_reader is None:
+            raise RuntimeError("the tool has no `read_access`, or the service has no `adjutant_url`")
+        return self.run_reader
 
 
 @dataclass

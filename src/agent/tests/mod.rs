@@ -147,6 +147,7 @@ impl Stage {
             tasks: Arc::new(NoTasks),
             remembered: Arc::new(crate::tool::remembered::NothingRemembered),
             sandboxes: Arc::new(crate::tool::sandboxes::NoSandboxes),
+            tokens: Arc::new(crate::tool::read_access::NoCallTokens),
             store: Arc::new(InMemoryItems::default()),
             task: None,
             step_limit: None,

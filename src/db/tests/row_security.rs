@@ -55,6 +55,7 @@ const FILL: &str = "\
     insert into remembered_decisions values ({id}, {id}, {id}, ''); \
     insert into background_tasks values ({id}, {id}, {id}, {id}, '', '', '', {id}, '', true, true, null, 1); \
     insert into sandboxes values ({id}, {id}, 'lab', '', true); \
+    insert into call_tokens values ('{tenant}'::bytea, {id}, {id}, {id}, null, '', '{}', 1); \
     insert into remote_runs (remote_run_id, task_id, url, agent_name, unwanted, attempts, version) \
         values ({id}, {id}, '', '', false, 0, 0); \
     insert into assistants (assistant_id, tenant, owner, version, graph_id, config, context, metadata, name, folded, \

@@ -44,6 +44,7 @@ async fn tables_are_the_same_on_both_engines() {
                 "auth_tickets",
                 "background_tasks",
                 "blobs",
+                "call_tokens",
                 "checkpoints",
                 "crons",
                 "daily_usage",
@@ -105,7 +106,19 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 49] = [
+const SEARCHES: [(&str, &str); 52] = [
+    (
+        "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
+        "call_tokens_by_expiry",
+    ),
+    (
+        "select digest from call_tokens where task_id = {id}",
+        "call_tokens_by_task",
+    ),
+    (
+        "select digest from call_tokens where thread_id = {id}",
+        "call_tokens_by_thread",
+    ),
     (
         "select queue from runs where depth = 0 and status = 'pending' and queue > 'a' order by queue limit 1",
         "runs_waiting",

@@ -3,6 +3,7 @@
 use super::{Check, ValidationContext, address_problem, is_word};
 use crate::definition::builtins::is_policy_tool;
 use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
+use crate::definition::read_access::check_read_access;
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
 /// The maximum of `max_retries`.
@@ -28,6 +29,12 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Diagnostic> {
     } else if tool.max_retries > 0 && tool.kind != ToolKind::Http {
         check.error(&top.then("max_retries"), "goes with `kind = \"http\"` only");
     }
+    if !tool.read_access.is_empty() && tool.kind != ToolKind::Http {
+        check.error(&top.then("read_access"), "goes with `kind = \"http\"` only");
+    }
+    check
+        .findings
+        .extend(check_read_access(&top.then("read_access"), &tool.read_access));
     if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
         check.error(
             &top.then("timeout_s"),

@@ -180,3 +180,14 @@ fn a_fork_gets_earlier_messages_and_no_fields_of_the_current_turn() {
     );
     assert!(!state.shares("_deepagents_forked_context"));
 }
+
+#[test]
+fn the_size_of_a_file_is_the_number_of_its_bytes() {
+    for length in 0..8_u8 {
+        let bytes: Vec<u8> = (0..length).map(|at| 0xF8 | at).collect();
+        let file = File::from_bytes(bytes.clone());
+        assert_eq!(file.size(), bytes.len(), "{file:?}");
+        assert_eq!(file.to_bytes(), Ok(bytes));
+    }
+    assert_eq!(File::from_bytes("Größe".into()).size(), 7);
+}

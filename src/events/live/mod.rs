@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::log::{Buffered, ThreadLog};
 use super::{Events, poll};
-use crate::db::{self, DbResult, Engine, LiveAddress, LiveNotice};
+use crate::db::{self, DbResult, Engine, LiveAddress, LiveNotice, warn_of};
 use crate::domain::id::ThreadId;
 use crate::metrics::{LiveMetrics, MessageFault, UnsentReason};
 
@@ -127,7 +127,7 @@ impl Exchange {
         };
         let notices = interest.texts().into_iter().map(|text| (None, text)).collect();
         if let Err(error) = self.post(notices).await {
-            tracing::warn!(%error, "could not ask the other servers for chunks of answers");
+            warn_of!(error, "could not ask the other servers for chunks of answers");
             for (_, log) in threads.iter().filter(|_| is_new) {
                 // The next look of a reader asks again.
                 log.set_announced(false);
@@ -270,7 +270,7 @@ impl Exchange {
             return;
         }
         if let Err(error) = self.send_parts(parts, allowance).await {
-            tracing::warn!(%error, "could not send chunks of answers to other servers");
+            warn_of!(error, "could not send chunks of answers to other servers");
         }
     }
 

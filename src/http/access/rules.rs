@@ -23,6 +23,8 @@ pub(in crate::http) enum Subject {
 pub(in crate::http) enum Rule {
     /// Everybody may use it, without a credential.
     Public,
+    /// Tools may use it during a call, with the token of the call. The handler decides by what the token says.
+    OfCall,
     /// Callers may use it who may do this to the resource.
     Allow(Action, Subject),
 }
@@ -42,7 +44,7 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
         ThreadsCreate, ThreadsCreateRun, ThreadsDelete, ThreadsRead, ThreadsSearch, ThreadsUpdate, TicketsCreate,
         UsersDelete, UsersExport,
     };
-    use Rule::{Allow, Public};
+    use Rule::{Allow, OfCall, Public};
     use Subject::{Assistant, Collection, Cron, Delivery, Thread};
 
     let method = if method == "HEAD" { "GET" } else { method };
@@ -146,6 +148,9 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
         ("DELETE", "/store/items") => Allow(StoreDelete, Collection),
         ("POST", "/store/items/search") => Allow(StoreSearch, Collection),
         ("POST", "/store/namespaces") => Allow(StoreListNamespaces, Collection),
+
+        ("GET", "/call/state" | "/call/files" | "/call/files/content" | "/call/store/items") => OfCall,
+        ("POST", "/call/store/items/search") => OfCall,
         _ => return None,
     };
     Some(rule)

@@ -11,7 +11,7 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde_json::{Value, json};
 
-use crate::db::DbResult;
+use crate::db::{DbResult, warn_of};
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
@@ -205,14 +205,19 @@ impl<L: Log> RunProjection<L> {
         Flow::End
     }
 
-    /// The server shuts down while the run continues: the connection is aborted, so that the client resumes elsewhere.
+    /// The run continues, and this stream cannot: the connection is aborted, so that the client resumes, or resumes elsewhere.
     fn abort(&mut self) -> Flow {
         self.on_disconnect.0 = None;
         Flow::Break
     }
 
-    /// The log cannot be read. The run continues; only this client gets an error.
+    /// The log cannot be read. The run continues; only this client gets an error. If the database is away, the connection
+    /// is aborted, so that the client resumes: an error would look like the end of the run.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
+        if error.is_transient() {
+            warn_of!(error, "run stream broke off");
+            return self.abort();
+        }
         tracing::error!(%error, "run stream failed");
         Frame::fault().write(buffer);
         self.end()

@@ -39,13 +39,15 @@ pub(in crate::http) enum Flow {
     Continue,
     /// The stream is complete.
     End,
-    /// The stream continues on another server: the connection is aborted, so that the client notices.
+    /// The stream continues after a new request, on another server perhaps: the connection is aborted, so that the client
+    /// notices.
     Break,
 }
 
-/// The last words of a stream that continues on another server: a client that follows the standard connects again soon,
-/// with the id of its last event.
-const GOES_ON_ELSEWHERE: &[u8] = b": the server stops; the stream goes on after the last id\r\nretry: 500\r\n\r\n";
+/// The last words of a stream that continues after a new request, on another server perhaps: a client that follows the
+/// standard connects again soon, with the id of its last event.
+const GOES_ON_ELSEWHERE: &[u8] =
+    b": the connection ends here; the stream goes on after the last id\r\nretry: 500\r\n\r\n";
 
 /// The size after which no more items are added to a write, in bytes.
 const MAX_WRITE: usize = 64 * 1024;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::pump::{self, Flow, Projection};
 use super::v2::{CurrentRun, V2Frame, V2Presenter};
-use crate::db::DbResult;
+use crate::db::{DbResult, warn_of};
 use crate::domain::access::Action;
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
@@ -125,8 +125,13 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
     }
 }
 
-/// Reports to this client that the log cannot be read.
+/// Reports to this client that the log cannot be read. If the database is away, the connection is aborted, so that the
+/// client resumes.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
+    if error.is_transient() {
+        warn_of!(error, "thread stream broke off");
+        return Flow::Break;
+    }
     tracing::error!(%error, "thread stream failed");
     super::frame::Frame::of("error", &stream_error()).write(buffer);
     Flow::End

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Interval;
 
 use super::commands::{CommandHandler, command_error, no_subscription};
-use crate::db::{DbResult, RowAccess};
+use crate::db::{DbResult, RowAccess, warn_of};
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{ThreadEvent, ThreadTail};
@@ -333,8 +333,16 @@ impl SocketSession {
         self.socket.send(message).await.map_err(|_| Disconnected)
     }
 
-    /// Reports to this client that the log cannot be read.
+    /// Reports to this client that the log cannot be read. If the database is away, the socket is closed as for a restart,
+    /// so that the client connects again.
     async fn fail<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
+        if error.is_transient() {
+            warn_of!(error, thread = %self.thread, "thread WebSocket broke off");
+            return self
+                .close_for_restart("the database does not answer")
+                .await
+                .and(Err(Disconnected));
+        }
         tracing::error!(thread = %self.thread, %error, "thread WebSocket failed");
         self.send_json(&thread::stream_error()).await?;
         Err(Disconnected)

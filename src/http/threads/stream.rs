@@ -5,7 +5,7 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde_json::json;
 
-use crate::db::{DbResult, threads};
+use crate::db::{DbResult, threads, warn_of};
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
@@ -144,6 +144,11 @@ impl Projection for ThreadRunsProjection {
             Ok(Some(item)) => self.take_item(item, buffer).await,
             Ok(None) if source.is_cut() => return Flow::Break,
             Ok(None) => return Flow::End,
+            // The client resumes when the database is back.
+            Err(error) if error.is_transient() => {
+                warn_of!(error, thread = %self.thread, "thread stream broke off");
+                return Flow::Break;
+            }
             Err(error) => Err(error.into()),
         };
         match result {

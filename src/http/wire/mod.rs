@@ -13,6 +13,7 @@ use crate::domain::machine::Failure;
 pub mod agent;
 pub mod approval;
 pub mod assistant;
+pub mod call;
 pub mod child_run;
 pub mod compaction;
 pub mod cron;

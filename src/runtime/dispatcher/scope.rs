@@ -9,7 +9,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::domain::run::RunOrigin;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::sandboxes::StoredSandboxes;
-use crate::runtime::{BackgroundTasks, Runs};
+use crate::runtime::{BackgroundTasks, Runs, StoredCallTokens};
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
 use crate::tool::remembered::NothingRemembered;
@@ -45,6 +45,7 @@ impl Dispatcher {
             // A decision is given with an answer, which another run brings: this run meets none that is not there yet.
             remembered: Arc::new(NothingRemembered),
             sandboxes: Arc::new(StoredSandboxes(self.core.db.clone())),
+            tokens: Arc::new(StoredCallTokens::new(Arc::clone(&self.core))),
             task: None,
             step_limit: run.request.step_limit(),
             sizes: self.core.sizes,

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::RuntimeHandles;
 use super::shared::Core;
 use crate::db::jobs::{self, JobOwner};
-use crate::db::{DbResult, Tx};
+use crate::db::{DbResult, Tx, warn_of};
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
@@ -231,7 +231,7 @@ impl JobRunner {
                 Ok(Some(next)) => next.since(self.core.clock.now()).clamp(SHORTEST_PAUSE, POLL),
                 Ok(None) => POLL,
                 Err(error) => {
-                    tracing::warn!(%error, "could not look for jobs that are due");
+                    warn_of!(error, "could not look for jobs that are due");
                     POLL
                 }
             };
@@ -244,7 +244,7 @@ impl JobRunner {
     async fn discover_jobs(&self) {
         for kind in JobKind::ALL {
             if let Err(error) = handler(*kind).discover(&self.runtime).await {
-                tracing::warn!(kind = kind.word(), %error, "could not look for what is to be done");
+                warn_of!(error, kind = kind.word(), "could not look for what is to be done");
             }
         }
     }
@@ -274,7 +274,7 @@ impl JobRunner {
             if *at > now {
                 next = Some(next.map_or(*at, |next| next.min(*at)));
             } else if let Err(error) = self.start_jobs(state, now).await {
-                tracing::warn!(kind = state.kind.word(), %error, "could not claim jobs");
+                warn_of!(error, kind = state.kind.word(), "could not claim jobs");
             }
         }
         Ok(next)
@@ -315,7 +315,7 @@ impl JobRunner {
             has_failed |= outcome.is_err();
             if let Err(error) = self.settle_job(&job, outcome).await {
                 // The claim expires, and the job runs again.
-                tracing::warn!(kind = kind.word(), key = %job.key, %error, "could not settle a job");
+                warn_of!(error, kind = kind.word(), key = %job.key, "could not settle a job");
             }
         }
         if has_failed {
@@ -334,7 +334,7 @@ impl JobRunner {
             Ok(JobOutcome::NotNow) => Some(now.plus(POLL)),
             Ok(JobOutcome::Settled) => return Ok(()),
             Err(error) => {
-                tracing::warn!(kind = job.kind.word(), key = %job.key, %error, "a job could not be done yet");
+                warn_of!(error, kind = job.kind.word(), key = %job.key, "a job could not be done yet");
                 Some(now)
             }
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult, Tx, warn_of};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -41,7 +41,7 @@ impl JobHandler for SweepHandler {
             match core.shutdown.soft().run_until_cancelled(sweep(core)).await {
                 Some(Ok(0)) | None => {}
                 Some(Ok(count)) => tracing::info!(count, "threads swept"),
-                Some(Err(error)) => tracing::warn!(%error, "could not sweep threads"),
+                Some(Err(error)) => warn_of!(error, "could not sweep threads"),
             }
             Ok(JobOutcome::Again(core.clock.now().plus(core.retention.interval)))
         })

@@ -24,7 +24,7 @@ use super::stdio::{Program, StdioTransport};
 use super::tool::McpTool;
 use super::{McpLimits, SpawnServer};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
-use crate::definition::{AfterCrash, OnError};
+use crate::definition::{AfterCrash, OnError, ReadAccess};
 use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;
 use crate::domain::interrupt::Question;
@@ -114,6 +114,8 @@ pub(super) struct McpServer {
     start_timeout: Duration,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
+    /// The parts of their run that calls of its tools may read.
+    pub(super) read_access: ReadAccess,
     spawn: SpawnServer,
     /// The questions of the server, if it may ask any.
     elicitations: Option<Arc<Elicitations>>,
@@ -145,6 +147,7 @@ impl McpServer {
             start_timeout: seconds(definition.start_timeout_s),
             after_crash: definition.after_crash,
             on_error: definition.on_error,
+            read_access: definition.read_access.clone(),
             spawn,
             elicitations: definition.elicitation.then(Arc::default),
             tools: RwLock::default(),
@@ -296,6 +299,11 @@ impl McpServer {
         );
         *self.tools.write().unwrap_or_else(PoisonError::into_inner) = tools;
         Ok(())
+    }
+
+    /// Returns the time that a call takes at most, once its turn has come.
+    pub(super) fn longest_call(&self) -> Duration {
+        self.start_timeout.saturating_add(self.timeout)
     }
 
     /// Calls a tool as soon as there is a connection, and waits for the result for at most the timeout of the server. The

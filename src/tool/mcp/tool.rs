@@ -11,12 +11,14 @@ use super::outcome::outcome;
 use super::server::{CallEnd, McpServer};
 use crate::definition::{AfterCrash, OnError, mcp};
 use crate::domain::call::{DelegationResult, ToolOutput};
+use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;
 use crate::domain::state::State;
 use crate::domain::trace::{SpanContext, SpanData, SpanKind};
 use crate::model::ToolSpec;
+use crate::tool::read_access::CallToken;
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
 /// The maximum length of a description that is passed to models, in characters.
@@ -82,7 +84,12 @@ impl McpTool {
     }
 
     /// Returns the `_meta` of a call: its ids, its agent, the context of the run and that of the trace.
-    fn meta(scope: &Scope, call: &ToolCall, trace: Option<&SpanContext>) -> RequestMetaObject {
+    fn meta(
+        scope: &Scope,
+        call: &ToolCall,
+        token: Option<&CallToken>,
+        trace: Option<&SpanContext>,
+    ) -> RequestMetaObject {
         let context = scope.own_context();
         let mut own = json!({
             "tool_call_id": call.id,
@@ -96,12 +103,23 @@ impl McpTool {
         if !scope.delegations.is_empty() {
             own["delegations"] = scope.delegations.iter().map(DelegationResult::for_tool).collect();
         }
+        if let Some(token) = token {
+            own["read_access"] = token.for_tool();
+        }
         let mut meta = MetaObject::new();
         meta.insert("adjutant/call".to_owned(), own);
         for (name, value) in trace.into_iter().flat_map(SpanContext::headers) {
             meta.insert(name.to_owned(), value.into());
         }
         RequestMetaObject(meta)
+    }
+}
+
+/// Replaces the token of the call in what the server has sent.
+fn without_token(token: Option<&CallToken>, value: Value) -> Value {
+    match token {
+        Some(token) => token.hide_in_value(value),
+        None => value,
     }
 }
 
@@ -135,18 +153,32 @@ impl Tool for McpTool {
         if let Err(text) = self.check.check(&call.args) {
             return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
+        let server = &self.server;
+        let token = CallToken::issue(scope, &self.spec.name, &server.read_access, server.longest_call()).await?;
+        let outcome = self.request(scope, call, token.as_ref()).await;
+        if let Some(token) = token {
+            token.end().await;
+        }
+        outcome
+    }
+}
+
+impl McpTool {
+    /// Makes the call.
+    async fn request(&self, scope: &Scope, call: &ToolCall, token: Option<&CallToken>) -> Result<CallOutcome, Halt> {
         let mut params = CallToolRequestParams::new(self.name.clone()).with_arguments(call.args.clone());
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
-        params.meta = Some(Self::meta(scope, call, context));
+        params.meta = Some(Self::meta(scope, call, token, context));
         let answer = self.server.call(params, &scope.answers);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = match answer {
-            Ok(CallEnd::Result(result)) => outcome(call, result),
+            Ok(CallEnd::Result(result)) => outcome(call, without_token(token, result)),
             Ok(CallEnd::Asked(asked)) => match elicitation::question(&asked, scope.answers.len()) {
                 Ok(question) => {
                     scope.trace.end(span);
-                    return Err(Halt::Ask(vec![question]));
+                    let value = without_token(token, question.value);
+                    return Err(Halt::Ask(vec![Question { value, ..question }]));
                 }
                 Err(failure) => Err(failure),
             },
@@ -157,15 +189,17 @@ impl Tool for McpTool {
         }
         scope.trace.end(span);
         result.map_err(|failure| {
-            Halt::Fail(Failure {
+            let failure = Failure {
                 message: self.with_names(&failure.message),
                 ..failure
+            };
+            Halt::Fail(match token {
+                Some(token) => token.hide_in_failure(failure),
+                None => failure,
             })
         })
     }
-}
 
-impl McpTool {
     /// Begins the span of a request to the server, by the semantic conventions for MCP.
     fn begin_span(&self, scope: &Scope) -> Option<SpanData> {
         let mut span = scope.trace.begin(SpanKind::Client)?;

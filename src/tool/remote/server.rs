@@ -341,6 +341,7 @@ impl ToolService {
             max_retries: own.max_retries,
             after_crash: own.after_crash.or(listed.after_crash).unwrap_or(default_after_crash),
             on_error: own.on_error.or(listed.on_error).unwrap_or_default(),
+            read_access: own.read_access.clone(),
             ..ToolDefinition::default()
         };
         let model_name = model_name(&self.name, &listed.name);

@@ -28,6 +28,7 @@ fn definition(url: String) -> ToolDefinition {
         max_retries: 0,
         after_crash: AfterCrash::Ask,
         on_error: OnError::Report,
+        read_access: ReadAccess::default(),
     }
 }
 

@@ -36,6 +36,8 @@ enum Audience {
     ServerOperators,
     /// Admins only.
     Admins,
+    /// Tools, with the token of a call. No credential of a caller opens such an endpoint.
+    Calls,
 }
 
 /// An endpoint with a request that succeeds for the owner of the fixture.
@@ -147,7 +149,7 @@ impl Fixture {
         reason = "one line for each endpoint"
     )]
     fn endpoint(&self, method: &str, pattern: &str) -> Endpoint {
-        use Audience::{Admins, Everybody, ServerOperators, Users};
+        use Audience::{Admins, Calls, Everybody, ServerOperators, Users};
         let input = json!({"messages": [{"role": "user", "content": script().says("done").to_string()}]});
         let run = json!({"assistant_id": "agent", "input": input});
         let stateless = json!({"assistant_id": self.assistant, "input": input});
@@ -225,6 +227,11 @@ impl Fixture {
                 Some(json!({"namespace": ["marks"], "key": "other", "value": {}})),
             ),
             ("delete", "/store/items") => (Users, Some(json!({"namespace": ["marks"], "key": "mark"}))),
+            ("get", "/call/state" | "/call/files" | "/call/files/content" | "/call/store/items") => {
+                path.push_str("?path=/a&namespace=marks&key=mark");
+                (Calls, None)
+            }
+            ("post", "/call/store/items/search") => (Calls, Some(json!({"namespace_prefix": ["marks"]}))),
             ("post", "/store/items/search") => (Users, Some(json!({"namespace_prefix": ["marks"]}))),
             (
                 "post",
@@ -364,7 +371,7 @@ async fn every_endpoint_refuses_callers_without_a_valid_credential(server: TestS
     ];
     let expected = |_: &Fixture, endpoint: &Endpoint| match endpoint.audience {
         Audience::Everybody => Some(200),
-        Audience::Users | Audience::Admins | Audience::ServerOperators => Some(401),
+        Audience::Users | Audience::Admins | Audience::ServerOperators | Audience::Calls => Some(401),
     };
     check_others(&keys, &callers, expected).await;
 }
@@ -377,7 +384,12 @@ async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
         let names_resource = fixture.path(pattern) != pattern && !pattern.starts_with("/agents/");
         // These answer without the thread: the stream waits for one, and a command has an error of its own.
         let needs_thread = !pattern.ends_with("/commands") && !pattern.ends_with("/stream/events");
-        (names_resource && needs_thread).then_some(404)
+        match endpoint.audience {
+            Audience::Calls => Some(401),
+            Audience::Everybody | Audience::Users | Audience::ServerOperators | Audience::Admins => {
+                (names_resource && needs_thread).then_some(404)
+            }
+        }
     };
     check_others(&keys, &callers, expected).await;
 }
@@ -428,11 +440,15 @@ async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
             let is_allowed = match endpoint.audience {
                 Audience::Everybody | Audience::Users => true,
                 Audience::Admins => caller == "root",
-                Audience::ServerOperators => false,
+                Audience::ServerOperators | Audience::Calls => false,
+            };
+            let refusal = match endpoint.audience {
+                Audience::Calls => 401,
+                Audience::Everybody | Audience::Users | Audience::Admins | Audience::ServerOperators => 403,
             };
             let is_expected = match is_allowed {
                 true => (200..300).contains(&reply.status),
-                false => reply.status == 403,
+                false => reply.status == refusal,
             };
             if !is_expected {
                 wrong.push(format!("{caller}: {method} {pattern}: {reply:?}"));

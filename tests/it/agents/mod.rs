@@ -35,6 +35,7 @@ mod nested_background_tasks;
 mod openai_responses;
 mod prompt_blocks;
 mod random_trees;
+mod read_access;
 mod registered_subagents;
 mod remembered_decisions;
 mod response_schemas;

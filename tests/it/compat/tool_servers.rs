@@ -34,6 +34,8 @@ struct Service {
     language: Language,
     port: u16,
     folder: TempDir,
+    /// The address of the server, if the service reads of its runs.
+    server: Option<String>,
     running: Option<Child>,
 }
 
@@ -53,6 +55,7 @@ impl Service {
             language,
             port,
             folder: tempfile::tempdir().expect("a directory"),
+            server: None,
             running: None,
         };
         service.starts().await?;
@@ -91,6 +94,10 @@ impl Service {
             }
         };
         let command = command.arg(self.port.to_string()).arg(self.folder.path()).arg(TOKEN);
+        command.env_remove("ADJUTANT_URL");
+        if let Some(server) = &self.server {
+            command.env("ADJUTANT_URL", server);
+        }
         self.running = Some(command.stdin(Stdio::null()).spawn().expect("it starts"));
         is_there(self.port).await;
         Some(())
@@ -298,6 +305,38 @@ async fn a_call_runs_once_though_the_server_dies(language: Language, server: &Te
     assert_eq!(service.lines("pay"), 1);
 }
 
+async fn a_tool_reads_of_its_run(language: Language, server: &TestServer) {
+    let access = "read_access = { state = [\"messages\"], files = [\"/reports/**\"], store = [[\"memories\"]] }";
+    let Some(mut service) = Service::start(language, server, access).await else {
+        return;
+    };
+    let client = server.client();
+    service.dies();
+    service.server = Some(client.base());
+    service.starts().await;
+    let item = json!({"namespace": ["memories"], "key": "k", "value": {"likes": "otters"}});
+    client.put("/store/items", item).await.ok();
+    let alice = server.human("desk").await;
+    let files = json!({"/reports/a.md": {"content": "Größe"}, "/secret.md": {"content": "secret"}});
+    let values = json!({"values": {"messages": [], "files": files}});
+    client.post(&alice.path("/state"), values).await.ok();
+    alice.says(calls([crm("c1", "study", json!({}))])).await;
+    let said = alice.transcript().await;
+    let read = said[2]
+        .strip_prefix("crm__study: ")
+        .and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let expected = json!({"messages": 2, "reports": {"/reports/a.md": "Größe"}, "likes": [{"likes": "otters"}]});
+    assert_eq!(read, Some(expected), "{said:?}");
+}
+
+async fn a_python_tool_reads_of_its_run(server: TestServer) {
+    a_tool_reads_of_its_run(Language::Python, &server).await;
+}
+
+async fn a_javascript_tool_reads_of_its_run(server: TestServer) {
+    a_tool_reads_of_its_run(Language::JavaScript, &server).await;
+}
+
 async fn python_tools_are_learnt_and_called(server: TestServer) {
     every_kind_of_tool_is_learnt_and_called(Language::Python, &server).await;
 }
@@ -424,6 +463,7 @@ async fn an_example_works(mut command: Command, server: &TestServer) {
         language: Language::Python,
         port,
         folder: tempfile::tempdir().expect("a directory"),
+        server: None,
         running: Some(running),
     };
     is_there(port).await;
@@ -472,6 +512,7 @@ async fn the_example_in_javascript_works(server: TestServer) {
 
 on_both_engines! {
     python_tools_are_learnt_and_called,
+    a_python_tool_reads_of_its_run,
     a_python_tool_asks_humans_and_goes_on_after_restarts,
     a_javascript_tool_asks_humans_and_goes_on_after_restarts,
     a_call_of_a_python_tool_runs_once_though_the_server_dies,
@@ -479,6 +520,7 @@ on_both_engines! {
 
 without_postgres! {
     javascript_tools_are_learnt_and_called,
+    a_javascript_tool_reads_of_its_run,
     pieces_of_python_tools_are_seen_while_they_work,
     pieces_of_javascript_tools_are_seen_while_they_work,
     a_call_of_a_javascript_tool_runs_once_though_the_server_dies,

@@ -4,6 +4,8 @@ pub(crate) mod background_tasks;
 mod blobs;
 mod compaction;
 mod crash;
+mod failover;
+mod load_balancer;
 mod random;
 mod remote_agents;
 mod remote_tasks;

@@ -1,5 +1,5 @@
-//! The container image and `deploy/compose.yaml`, read without an engine for containers: what the build copies, and
-//! whether the program takes the settings.
+//! The container image, the files of Compose and the Helm chart, read without an engine for containers: what the build
+//! copies, and whether the program takes the settings.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -155,14 +155,38 @@ fn the_image_checks_its_health_as_an_ordinary_user_and_says_what_it_is() {
     }
 }
 
+/// The files of Compose, and their services.
+const COMPOSE_FILES: [(&str, &[&str]); 2] = [
+    ("deploy/compose.yaml", &["adjutant", "postgres", "adjutant-sqlite"]),
+    (
+        "deploy/compose.cluster.yaml",
+        &["haproxy", "adjutant-1", "adjutant-2", "postgres"],
+    ),
+];
+
+/// Reads a file of Compose, with the services that it takes from another one.
+fn compose(path: &str) -> Value {
+    let mut compose: Value = serde_saphyr::from_str(&read(path)).expect("YAML");
+    for service in compose["services"].as_object_mut().expect("services").values_mut() {
+        if let Some(file) = service["extends"]["file"].as_str() {
+            let other: Value = serde_saphyr::from_str(&read(&format!("deploy/{file}"))).expect("YAML");
+            let name = service["extends"]["service"].as_str().expect("a name").to_owned();
+            *service = other["services"][&name].clone();
+        }
+    }
+    compose
+}
+
 #[test]
 fn every_service_of_compose_is_confined_and_healthy() {
-    let compose: Value = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
+    for (path, names) in COMPOSE_FILES {
+        is_confined_and_healthy(&compose(path), names);
+    }
+}
+
+fn is_confined_and_healthy(compose: &Value, names: &[&str]) {
     let services = compose["services"].as_object().expect("services");
-    assert_eq!(
-        services.keys().collect::<Vec<_>>(),
-        ["adjutant", "postgres", "adjutant-sqlite"]
-    );
+    assert_eq!(services.keys().collect::<Vec<_>>(), names);
     let declared =
         |kind: &str| -> BTreeSet<String> { compose[kind].as_object().expect(kind).keys().cloned().collect() };
     for (name, service) in services {
@@ -174,7 +198,7 @@ fn every_service_of_compose_is_confined_and_healthy() {
                 .is_some_and(|user| !user.starts_with("root") && !user.starts_with('0'))
         );
         assert!(service["healthcheck"]["test"][1].is_string(), "{name}");
-        for secret in service["secrets"].as_array().expect("secrets") {
+        for secret in service["secrets"].as_array().into_iter().flatten() {
             assert!(
                 declared("secrets").contains(secret.as_str().expect("a name")),
                 "{name}: {secret}"
@@ -209,7 +233,6 @@ fn every_service_of_compose_is_confined_and_healthy() {
 
 #[test]
 fn the_program_takes_the_settings_of_each_service() {
-    let compose: Value = serde_saphyr::from_str(&read("deploy/compose.yaml")).expect("YAML");
     let folder = tempfile::tempdir().expect("a directory");
     let secrets = folder.path().join("secrets");
     fs::create_dir(&secrets).expect("a folder");
@@ -224,8 +247,13 @@ fn the_program_takes_the_settings_of_each_service() {
         .output()
         .expect("help");
     let help = String::from_utf8(help.stdout).expect("text");
-    for name in ["adjutant", "adjutant-sqlite"] {
-        let service = &compose["services"][name];
+    for (path, name) in [
+        ("deploy/compose.yaml", "adjutant"),
+        ("deploy/compose.yaml", "adjutant-sqlite"),
+        ("deploy/compose.cluster.yaml", "adjutant-1"),
+        ("deploy/compose.cluster.yaml", "adjutant-2"),
+    ] {
+        let service = &compose(path)["services"][name];
         let mut command = match service["entrypoint"].as_array() {
             // The words of the container, with the program of this test and the argument of the check.
             Some(words) => {
@@ -243,8 +271,9 @@ fn the_program_takes_the_settings_of_each_service() {
         command.env_clear().current_dir(folder.path()).arg("check");
         command.env("PATH", format!("{}:/usr/bin:/bin", program.display()));
         for (variable, value) in service["environment"].as_object().expect("variables") {
+            // One with two underscores is a setting of the configuration: the program refuses one that it does not know.
             assert!(
-                help.contains(&format!("env: {variable}")),
+                variable.contains("__") || help.contains(&format!("env: {variable}")),
                 "{variable} is no setting:\n{help}"
             );
             // `${NAME:-otherwise}` is what stands after `:-`.
@@ -261,10 +290,10 @@ fn the_program_takes_the_settings_of_each_service() {
         let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {said}");
         assert!(said.contains("0 errors, 0 warnings"), "{name}: {said}");
-        let database = if name == "adjutant" {
-            "postgres://"
-        } else {
+        let database = if name == "adjutant-sqlite" {
             "sqlite:///data/adjutant.db"
+        } else {
+            "postgres://"
         };
         assert!(said.contains(database), "{name}: {said}");
         assert!(!said.contains("0123456789abcdef"), "{name} shows a secret: {said}");
@@ -294,4 +323,113 @@ fn the_secrets_of_compose_are_made_once() {
     assert_eq!(first, make());
     let key = fs::read_to_string(secrets.join("openai_api_key")).expect("a secret");
     assert_eq!(key, "a-key");
+}
+
+/// The folder of the Helm chart.
+const CHART: &str = "deploy/helm/adjutant";
+
+/// The templates of the chart, as one text.
+fn templates() -> String {
+    let mut paths: Vec<PathBuf> = fs::read_dir(root().join(CHART).join("templates"))
+        .expect("a folder")
+        .map(|entry| entry.expect("a file").path())
+        .collect();
+    paths.sort();
+    paths
+        .iter()
+        .map(|path| fs::read_to_string(path).expect("text"))
+        .collect()
+}
+
+/// Returns the paths of the values, such as `ingress.host`, that a text between braces names.
+fn used_values(templates: &str) -> BTreeSet<String> {
+    let after = templates.split(".Values.").skip(1);
+    after
+        .map(|rest| {
+            let is_part = |letter: &char| letter.is_ascii_alphanumeric() || *letter == '.';
+            rest.chars().take_while(is_part).collect()
+        })
+        .collect()
+}
+
+/// Returns the paths below a value that templates may name. What is copied as a whole has no parts.
+fn paths_of(value: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let parts = value.as_object().filter(|_| schema["properties"].is_object());
+    match parts {
+        Some(parts) => {
+            for (name, part) in parts {
+                let below = if path.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{path}.{name}")
+                };
+                assert!(
+                    schema["properties"][name].is_object(),
+                    "the schema of the chart has no {below}"
+                );
+                paths_of(part, &schema["properties"][name], &below, found);
+            }
+        }
+        None => _ = found.insert(path.to_owned()),
+    }
+}
+
+#[test]
+fn the_values_of_the_chart_are_those_of_its_schema_and_its_templates() {
+    let values: Value = serde_saphyr::from_str(&read(&format!("{CHART}/values.yaml"))).expect("YAML");
+    let schema: Value = serde_json::from_str(&read(&format!("{CHART}/values.schema.json"))).expect("JSON");
+    let valid = jsonschema::validate(&schema, &values);
+    assert!(valid.is_ok(), "{valid:?}");
+    let mut known = BTreeSet::new();
+    paths_of(&values, &schema, "", &mut known);
+    let used = used_values(&templates());
+    // The values of the roles are handed over as a whole.
+    let is_used = |path: &String| {
+        let is_below = |other: &String| path == other || path.starts_with(&format!("{other}."));
+        used.iter().any(is_below)
+    };
+    for path in &known {
+        assert!(is_used(path), "no template uses {path}: {used:?}");
+    }
+    for path in used.iter().filter(|path| *path != "nameOverride") {
+        let is_known = known
+            .iter()
+            .any(|other| other == path || other.starts_with(&format!("{path}.")));
+        assert!(is_known, "there is no value {path}");
+    }
+}
+
+#[test]
+fn the_program_takes_the_configuration_of_the_chart() {
+    let values: Value = serde_saphyr::from_str(&read(&format!("{CHART}/values.yaml"))).expect("YAML");
+    let chart: Value = serde_saphyr::from_str(&read(&format!("{CHART}/Chart.yaml"))).expect("YAML");
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+    let folder = tempfile::tempdir().expect("a directory");
+    let secrets = folder.path().join("secrets");
+    fs::create_dir_all(secrets.join("adjutant")).expect("a folder");
+    for name in ["ops_key", "openai_api_key"] {
+        fs::write(secrets.join("adjutant").join(name), "0123456789abcdef0123456789abcdef").expect("a secret");
+    }
+    let text = values["config"].as_str().expect("a configuration");
+    let text = text.replace("/run/secrets", secrets.to_str().expect("a path of text"));
+    fs::write(folder.path().join("adjutant.toml"), text).expect("a file");
+    // The variables that the templates set, with values as they set them.
+    let templates = templates();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    command.env_clear().current_dir(folder.path()).arg("check");
+    for (name, value) in [
+        ("ADJUTANT_ROLE", "worker"),
+        ("ADJUTANT_SERVER__DRAIN_S", "10"),
+        ("ADJUTANT_SERVER__SHUTDOWN_S", "30"),
+        ("ADJUTANT_SERVER__HOSTS", "[\"adjutant\",\"adjutant.agents.svc\"]"),
+        ("ADJUTANT_LOG_FORMAT", "json"),
+        ("ADJUTANT_DATABASE_URL", "postgres://adjutant@db.internal/adjutant"),
+    ] {
+        assert!(templates.contains(&format!("- name: {name}\n")), "{name}");
+        command.env(name, value);
+    }
+    let output = command.output().expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("0 errors, 0 warnings"), "{said}");
 }

@@ -71,7 +71,8 @@ def call(name, args, meta):
     if name == "process":
         return text(str(os.getpid()))
     if name == "dig":
-        body = json.dumps({"name": "dig", "args": {}}).encode()
+        own = meta.get("adjutant/call") or {}
+        body = json.dumps({"name": "dig", "args": {"read_access": own.get("read_access")}}).encode()
         request = urllib.request.Request(TOOLS_URL + "/dig", body, {"content-type": "application/json"})
         try:
             urllib.request.urlopen(request)

@@ -7,6 +7,7 @@ pub(crate) mod actors;
 pub(crate) mod client;
 pub(crate) mod collector;
 pub(crate) mod database;
+pub(crate) mod load_balancer;
 pub(crate) mod mcp;
 pub(crate) mod misbehaving_server;
 #[path = "../../support/postgres.rs"]
@@ -18,6 +19,7 @@ pub(crate) mod program;
 pub(crate) mod provider;
 pub(crate) mod proxy;
 pub(crate) mod rented_postgres;
+pub(crate) mod replicated_postgres;
 #[path = "../../support/schemas.rs"]
 pub(crate) mod schemas;
 pub(crate) mod script;

@@ -1,4 +1,5 @@
-//! A proxy before a Postgres on a Unix socket, which can lose commits and can stop forwarding.
+//! A proxy before a Postgres on a Unix socket, which can lose commits, can stop forwarding, and can lead to another
+//! Postgres.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(crate) struct PostgresProxy {
 }
 
 struct ProxyState {
-    server: PathBuf,
+    server: watch::Sender<PathBuf>,
     commits: watch::Sender<Commits>,
     /// Whether forwarding is stopped.
     silent: watch::Sender<bool>,
@@ -51,7 +52,7 @@ impl PostgresProxy {
         let folder = tempfile::tempdir().expect("a directory");
         let listener = UnixListener::bind(folder.path().join(SOCKET)).expect("a socket");
         let state = Arc::new(ProxyState {
-            server: Path::new(directory).join(SOCKET),
+            server: watch::Sender::new(Path::new(directory).join(SOCKET)),
             commits: watch::Sender::new(Commits::Arrive),
             silent: watch::Sender::new(false),
             mark: mark.as_bytes(),
@@ -77,6 +78,12 @@ impl PostgresProxy {
     /// Sets the treatment of commits.
     pub(crate) fn commits(&self, commits: Commits) {
         self.state.commits.send_replace(commits);
+    }
+
+    /// Forwards new connections to the Postgres of this URL, as an address does that moves.
+    pub(crate) fn leads_to(&self, url: &str) {
+        let (_, directory) = url.split_once("?host=").expect("a Unix socket");
+        self.state.server.send_replace(Path::new(directory).join(SOCKET));
     }
 
     /// Stops forwarding in both directions; connections stay open, and new ones are accepted.
@@ -116,7 +123,8 @@ async fn serve_connection(client_stream: UnixStream, state: Arc<ProxyState>) {
 }
 
 async fn forward(client_stream: UnixStream, state: &ProxyState) {
-    let Ok(server) = UnixStream::connect(&state.server).await else {
+    let path = state.server.borrow().clone();
+    let Ok(server) = UnixStream::connect(path).await else {
         return;
     };
     let (mut from_client, mut to_client) = client_stream.into_split();

@@ -38,6 +38,11 @@ pub(crate) type DictatedPieces = Arc<Mutex<Option<mpsc::UnboundedReceiver<String
 pub(crate) struct Dictation(mpsc::UnboundedSender<String>);
 
 impl Dictation {
+    /// Returns whether the server reads the answer no more.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Says the next piece.
     pub(crate) fn says(&self, piece: &str) {
         self.0.send(piece.to_owned()).expect("the server listens");

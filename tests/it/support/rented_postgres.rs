@@ -130,7 +130,8 @@ impl Drop for RentedPostgres {
     }
 }
 
-fn free_port() -> u16 {
+/// Returns a port that is free now.
+pub(super) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("an address").port()
 }

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -30,6 +30,23 @@ struct ServerState {
     /// The number of responses of the tools with effects.
     answered: watch::Sender<usize>,
     held: watch::Sender<Held>,
+    /// The names of the tools whose callers have hung up before the response.
+    abandoned: watch::Sender<Vec<String>>,
+}
+
+/// A call in progress. Dropping it notes that its caller has hung up, unless it has a response.
+struct OpenCall<'a> {
+    tool: &'a str,
+    abandoned: &'a watch::Sender<Vec<String>>,
+    is_answered: bool,
+}
+
+impl Drop for OpenCall<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.abandoned.send_modify(|tools| tools.push(self.tool.to_owned()));
+        }
+    }
 }
 
 /// The calls whose responses are held back.
@@ -55,6 +72,8 @@ impl Tools {
         let state = Arc::new(ServerState::default());
         let router = Router::new()
             .route("/{tool}", post(serve))
+            .route("/tools", get(list))
+            .route("/tools/{tool}", post(serve))
             .with_state(Arc::clone(&state));
         shutdown.spawn("tools", async move { axum::serve(listener, router).await });
         Self { base, state }
@@ -118,6 +137,16 @@ impl Tools {
         *self.state.answered.borrow()
     }
 
+    /// Returns how many callers of this tool have hung up before it was released.
+    pub(crate) fn hung_up(&self, tool: &str) -> usize {
+        self.state
+            .abandoned
+            .borrow()
+            .iter()
+            .filter(|name| *name == tool)
+            .count()
+    }
+
     /// Waits, without a limit, until any tools have been called `times` times.
     pub(crate) async fn any_called(&self, times: usize) {
         let mut calls = self.state.calls.subscribe();
@@ -166,6 +195,7 @@ async fn serve(
     let key = body["key"].clone();
     let delegations = body["delegations"].as_array().cloned().unwrap_or_default();
     let mut number = 0;
+    let sent = body.to_string();
     state.calls.send_modify(|calls| {
         calls.push(body);
         number = calls.len();
@@ -173,10 +203,17 @@ async fn serve(
     if tool == "progress" {
         return progress(state, &args["name"]);
     }
+    let mut open = OpenCall {
+        tool: &name,
+        abandoned: &state.abandoned,
+        is_answered: false,
+    };
     let mut held = state.held.subscribe();
     held.wait_for(|held| !held.has(&name, number))
         .await
         .expect("the tools are running");
+    open.is_answered = true;
+    drop(open);
     let text = |name: &str| args[name].as_str().unwrap_or_default();
     match tool.as_str() {
         "lookup" => Json(json!(format!("found {}", text("query")))).into_response(),
@@ -236,9 +273,27 @@ async fn serve(
             let answer = format!("{{\"content\": \"made\\u0000\", \"artifact\": {nested}}}");
             ([("content-type", "application/json")], answer).into_response()
         }
+        "echo" => match text("how") {
+            "lines" => {
+                let line = json!({"custom": [sent], "output": sent}).to_string();
+                let last = json!({"content": sent, "artifact": {"sent": sent}}).to_string();
+                let kind = [("content-type", "application/x-ndjson")];
+                (kind, format!("{line}\n{last}")).into_response()
+            }
+            "error" => (StatusCode::BAD_REQUEST, sent).into_response(),
+            _ => Json(json!({"content": sent, "custom": [sent], "update": {"sent": sent}})).into_response(),
+        },
+        // A tool of a service that lists its tools.
+        "peek" => Json(json!("seen")).into_response(),
         "note" => Json(json!({"content": "noted", "update": args["update"]})).into_response(),
         _ => (StatusCode::NOT_FOUND, Json(json!({"detail": "no such tool"}))).into_response(),
     }
+}
+
+/// Lists one tool, as a service of tools does.
+async fn list() -> Json<Value> {
+    let peek = json!({"name": "peek", "description": "Looks into the run.", "parameters": {"type": "object"}});
+    Json(json!({"version": 1, "tools": [peek]}))
 }
 
 /// Returns a response of several lines: the first at once, whose progress has `name` if that is a text, the others when

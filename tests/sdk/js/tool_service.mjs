@@ -28,6 +28,13 @@ const note = tool(({ text }) => new Result("noted", { artifact: { length: text.l
   parameters: zod3.object({ text: zod3.string() }),
 });
 const recall = tool((_, context) => `the topic is ${context.state.topic}`, { name: "recall", state: ["topic"] });
+async function study(_, context) {
+  const run = context.reader();
+  const reports = {};
+  for (const { path } of await run.files()) reports[path] = await run.readText(path);
+  const likes = (await run.search(["memories"])).map((item) => item.value);
+  return { messages: (await run.state("messages")).messages.length, reports, likes };
+}
 function broken() {
   throw new TypeError("no such thing");
 }
@@ -85,6 +92,6 @@ const compare = tool(({ works }) => works.map((work) => runSubagent(work, "helpe
   },
 });
 
-const tools = [add, whoami, note, recall, broken, tell, handOver, compare, book, pay, multiply, shelf];
+const tools = [add, whoami, note, recall, study, broken, tell, handOver, compare, book, pay, multiply, shelf];
 if (existsSync(`${folder}/late`)) tools.push(tool(() => "better", { name: "late" }));
 await serve(tools, { port: Number(port), token, results: `${folder}/results.jsonl` });

@@ -46,6 +46,14 @@ def recall(context: ToolContext) -> str:
     return f"the topic is {context.state.get('topic')}"
 
 
+def study(context: ToolContext) -> dict:
+    "Reads of the run that calls it."
+    run = context.reader()
+    reports = {file["path"]: run.read_text(file["path"]) for file in run.files()}
+    likes = [item["value"] for item in run.search(["memories"])]
+    return {"messages": len(run.state("messages")["messages"]), "reports": reports, "likes": likes}
+
+
 def broken() -> None:
     "Breaks."
     raise ValueError("no such thing")
@@ -125,7 +133,7 @@ def late() -> str:
     return "better"
 
 
-tools = [add, whoami, note, recall, broken, tell, hand_over, compare, book]
+tools = [add, whoami, note, recall, study, broken, tell, hand_over, compare, book]
 tools += [pay, multiply, remember, confirm, shelf]
 tools += TodoListMiddleware().tools
 tools += FilesystemMiddleware(backend=FilesystemBackend(root_dir=folder, virtual_mode=True)).tools

@@ -121,9 +121,11 @@ async fn a_server_that_was_suspended_too_long_writes_nothing_and_its_clients_rea
             .await
             .expect("the run comes to its end")
             .expect("the reviewer completes it");
-        // The second message: Postgres may have closed the transaction in which the server was suspended.
+        // The second message: the server looked at its clock first. The third: Postgres may have closed the transaction
+        // in which the server was suspended.
         let refusals = [
             "another process has taken the run over",
+            "the lease of this process is over",
             "the database failed under a run",
         ];
         first.log().gets_one_of(&refusals).await;

@@ -1,0 +1,105 @@
+//! What a call of a tool may read of its run, as the definition of the tool declares it. Nothing is readable that is not
+//! declared.
+
+use serde::{Deserialize, Serialize};
+
+use super::item::Namespace;
+use super::pattern::Pattern;
+
+/// The parts of its run that each call of a tool may read.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct ReadAccess {
+    /// The fields of the state, such as `messages`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub state: Vec<String>,
+    /// The files of the state: absolute patterns, in which `**` spans folders.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+    /// The namespaces of the Store, each with all below it. `{name}` in a label is replaced by the entry `name` of the
+    /// run's context, as for the Store tools of agents.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub store: Vec<Vec<String>>,
+}
+
+impl ReadAccess {
+    /// Returns whether nothing can be read.
+    pub fn is_empty(&self) -> bool {
+        self.state.is_empty() && self.files.is_empty() && self.store.is_empty()
+    }
+
+    /// Returns whether the field of the state of this name can be read.
+    pub fn has_field(&self, name: &str) -> bool {
+        self.state.iter().any(|field| field == name)
+    }
+
+    /// Returns the files that can be read.
+    pub fn readable_files(&self) -> ReadableFiles {
+        let patterns = self.files.iter();
+        // A pattern that cannot be used was refused when the definition was read; it would match nothing.
+        ReadableFiles(
+            patterns
+                .filter_map(|pattern| Pattern::with_dots(pattern).ok())
+                .collect(),
+        )
+    }
+
+    /// Returns whether all namespaces at and below this one can be read. The labels of the declared ones are taken as they
+    /// are: a token has them without placeholders.
+    pub fn has_namespace(&self, namespace: &Namespace) -> bool {
+        let labels = namespace.labels();
+        self.store
+            .iter()
+            .any(|declared| !declared.is_empty() && labels.starts_with(declared))
+    }
+}
+
+/// The files that can be read.
+#[derive(Debug)]
+pub struct ReadableFiles(Vec<Pattern>);
+
+impl ReadableFiles {
+    /// Returns whether the file at this normalised path can be read.
+    pub fn has(&self, path: &str) -> bool {
+        let relative = path.trim_start_matches('/');
+        self.0.iter().any(|pattern| pattern.matches(relative))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_declared_can_be_read() {
+        let access = ReadAccess {
+            state: vec!["messages".to_owned()],
+            files: vec!["/reports/**".to_owned(), "/plan.md".to_owned()],
+            store: vec![vec!["memories".to_owned(), "ann".to_owned()]],
+        };
+        assert!(access.has_field("messages") && !access.has_field("todos") && !access.has_field(""));
+        let files = access.readable_files();
+        for path in ["/reports/a.md", "/reports/deep/.b", "/plan.md"] {
+            assert!(files.has(path), "{path}");
+        }
+        for path in [
+            "/report/a.md",
+            "/reports.md",
+            "/deep/plan.md",
+            "/deep/reports/a.md",
+            "/",
+        ] {
+            assert!(!files.has(path), "{path}");
+        }
+        let namespace = |labels: &[&str]| Namespace::stored(labels.iter().map(|label| (*label).to_owned()).collect());
+        assert!(access.has_namespace(&namespace(&["memories", "ann"])));
+        assert!(access.has_namespace(&namespace(&["memories", "ann", "deep"])));
+        for labels in [&["memories"][..], &["memories", "bob"], &["ann"], &[]] {
+            assert!(!access.has_namespace(&namespace(labels)), "{labels:?}");
+        }
+        let nothing = ReadAccess::default();
+        assert!(nothing.is_empty() && !access.is_empty());
+        assert!(!nothing.readable_files().has("/a") && !nothing.has_namespace(&namespace(&["a"])));
+    }
+}
