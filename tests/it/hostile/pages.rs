@@ -24,6 +24,14 @@ struct Endpoint {
     takes_body: bool,
 }
 
+impl Endpoint {
+    /// Returns whether the body of a request of anybody is looked at. Without the token of a call, the endpoints of calls
+    /// refuse a request before.
+    fn looks_at_body(&self) -> bool {
+        self.takes_body && !self.path.starts_with("/call/")
+    }
+}
+
 /// Returns every endpoint of the OpenAPI document with a method that may change something; ids in paths are made up.
 async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
     let document = client.get("/openapi.json").await.ok();
@@ -118,7 +126,7 @@ async fn a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoin
     let client = server.client();
     let before = client.post("/assistants/count", json!({})).await.ok();
     let all = unsafe_endpoints(&client).await;
-    for endpoint in all.iter().filter(|endpoint| endpoint.takes_body) {
+    for endpoint in all.iter().filter(|endpoint| endpoint.looks_at_body()) {
         for kind in [
             Some("text/plain"),
             Some("application/x-www-form-urlencoded"),
@@ -142,7 +150,7 @@ async fn a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoin
 async fn a_compressed_body_is_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     let all = unsafe_endpoints(&client).await;
-    for endpoint in all.iter().filter(|endpoint| endpoint.takes_body) {
+    for endpoint in all.iter().filter(|endpoint| endpoint.looks_at_body()) {
         for encoding in ["gzip", "br", "deflate", "zstd", "identity, gzip"] {
             let headers = [("content-type", "application/json"), ("content-encoding", encoding)];
             let reply = send(&client, endpoint, &headers, r#"{"status": "all"}"#).await;
