@@ -184,7 +184,7 @@ async fn a_tool_reads_the_state_files_and_items_that_it_declares(server: TestSer
         alice.state().await["checkpoint"]["checkpoint_id"]
     );
     let one = reader.get("/state?fields=todos").await.ok();
-    assert_eq!(one["values"].as_object().map(|values| values.len()), Some(1), "{one}");
+    assert_eq!(one["values"].as_object().map(serde_json::Map::len), Some(1), "{one}");
     let files = reader.get("/files").await.ok();
     assert_eq!(files["total"], 1, "{files}");
     assert_eq!(files["files"][0]["path"], "/reports/a.md");
@@ -213,7 +213,7 @@ async fn a_subagent_reads_its_own_state(server: TestServer) {
     server.tools.hold("peek");
     let below = script().calls(peek("p1")).says("helped");
     let run = alice
-        .asks(script().calls(task("t1", "helper", &below.to_string())).says("done"))
+        .asks(script().calls(task("t1", "helper", below.to_string())).says("done"))
         .await;
     let reader = Reader::of_call(&server, 1).await;
     let state = reader.get("/state?fields=messages").await.ok();

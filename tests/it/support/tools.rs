@@ -273,20 +273,25 @@ async fn serve(
             let answer = format!("{{\"content\": \"made\\u0000\", \"artifact\": {nested}}}");
             ([("content-type", "application/json")], answer).into_response()
         }
-        "echo" => match text("how") {
-            "lines" => {
-                let line = json!({"custom": [sent], "output": sent}).to_string();
-                let last = json!({"content": sent, "artifact": {"sent": sent}}).to_string();
-                let kind = [("content-type", "application/x-ndjson")];
-                (kind, format!("{line}\n{last}")).into_response()
-            }
-            "error" => (StatusCode::BAD_REQUEST, sent).into_response(),
-            _ => Json(json!({"content": sent, "custom": [sent], "update": {"sent": sent}})).into_response(),
-        },
+        "echo" => echo(text("how"), sent),
         // A tool of a service that lists its tools.
         "peek" => Json(json!("seen")).into_response(),
         "note" => Json(json!({"content": "noted", "update": args["update"]})).into_response(),
         _ => (StatusCode::NOT_FOUND, Json(json!({"detail": "no such tool"}))).into_response(),
+    }
+}
+
+/// Returns what was sent, in each place of an answer that clients or models may see.
+fn echo(how: &str, sent: String) -> Response {
+    match how {
+        "lines" => {
+            let line = json!({"custom": [sent], "output": sent}).to_string();
+            let last = json!({"content": sent, "artifact": {"sent": sent}}).to_string();
+            let kind = [("content-type", "application/x-ndjson")];
+            (kind, format!("{line}\n{last}")).into_response()
+        }
+        "error" => (StatusCode::BAD_REQUEST, sent).into_response(),
+        _ => Json(json!({"content": sent, "custom": [sent], "update": {"sent": sent}})).into_response(),
     }
 }
 
