@@ -8,7 +8,8 @@ use super::engine::{
 };
 use super::error::{DbError, DbResult};
 use super::migration::{TableState, postgres_state, sqlite_state};
-use super::{DbLimits, migration};
+use super::reach::check_writable;
+use super::{DbLimits, migration, postgres_checks};
 
 /// The state of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,14 +41,12 @@ pub async fn inspect(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
 }
 
 async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<TableState> {
-    let options = postgres_options(url)?.application_name("adjutant check");
-    let mut conn = connect_postgres(&options, limits).await?;
-    // Whoever can write temporary rows in a transaction is neither on a standby nor on a read-only server.
+    let mut conn = postgres_checks::connect(url, limits).await?;
+    check_writable(&mut conn).await?;
     let mut tx = conn.begin().await?;
-    let may_create: bool =
-        sqlx::query_scalar("select has_schema_privilege(current_schema(), 'create') and not pg_is_in_recovery()")
-            .fetch_one(&mut *tx)
-            .await?;
+    let may_create: bool = sqlx::query_scalar("select has_schema_privilege(current_schema(), 'create')")
+        .fetch_one(&mut *tx)
+        .await?;
     let tables = postgres_state(&mut tx).await?;
     if matches!(tables, TableState::Current | TableState::Behind(_)) {
         // Asks for locks and writes nothing: it fails on a database that cannot be written.

@@ -11,21 +11,10 @@ use super::engine::Tx;
 use super::error::{DbError, DbResult};
 
 /// The work of one transaction. It returns whether its writes are to be kept; an error rolls them back, too.
-pub(super) struct TransactionJob(Box<dyn JobWork>);
+pub(super) struct TransactionJob(Box<Work>);
 
 /// The closure of a job.
-trait JobWork: Send {
-    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>>;
-}
-
-impl<W> JobWork for W
-where
-    W: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send,
-{
-    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> {
-        self(tx)
-    }
-}
+type Work = dyn for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send;
 
 impl TransactionJob {
     /// Creates a job of work that says whether its writes are to be kept.
@@ -54,7 +43,7 @@ impl TransactionJob {
     /// # Errors
     /// If the database failed beside the work, whose own error is its outcome.
     pub(super) async fn run(self, tx: &mut Tx<'_>) -> DbResult<bool> {
-        self.0.run(tx).await
+        (self.0)(tx).await
     }
 }
 

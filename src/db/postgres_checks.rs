@@ -9,6 +9,7 @@ use super::DbLimits;
 pub use super::engine::is_postgres;
 use super::engine::{connect_postgres, postgres_options};
 use super::error::{DbError, DbResult};
+use super::workers::database_now;
 use crate::domain::id::WorkerId;
 use crate::domain::time::{Clock, Timestamp};
 
@@ -40,13 +41,13 @@ pub struct ConnectionCount {
 /// # Errors
 /// If the database cannot be reached or fails.
 pub async fn clock_difference(url: &str, limits: DbLimits, clock: &dyn Clock) -> DbResult<ClockDifference> {
+    const NOW: &str = concat!("select ", database_now!(postgres));
     let mut conn = connect(url, limits).await?;
     // The first statement of a connection takes longer.
-    let sql = "select cast(extract(epoch from clock_timestamp()) * 1000000 as bigint)";
-    let _: i64 = query_scalar(sql).fetch_one(&mut conn).await?;
+    let _: i64 = query_scalar(NOW).fetch_one(&mut conn).await?;
     let asked_at = clock.now();
     let begun = Instant::now();
-    let theirs: i64 = query_scalar(sql).fetch_one(&mut conn).await?;
+    let theirs: i64 = query_scalar(NOW).fetch_one(&mut conn).await?;
     let round_trip = begun.elapsed();
     conn.close().await?;
     let ours = asked_at.plus(round_trip / 2);
@@ -118,7 +119,11 @@ pub async fn keeps_sessions(url: &str, limits: DbLimits) -> DbResult<bool> {
     }
 }
 
-async fn connect(url: &str, limits: DbLimits) -> DbResult<PgConnection> {
+/// Connects for a check.
+///
+/// # Errors
+/// If the database cannot be reached.
+pub(super) async fn connect(url: &str, limits: DbLimits) -> DbResult<PgConnection> {
     let options = postgres_options(url)?.application_name("adjutant check");
     connect_postgres(&options, limits).await
 }

@@ -130,15 +130,13 @@ impl CallToken {
             hidden.extend_from_slice(MASK);
             rest = &rest[at + token.len()..];
         }
-        if hidden.is_empty() && rest.len() == answer.len() {
+        if rest.len() == answer.len() {
             return answer;
         }
         hidden.extend_from_slice(rest);
         hidden
     }
-}
 
-impl CallToken {
     /// Does the same in a JSON value.
     pub(super) fn hide_in_value(&self, value: Value) -> Value {
         let text = self.hide_in(value.to_string().into_bytes());

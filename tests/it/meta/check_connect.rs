@@ -104,6 +104,12 @@ fn checks(folder: &Path, more: &[&str]) -> (bool, Value) {
     (output.status.success(), report)
 }
 
+/// Returns the first check of this kind.
+fn of_kind<'r>(report: &'r Value, kind: &str) -> &'r Value {
+    let checks = report["checks"].as_array().expect("a list");
+    checks.iter().find(|check| check["kind"] == kind).expect("a check")
+}
+
 /// Returns the check of this kind and name.
 fn check<'r>(report: &'r Value, kind: &str, name: &str) -> &'r Value {
     let checks = report["checks"].as_array().expect("a list");
@@ -383,15 +389,12 @@ async fn a_postgres_database_is_looked_at() {
     Served::begins(folder.path(), &["--database-url", &database.url]).stops();
     let (is_usable, report) = checks(folder.path(), &["--database-url", &database.url]);
     assert!(is_usable, "{report:#}");
-    let checks_made = report["checks"].as_array().expect("a list");
-    let found = checks_made.iter().find(|check| check["kind"] == "database");
-    let message = found.expect("a check")["message"].as_str().expect("a text");
+    let message = of_kind(&report, "database")["message"].as_str().expect("a text");
     assert_eq!(message, "Postgres: can be written, and the tables are current");
-    let of_server = |kind: &str| checks_made.iter().find(|check| check["kind"] == kind).expect("a check");
-    assert_eq!(of_server("database_clock")["status"], "ok", "{report:#}");
-    assert_eq!(of_server("database_connections")["status"], "ok", "{report:#}");
+    assert_eq!(of_kind(&report, "database_clock")["status"], "ok", "{report:#}");
+    assert_eq!(of_kind(&report, "database_connections")["status"], "ok", "{report:#}");
     assert_eq!(
-        of_server("database_sessions")["message"],
+        of_kind(&report, "database_sessions")["message"],
         "a notification arrives: sessions are kept"
     );
     database.discard().await;
@@ -416,9 +419,7 @@ async fn a_postgres_with_too_few_connections_is_reported() {
         .expect("a limit");
     let (is_usable, report) = checks(folder.path(), &["--database-url", &database.url]);
     assert!(is_usable, "{report:#}");
-    let checks_made = report["checks"].as_array().expect("a list");
-    let found = checks_made.iter().find(|check| check["kind"] == "database_connections");
-    let found = found.expect("a check");
+    let found = of_kind(&report, "database_connections");
     assert_eq!(found["status"], "warn", "{report:#}");
     let message = found["message"].as_str().expect("a text");
     assert!(
