@@ -27,6 +27,7 @@ RUN case "$TARGETARCH" in \
 
 # The dependencies first, so that a change of the program does not build them again.
 COPY Cargo.toml Cargo.lock ./
+COPY .cargo .cargo
 RUN mkdir -p src benches \
     && echo 'fn main() {}' > src/main.rs \
     && touch src/lib.rs \

@@ -78,6 +78,12 @@ impl DbError {
         }
     }
 
+    /// Returns whether the work can go on later, here or at another server: the error is transient, or this server stops
+    /// and has closed the database.
+    pub fn is_resumable(&self) -> bool {
+        self.is_transient() || matches!(self, Self::Closed)
+    }
+
     /// Returns whether the connection to the database cannot be made or has broken. That is no fault of the statement, and
     /// [`super::reach`] logs its cause.
     pub fn is_out_of_reach(&self) -> bool {

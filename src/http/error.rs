@@ -560,6 +560,11 @@ impl ApiError {
         self.status
     }
 
+    /// Returns whether the server cannot answer at the moment, and another one may.
+    pub fn is_unavailable(&self) -> bool {
+        self.status == StatusCode::SERVICE_UNAVAILABLE
+    }
+
     /// The stable error code.
     pub fn code(&self) -> &'static str {
         self.code

@@ -28,6 +28,7 @@ pub use listing::ProviderListing;
 mod adapter;
 mod bounded;
 mod build;
+mod chat_frames;
 mod content;
 mod embedding;
 mod errors;

@@ -63,7 +63,7 @@ pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
         true => tracing::info!(%run, %error, "the database failed under a run"),
         false => tracing::error!(%run, %error, "the database failed under a run"),
     }
-    if error.is_transient() || matches!(error, DbError::Closed) {
+    if error.is_resumable() {
         return ExitReason::Unavailable;
     }
     ExitReason::Fault(Failure::new(

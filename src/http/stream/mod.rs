@@ -214,7 +214,7 @@ impl<L: Log> RunProjection<L> {
     /// The log cannot be read. The run continues; only this client gets an error. If the database is away, the connection
     /// is aborted, so that the client resumes: an error would look like the end of the run.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
-        if error.is_transient() {
+        if error.is_resumable() {
             warn_of!(error, "run stream broke off");
             return self.abort();
         }

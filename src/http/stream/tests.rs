@@ -19,6 +19,23 @@ use crate::domain::time::Timestamp;
 /// A log that a test writes. It ends when the sender is dropped.
 struct Written(mpsc::UnboundedReceiver<Arc<Event>>, bool);
 
+/// A log of a database that is closed.
+struct ClosedLog;
+
+impl Log for ClosedLog {
+    async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
+        Err(DbError::Closed)
+    }
+
+    fn is_cut(&self) -> bool {
+        false
+    }
+
+    async fn load(&mut self, _: Needs) -> DbResult<Loaded> {
+        Err(DbError::Closed)
+    }
+}
+
 impl Log for Written {
     async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
         Ok(self.0.recv().await)
@@ -198,6 +215,17 @@ async fn a_shutdown_aborts_the_stream_and_does_not_cancel_the_run() {
     };
     assert!(last.ends_with(b"\r\nretry: 500\r\n\r\n"), "{last:?}");
     assert_eq!(stopped.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_stream_whose_database_is_closed_breaks_off_and_does_not_seem_complete() {
+    let request = request(&[StreamMode::Custom]);
+    let heartbeat = request.heartbeat;
+    let body = pump::body(RunProjection::new(request), ClosedLog, heartbeat);
+    let writes: Vec<_> = body.collect().await;
+    let [Ok(_), Err(_)] = &writes[..] else {
+        panic!("{writes:?}");
+    };
 }
 
 #[tokio::test(start_paused = true)]

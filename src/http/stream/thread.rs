@@ -128,7 +128,7 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
 /// Reports to this client that the log cannot be read. If the database is away, the connection is aborted, so that the
 /// client resumes.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
-    if error.is_transient() {
+    if error.is_resumable() {
         warn_of!(error, "thread stream broke off");
         return Flow::Break;
     }

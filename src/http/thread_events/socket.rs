@@ -336,7 +336,7 @@ impl SocketSession {
     /// Reports to this client that the log cannot be read. If the database is away, the socket is closed as for a restart,
     /// so that the client connects again.
     async fn fail<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
-        if error.is_transient() {
+        if error.is_resumable() {
             warn_of!(error, thread = %self.thread, "thread WebSocket broke off");
             return self
                 .close_for_restart("the database does not answer")

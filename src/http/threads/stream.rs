@@ -145,7 +145,7 @@ impl Projection for ThreadRunsProjection {
             Ok(None) if source.is_cut() => return Flow::Break,
             Ok(None) => return Flow::End,
             // The client resumes when the database is back.
-            Err(error) if error.is_transient() => {
+            Err(error) if error.is_resumable() => {
                 warn_of!(error, thread = %self.thread, "thread stream broke off");
                 return Flow::Break;
             }
@@ -153,6 +153,10 @@ impl Projection for ThreadRunsProjection {
         };
         match result {
             Ok(()) => Flow::Continue,
+            Err(error) if error.is_unavailable() => {
+                tracing::warn!(thread = %self.thread, error = error.message(), "thread stream broke off");
+                Flow::Break
+            }
             Err(error) => {
                 tracing::error!(thread = %self.thread, error = error.message(), "thread stream failed");
                 Frame::fault().write(buffer);

@@ -10,6 +10,7 @@ use rig_core::providers::openai::OpenAIConfig;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::adapter::Adapter;
+use super::chat_frames::SingleParse;
 use super::{Protocol, ProviderConfig};
 use crate::model::Model;
 use crate::model::limits::AnswerLimits;
@@ -33,7 +34,7 @@ pub(super) fn model(
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+            Arc::new(Adapter::new(protocol, model, SingleParse(wire), http, limits, key))
         }
         Protocol::OpenAiResponses => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;

@@ -6,6 +6,7 @@ mod compaction;
 mod crash;
 mod failover;
 mod load_balancer;
+mod proof;
 mod random;
 mod remote_agents;
 mod remote_tasks;

@@ -1,0 +1,90 @@
+"""Connections between two parts of the system that the driver can cut, silence and delay."""
+
+import asyncio
+import contextlib
+
+PIECE = 64 * 1024
+
+
+class Link:
+    """A TCP proxy from a port of its own to a target.
+
+    `cut` closes connections and accepts no new ones, as when the other side is gone. `silence` keeps connections open and
+    passes nothing on in one direction or in both, as when packets are lost: what was sent arrives after `heal`. `delay`
+    holds each piece back for a while.
+    """
+
+    def __init__(self, name, port, target):
+        self.name = name
+        self.port = port
+        self.target = target
+        self.flows = {"there": asyncio.Event(), "back": asyncio.Event()}
+        self.heal()
+        self.writers = set()
+        self.running = set()
+
+    async def open(self):
+        self.server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        return self
+
+    def heal(self):
+        self.is_cut = False
+        self.delay_s = 0.0
+        for flow in self.flows.values():
+            flow.set()
+
+    def cut(self):
+        self.is_cut = True
+        for writer in list(self.writers):
+            writer.transport.abort()
+
+    def silence(self, *directions):
+        for direction in directions:
+            self.flows[direction].clear()
+
+    def delay(self, seconds):
+        self.delay_s = seconds
+
+    async def close(self):
+        self.server.close()
+        for flow in list(self.running):
+            flow.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+
+    async def _accept(self, reader, writer):
+        task = asyncio.create_task(self._connect(reader, writer))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+    async def _connect(self, reader, writer):
+        if self.is_cut:
+            writer.transport.abort()
+            return
+        try:
+            # A new connection through a silent link hangs as well.
+            await self.flows["there"].wait()
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self.writers |= {writer, there_writer}
+        try:
+            await asyncio.gather(
+                self._pass_on(reader, there_writer, "there"),
+                self._pass_on(there_reader, writer, "back"),
+            )
+        finally:
+            self.writers -= {writer, there_writer}
+
+    async def _pass_on(self, reader, writer, direction):
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(PIECE):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                await self.flows[direction].wait()
+                writer.write(piece)
+                await writer.drain()
+            await self.flows[direction].wait()
+        # One direction that ends, ends the other one: nobody here uses half-open connections.
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.close()

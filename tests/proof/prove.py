@@ -1,0 +1,218 @@
+"""Proves that nothing is lost and nothing happens twice while parts of a cluster fail.
+
+Three servers on one Postgres, with NATS if it is given, work behind HAProxy for clients that start runs, follow them and
+answer their questions. Meanwhile processes are killed, stopped and restarted, and the connections between them are cut,
+silenced and delayed. At the end everything is healed, and each acknowledged run has to have ended once, each effect of a
+tool has to be there once (or a human was asked), and each reader has to have got each event once.
+
+    python tests/proof/prove.py --server target/release/adjutant --minutes 30
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import parts
+from clients import Clients, ToolService
+from links import Link
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS = 3
+# After the last fault: leases expire after 6 s, and clients pause for up to 2 s.
+HEALING_S = 120
+
+
+class Cluster:
+    """The processes, and the links between them."""
+
+    def __init__(self, folder, options, tools):
+        self.servers = []
+        self.links = []
+        self.down = set()
+        database = parts.free_port()
+        self.postgres = parts.postgres(folder, Path(options.postgres), database)
+        self.nats = None
+        if options.nats:
+            self.nats = parts.nats(folder, options.nats, parts.free_port())
+        fronts = []
+        for number in range(1, SERVERS + 1):
+            ports = {"server": parts.free_port(), "tools": tools}
+            ports["database"] = self.link(f"server {number} and postgres", database).port
+            if self.nats:
+                ports["nats"] = self.link(f"server {number} and nats", self.nats.port).port
+            self.servers.append(parts.server(folder, options.server, number, ports))
+            fronts.append(self.link(f"haproxy and server {number}", ports["server"]).port)
+        self.front = parts.free_port()
+        shipped = ROOT / "deploy" / "haproxy.cfg"
+        self.haproxy = parts.haproxy(folder, options.haproxy, shipped, self.front, fronts)
+
+    def link(self, name, target):
+        link = Link(name, parts.free_port(), target)
+        self.links.append(link)
+        return link
+
+    def processes(self):
+        return [part for part in (self.postgres, self.nats, *self.servers, self.haproxy) if part]
+
+    async def start(self):
+        for link in self.links:
+            await link.open()
+        for part in self.processes():
+            await part.start()
+            await part.is_ready()
+
+    async def end(self):
+        for link in self.links:
+            await link.close()
+        for part in reversed(self.processes()):
+            part.send(signal.SIGCONT)
+            part.kill()
+
+
+class Driver:
+    """Makes parts fail, several at a time."""
+
+    def __init__(self, cluster, chance):
+        self.cluster = cluster
+        self.chance = chance
+        self.is_over = False
+        self.busy = set()
+        self.done = []
+
+    async def run(self):
+        while not self.is_over:
+            await asyncio.sleep(self.chance.uniform(0.5, 4.0))
+            if self.is_over:
+                return
+            subject, fault = self.choose()
+            if subject in self.busy:
+                continue
+            self.busy.add(subject)
+            try:
+                self.done.append(f"{fault.__name__} {subject.name}")
+                print(f"{time.strftime('%H:%M:%S')} {self.done[-1]}", flush=True)
+                await fault(subject)
+            finally:
+                self.busy.discard(subject)
+
+    def choose(self):
+        cluster = self.cluster
+        kinds = [
+            (6, cluster.servers, self.kills),
+            (4, cluster.servers, self.stops),
+            (2, cluster.servers, self.restarts),
+            (1, [cluster.postgres], self.kills),
+            (1, [cluster.postgres], self.stops),
+            (1, [cluster.haproxy], self.kills),
+            (6, cluster.links, self.cuts),
+            (6, cluster.links, self.silences),
+            (4, cluster.links, self.delays),
+        ]
+        if cluster.nats:
+            kinds += [(1, [cluster.nats], self.kills), (1, [cluster.nats], self.stops)]
+        _, subjects, fault = self.chance.choices(kinds, weights=[kind[0] for kind in kinds])[0]
+        return self.chance.choice(subjects), fault
+
+    async def kills(self, part):
+        part.kill()
+        await asyncio.sleep(self.chance.choice([0.0, 0.5, 3.0]))
+        await part.start()
+        await part.is_ready()
+
+    async def stops(self, part):
+        part.send(signal.SIGSTOP)
+        await asyncio.sleep(self.chance.uniform(0.5, 12.0))
+        part.send(signal.SIGCONT)
+
+    async def restarts(self, part):
+        part.send(signal.SIGTERM)
+        if await part.is_over(60) is None:
+            raise RuntimeError(f"{part.name} does not end")
+        await part.start()
+        await part.is_ready()
+
+    async def cuts(self, link):
+        link.cut()
+        await self.heals(link)
+
+    async def silences(self, link):
+        link.silence(*self.chance.choice([["there"], ["back"], ["there", "back"]]))
+        await self.heals(link)
+
+    async def delays(self, link):
+        link.delay(self.chance.uniform(0.02, 0.3))
+        await self.heals(link)
+
+    async def heals(self, link):
+        await asyncio.sleep(self.chance.uniform(0.5, 12.0))
+        link.heal()
+
+
+async def prove(options, folder):
+    chance = random.Random(options.seed)
+    tools = await ToolService().open()
+    cluster = Cluster(folder, options, tools.port)
+    clients = Clients(f"http://127.0.0.1:{cluster.front}", tools)
+    driver = Driver(cluster, chance)
+    try:
+        await cluster.start()
+        using = [asyncio.create_task(clients.use(number)) for number in range(options.clients)]
+        breaking = [asyncio.create_task(driver.run()) for _ in range(2)]
+        await asyncio.sleep(options.minutes * 60)
+        driver.is_over = True
+        await asyncio.gather(*breaking)
+        clients.is_over = True
+        deadline = time.monotonic() + HEALING_S
+        _, stuck = await asyncio.wait(using, timeout=HEALING_S)
+        for task in stuck:
+            clients.violation(f"a client still waits {HEALING_S} s after the last fault")
+            task.cancel()
+        for task in set(using) - stuck:
+            if task.exception():
+                clients.violation(f"a client failed: {task.exception()!r}")
+        await clients.check(deadline + HEALING_S)
+    finally:
+        await cluster.end()
+    for fault in sorted(set(driver.done)):
+        print(f"{driver.done.count(fault):5} {fault}")
+    for name, count in sorted(clients.counts.items()):
+        print(f"{count:5} {name}")
+    faults = len(driver.done)
+    print(f"{len(clients.violations)} violations, {faults} faults, {clients.counts['runs']} runs, seed {options.seed}")
+    return not clients.violations and clients.counts["runs"] > 0 and faults > 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", required=True, type=Path, help="the program to prove")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long parts fail")
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--postgres", default="/usr/lib/postgresql/15/bin", help="the folder of the programs of Postgres")
+    parser.add_argument("--haproxy", default=shutil.which("haproxy") or "/usr/sbin/haproxy")
+    parser.add_argument("--nats", help="the program nats-server; without it the servers have Postgres alone")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
+    options = parser.parse_args()
+    options.server = options.server.resolve()
+    folder = Path(tempfile.mkdtemp(prefix="adjutant-proof-"))
+    folder.chmod(0o755)
+    print(f"seed {options.seed}, logs in {folder}", flush=True)
+    is_proven = False
+    try:
+        is_proven = asyncio.run(prove(options, folder))
+    finally:
+        if is_proven and not options.keep:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder)
+    sys.exit(0 if is_proven else 1)
+
+
+if __name__ == "__main__":
+    main()
