@@ -402,7 +402,9 @@ fn nats_settings(section: &config::ClusterSection) -> anyhow::Result<Option<Nats
     let Some(url) = &section.nats else {
         return Ok(None);
     };
-    let servers = url.servers().map_err(|reason| anyhow!("`nats` in [cluster] {reason}"))?;
+    let servers = url
+        .servers()
+        .map_err(|reason| anyhow!("`nats` in [cluster] {reason}"))?;
     Ok(Some(NatsSettings {
         servers,
         credentials: section.nats_credentials.clone(),

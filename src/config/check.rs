@@ -399,8 +399,7 @@ impl Check {
             self.error(&["cluster", "nats"], message);
         }
         if config.storage.url.expose().starts_with("sqlite:") {
-            let message =
-                "needs a Postgres in `[storage] url`: a SQLite database has one server, which sends no pieces to others";
+            let message = "needs a Postgres in `[storage] url`: a SQLite database has one server, which sends no pieces to others";
             self.error(&["cluster", "nats"], message);
         }
     }

@@ -82,7 +82,8 @@ impl NatsProblem {
         const LOGIN: &str = "correct the user and the password or the token in `nats`, or the file `nats_credentials`, in \
             [cluster]";
         const HOST: &str = "correct the host in `nats` in [cluster]";
-        const TLS: &str = "give NATS a certificate for this host that the system trusts, or correct `nats` in [cluster]";
+        const TLS: &str =
+            "give NATS a certificate for this host that the system trusts, or correct `nats` in [cluster]";
         let source = || std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         let (message, advice) = match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
@@ -144,7 +145,11 @@ async fn options(settings: &NatsSettings) -> Result<ConnectOptions, NatsProblem>
             // Other errors could quote the file.
             message: match error.kind() {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied => {
-                    format!("the credentials in {} cannot be read ({})", path.display(), error.kind())
+                    format!(
+                        "the credentials in {} cannot be read ({})",
+                        path.display(),
+                        error.kind()
+                    )
                 }
                 _ => format!("{} has no credentials of a NATS user", path.display()),
             },
@@ -221,11 +226,7 @@ struct FollowedThread {
 
 impl Session {
     /// Connects to NATS.
-    async fn open(
-        settings: &NatsSettings,
-        names: Names,
-        metrics: LiveMetrics,
-    ) -> Result<(Self, Inbox), NatsProblem> {
+    async fn open(settings: &NatsSettings, names: Names, metrics: LiveMetrics) -> Result<(Self, Inbox), NatsProblem> {
         let lost = CancellationToken::new();
         let has_connected = Arc::new(AtomicBool::new(false));
         let events = lost.clone();
@@ -536,9 +537,10 @@ impl Exchange {
         let tenants = self.tenants_if_sealing(&parts).await?;
         let mut parts: Vec<ChunkPart> = parts.into_iter().map(|(_, part)| part).collect();
         if let Some(tenants) = tenants {
-            let write = self.events.db.write(move |tx| {
-                Box::pin(async move { seal_parts(tx, &tenants, parts).await })
-            });
+            let write = self
+                .events
+                .db
+                .write(move |tx| Box::pin(async move { seal_parts(tx, &tenants, parts).await }));
             parts = write.await?;
         }
         for part in &parts {

@@ -160,7 +160,7 @@ const COMPOSE_FILES: [(&str, &[&str]); 2] = [
     ("deploy/compose.yaml", &["adjutant", "postgres", "adjutant-sqlite"]),
     (
         "deploy/compose.cluster.yaml",
-        &["haproxy", "adjutant-1", "adjutant-2", "postgres"],
+        &["haproxy", "adjutant-1", "adjutant-2", "nats", "postgres"],
     ),
 ];
 

@@ -87,7 +87,9 @@ async fn who_joins_in_the_middle_gets_the_beginning_from_the_stream_of_nats(serv
 }
 
 async fn without_jetstream_who_joins_in_the_middle_gets_the_beginning_from_the_server_at_work(server: TestServer) {
-    let Some(nats) = Nats::starts_with("").await else { return };
+    let Some(nats) = Nats::starts_with("").await else {
+        return;
+    };
     server.is_configured_with(&nats.section()).await;
     let [before, after] = joins_late(&server).await;
     assert!(after > before + 0.5, "they are sent again: {before}, {after}");
@@ -154,7 +156,10 @@ async fn a_nats_that_is_away_at_the_start_is_named_with_what_to_do_and_hides_its
     let said = text.lines().find(|line| line.contains("NATS cannot be used"));
     let said = said.expect("a line");
     assert!(said.contains(&format!("nats://{address}")), "{said}");
-    assert!(said.contains("start nats-server there, or correct `nats` in [cluster]"), "{said}");
+    assert!(
+        said.contains("start nats-server there, or correct `nats` in [cluster]"),
+        "{said}"
+    );
     // The server serves meanwhile, and connects as soon as it can.
     let values = server.human("plain").await.says(script().says("done")).await;
     assert_eq!(values["messages"][1]["content"], "done");
@@ -205,7 +210,11 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
         let piece = ["here ", "there "][at];
         dictation.says(piece);
         let heard = readers[at].until(|frame| frame.data.to_string().contains(piece)).await;
-        assert!(!heard.iter().any(|frame| frame.data.to_string().contains(["there ", "here "][at])));
+        assert!(
+            !heard
+                .iter()
+                .any(|frame| frame.data.to_string().contains(["there ", "here "][at]))
+        );
         dictation.ends();
         readers[at].until(|frame| frame.event == "values").await;
     }
@@ -220,7 +229,10 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
     }
     stranger.finish().await;
     for (sent, received) in chunks {
-        assert!(received > 0.5 && received < sent + 0.5, "only its own: {sent}, {received}");
+        assert!(
+            received > 0.5 && received < sent + 0.5,
+            "only its own: {sent}, {received}"
+        );
     }
 }
 
@@ -362,10 +374,20 @@ async fn the_check_of_connections_says_whether_nats_can_be_used(server: TestServ
     assert!(!report.contains("s3cret"), "{report}");
     let (found, report) = checks(&server, &base, &with_login("wr0ng"));
     assert_eq!(found["status"], "fail", "{found}");
-    assert!(found["message"].as_str().is_some_and(|message| message.contains("refuses the login")), "{found}");
+    assert!(
+        found["message"]
+            .as_str()
+            .is_some_and(|message| message.contains("refuses the login")),
+        "{found}"
+    );
     assert!(!report.contains("wr0ng"), "{report}");
     nats.is_killed();
     let (found, _) = checks(&server, &base, &nats.section());
     assert_eq!(found["status"], "fail", "{found}");
-    assert!(found["advice"].as_str().is_some_and(|advice| advice.contains("start nats-server")), "{found}");
+    assert!(
+        found["advice"]
+            .as_str()
+            .is_some_and(|advice| advice.contains("start nats-server")),
+        "{found}"
+    );
 }

@@ -26,9 +26,13 @@ impl Nats {
 
     /// Starts one with these lines in its configuration.
     pub(crate) async fn starts_with(lines: &str) -> Option<Self> {
-        let program = ["/usr/sbin/nats-server", "/usr/local/bin/nats-server", "/usr/bin/nats-server"]
-            .into_iter()
-            .find(|path| std::path::Path::new(path).exists());
+        let program = [
+            "/usr/sbin/nats-server",
+            "/usr/local/bin/nats-server",
+            "/usr/bin/nats-server",
+        ]
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists());
         let Some(program) = program else {
             return skipped("nats-server");
         };
