@@ -72,11 +72,6 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CarrierLabels {
-    carrier: &'static str,
-}
-
 /// The counters of chunks for readers at other servers. Cloning copies pointers.
 #[derive(Clone)]
 pub struct LiveMetrics {
@@ -86,7 +81,7 @@ pub struct LiveMetrics {
     received: Counter,
     unsent: Family<ReasonLabels, Counter>,
     passed_over: Family<ReasonLabels, Counter>,
-    connected: Family<CarrierLabels, Gauge>,
+    nats_disconnected: Gauge,
 }
 
 impl LiveMetrics {
@@ -107,7 +102,7 @@ impl LiveMetrics {
             received: Counter::default(),
             unsent,
             passed_over,
-            connected: Family::default(),
+            nats_disconnected: Gauge::default(),
         };
         let text = "Messages with chunks of answers for other servers";
         registry.register("adjutant_live_messages_sent", text, metrics.messages.clone());
@@ -122,15 +117,14 @@ impl LiveMetrics {
         registry.register("adjutant_live_chunks_unsent", text, metrics.unsent.clone());
         let text = "Messages of other servers that were passed over";
         registry.register("adjutant_live_messages_passed_over", text, metrics.passed_over.clone());
-        let text = "1 while the server is connected to what carries chunks of answers, 0 otherwise";
-        registry.register("adjutant_live_connected", text, metrics.connected.clone());
+        let text = "1 while the server is not connected to the NATS of its configuration, 0 otherwise";
+        registry.register("adjutant_nats_disconnected", text, metrics.nats_disconnected.clone());
         metrics
     }
 
-    /// Says whether the server is connected to NATS. Servers that use no NATS never say so.
+    /// Sets whether the server is connected to the NATS of its configuration.
     pub fn nats_is_connected(&self, is_connected: bool) {
-        let labels = CarrierLabels { carrier: "nats" };
-        self.connected.get_or_create(&labels).set(i64::from(is_connected));
+        self.nats_disconnected.set(i64::from(!is_connected));
     }
 
     /// Counts messages that were sent, with their size and the number of their chunks.

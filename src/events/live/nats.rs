@@ -352,8 +352,8 @@ fn handle(event: &Event, has_connected: &AtomicBool, lost: &CancellationToken, m
         Event::Connected if !has_connected.swap(true, Ordering::Relaxed) => {}
         Event::Connected | Event::Disconnected | Event::Closed | Event::Draining | Event::LameDuckMode => lost.cancel(),
         Event::SlowConsumer(_) => metrics.passed_over(MessageFault::Overrun, 1),
-        Event::ServerError(error) => tracing::warn!(%error, "NATS has refused something"),
-        Event::ClientError(error) => tracing::debug!(%error, "the client of NATS has failed at something"),
+        Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
+        Event::ClientError(error) => tracing::debug!(%error, "the client of NATS reports an error"),
     }
 }
 

@@ -115,7 +115,7 @@ async fn a_reader_gets_everything_once_though_nats_is_killed_in_the_middle_of_an
     for server in [&server, &other] {
         server.log().gets_one_of(&["the connection to NATS is lost"]).await;
         let client = server.client();
-        eventually(async || metric(&client, "adjutant_live_connected", None).await < 0.5).await;
+        eventually(async || metric(&client, "adjutant_nats_disconnected", None).await > 0.5).await;
     }
     dictation.says("two ");
     reads(&mut here, "two ").await;
@@ -126,7 +126,7 @@ async fn a_reader_gets_everything_once_though_nats_is_killed_in_the_middle_of_an
     heard.extend(reads(&mut there, "three ").await);
     for server in [&server, &other] {
         let client = server.client();
-        eventually(async || metric(&client, "adjutant_live_connected", None).await > 0.5).await;
+        eventually(async || metric(&client, "adjutant_nats_disconnected", None).await < 0.5).await;
     }
     nats.is_killed();
     dictation.says("four");
@@ -186,15 +186,14 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
     let mut wire = nats.hears("adjutant.*.wanted").await;
     let thread = uuid::Uuid::new_v4().to_string();
     let mut subjects = vec![];
-    let mut chunks = vec![];
-    // Both have a thread of this id, at which a reader waits throughout.
     let mut readers = vec![];
     let mut twins = vec![];
+    // Both have a thread of this id, at which a reader waits throughout.
     for cluster in [&server, &stranger] {
         cluster.is_configured_with(&nats.section()).await;
         let twin = cluster.starts_twin().await;
-        let client = cluster.client();
-        client.post("/threads", json!({"thread_id": thread})).await.ok();
+        let created = cluster.client().post("/threads", json!({"thread_id": thread})).await;
+        created.ok();
         let path = format!("/threads/{thread}/stream");
         readers.push(twin.client.get_stream(&path, None).await);
         let announced = wire.next().await;
@@ -203,6 +202,7 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
         twins.push(twin);
     }
     assert_ne!(subjects[0], subjects[1]);
+    let mut dictations = vec![];
     for (at, cluster) in [&server, &stranger].into_iter().enumerate() {
         let dictation = cluster.models.will_be_dictated();
         let alice = Human::at(cluster.client(), "openai", &thread);
@@ -210,30 +210,20 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
         let piece = ["here ", "there "][at];
         dictation.says(piece);
         let heard = readers[at].until(|frame| frame.data.to_string().contains(piece)).await;
-        assert!(
-            !heard
-                .iter()
-                .any(|frame| frame.data.to_string().contains(["there ", "here "][at]))
-        );
-        dictation.ends();
-        readers[at].until(|frame| frame.event == "values").await;
+        let other = ["there ", "here "][at];
+        assert!(!heard.iter().any(|frame| frame.data.to_string().contains(other)));
+        dictations.push(dictation);
     }
-    for (cluster, twin) in [&server, &stranger].into_iter().zip(&twins) {
-        let sent = metric(&cluster.client(), "adjutant_live_chunks_sent_total", None).await;
-        let received = metric(&twin.client, "adjutant_live_chunks_received_total", None).await;
-        chunks.push((sent, received));
-    }
+    // What came before the last piece came from its own server. First what has arrived, since more may be sent meanwhile.
+    let received = metric(&twins[1].client, "adjutant_live_chunks_received_total", None).await;
+    let sent = metric(&stranger.client(), "adjutant_live_chunks_sent_total", None).await;
+    assert!(received > 0.5 && received < sent + 0.5, "{received} of {sent}");
+    drop(dictations);
     drop(readers);
     for twin in twins {
         twin.stops().await;
     }
     stranger.finish().await;
-    for (sent, received) in chunks {
-        assert!(
-            received > 0.5 && received < sent + 0.5,
-            "only its own: {sent}, {received}"
-        );
-    }
 }
 
 async fn messages_of_another_version_and_garbage_on_nats_are_passed_over_and_counted(server: TestServer) {
