@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::other_servers::{begins, joins, metric, reads, text_of};
 use crate::support::actors::Human;
-use crate::support::nats::Nats;
+use crate::support::nats::{Nats, with_account};
 use crate::support::sse::put_together;
 use crate::support::{TestServer, eventually, on_postgres, script};
 
@@ -17,6 +17,7 @@ on_postgres! {
     a_reader_gets_everything_once_though_nats_is_killed_in_the_middle_of_an_answer,
     a_nats_that_is_away_at_the_start_is_named_with_what_to_do_and_hides_its_password,
     credentials_that_cannot_be_read_are_named,
+    pieces_travel_over_a_nats_that_asks_for_credentials,
     two_clusters_on_one_nats_keep_apart,
     messages_of_another_version_and_garbage_on_nats_are_passed_over_and_counted,
     a_piece_too_large_for_a_notification_travels_over_nats,
@@ -176,6 +177,27 @@ async fn credentials_that_cannot_be_read_are_named(server: TestServer) {
     server.log().gets_one_of(&["no.creds cannot be read"]).await;
     let text = server.log().text();
     assert!(text.contains("correct `nats_credentials` in [cluster]"), "{text}");
+}
+
+async fn pieces_travel_over_a_nats_that_asks_for_credentials(server: TestServer) {
+    let (configuration, credentials) = with_account();
+    let Some(nats) = Nats::starts_with(&configuration).await else {
+        return;
+    };
+    let file = server.configuration().with_file_name("user.creds");
+    std::fs::write(file, credentials).expect("the credentials");
+    let section = format!("{}nats_credentials = \"user.creds\"\n", nats.section());
+    server.is_configured_with(&section).await;
+    let twin = server.starts_twin().await;
+    let dictation = server.models.will_be_dictated();
+    let alice = server.human("openai").await;
+    let run = begins(&alice).await;
+    let mut there = joins(&twin.client, &alice, &run).await;
+    dictation.says("one ");
+    reads(&mut there, "one ").await;
+    dictation.ends();
+    there.rest().await;
+    twin.stops().await;
 }
 
 async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {

@@ -4,7 +4,11 @@ use std::fmt::Write as _;
 use std::process::{Child, Command, Stdio};
 
 use async_nats::{Client, Message, Subscriber};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures::StreamExt;
+use nkeys::KeyPair;
+use serde_json::{Value, json};
 
 use super::eventually;
 use super::rented_postgres::free_port;
@@ -105,6 +109,41 @@ impl Drop for Nats {
     fn drop(&mut self) {
         self.is_killed();
     }
+}
+
+/// Returns a token of NATS about `subject`, signed by `issuer`.
+fn token(issuer: &KeyPair, subject: &KeyPair, about: &Value) -> String {
+    let claims = json!({"jti": "1", "iat": 1_700_000_000, "iss": issuer.public_key(), "name": "test",
+        "sub": subject.public_key(), "nats": about});
+    let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let header = encode(&json!({"typ": "JWT", "alg": "ed25519-nkey"}));
+    let signed = format!("{header}.{}", encode(&claims));
+    let signature = issuer.sign(signed.as_bytes()).expect("a signature");
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+}
+
+/// Returns the configuration of a NATS with one account, and the credentials of its user as in a file.
+pub(crate) fn with_account() -> (String, String) {
+    let operator = KeyPair::new_operator();
+    let account = KeyPair::new_account();
+    let user = KeyPair::new_user();
+    let operator_token = token(&operator, &operator, &json!({"type": "operator", "version": 2}));
+    let limits = json!({"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true,
+        "conn": -1, "leaf": -1});
+    let about = json!({"type": "account", "version": 2, "limits": limits});
+    let account_token = token(&operator, &account, &about);
+    let about = json!({"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1});
+    let user_token = token(&account, &user, &about);
+    let configuration = format!(
+        "operator: {operator_token}\nresolver: MEMORY\nresolver_preload: {{ {}: {account_token} }}\n",
+        account.public_key()
+    );
+    let seed = user.seed().expect("a seed");
+    let credentials = format!(
+        "-----BEGIN NATS USER JWT-----\n{user_token}\n------END NATS USER JWT------\n\n\
+         -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    );
+    (configuration, credentials)
 }
 
 /// Messages between servers.
