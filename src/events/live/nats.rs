@@ -14,6 +14,7 @@
 //! asked for again, as after a lost connection to Postgres.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -143,15 +144,14 @@ async fn options(settings: &NatsSettings) -> Result<ConnectOptions, NatsProblem>
         let read = options.credentials_file(path).await;
         options = read.map_err(|error| NatsProblem {
             // Other errors could quote the file.
-            message: match error.kind() {
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied => {
-                    format!(
-                        "the credentials in {} cannot be read ({})",
-                        path.display(),
-                        error.kind()
-                    )
-                }
-                _ => format!("{} has no credentials of a NATS user", path.display()),
+            message: if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) {
+                format!(
+                    "the credentials in {} cannot be read ({})",
+                    path.display(),
+                    error.kind()
+                )
+            } else {
+                format!("{} has no credentials of a NATS user", path.display())
             },
             advice: "correct `nats_credentials` in [cluster]",
         })?;
