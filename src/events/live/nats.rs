@@ -14,17 +14,18 @@
 //! asked for again, as after a lost connection to Postgres.
 
 use std::fmt;
-use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_nats::jetstream::context::{ContextBuilder, CreateStreamErrorKind};
+use async_nats::jetstream::response::Response;
 use async_nats::jetstream::{self, consumer, stream};
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, HeaderMap, Message, Subscriber};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use secrecy::ExposeSecret;
+use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -114,9 +115,11 @@ pub struct NatsAbilities {
 /// If NATS cannot be used.
 pub async fn check(settings: &NatsSettings) -> Result<NatsAbilities, NatsProblem> {
     let client = connect(settings, options(settings).await?).await?;
-    let account = jetstream_of(&client).query_account().await;
+    // As any JSON: older servers say less about an account than the client of NATS expects.
+    let account = jetstream_of(&client).request("INFO", &json!({})).await;
+    let account: Result<Response<Value>, _> = account;
     Ok(NatsAbilities {
-        jetstream: account.is_ok(),
+        jetstream: matches!(account, Ok(Response::Ok(_))),
     })
 }
 
@@ -141,19 +144,18 @@ async fn options(settings: &NatsSettings) -> Result<ConnectOptions, NatsProblem>
         }
     }
     if let Some(path) = &settings.credentials {
-        let read = options.credentials_file(path).await;
-        options = read.map_err(|error| NatsProblem {
-            // Other errors could quote the file.
-            message: if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) {
-                format!(
-                    "the credentials in {} cannot be read ({})",
-                    path.display(),
-                    error.kind()
-                )
-            } else {
-                format!("{} has no credentials of a NATS user", path.display())
-            },
+        let problem = |message: String| NatsProblem {
+            message,
             advice: "correct `nats_credentials` in [cluster]",
+        };
+        let text = tokio::fs::read_to_string(path).await.map_err(|error| {
+            let message = format!("the credentials in {} cannot be read ({error})", path.display());
+            problem(message)
+        })?;
+        // The error could quote the file.
+        options = options.credentials(&text).map_err(|_| {
+            let message = format!("{} has no credentials of a NATS user", path.display());
+            problem(message)
         })?;
     }
     Ok(options)
