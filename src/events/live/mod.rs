@@ -93,7 +93,7 @@ enum Carrier {
     Notify,
     /// NATS.
     #[cfg(feature = "nats")]
-    Nats(nats::Session),
+    Nats(nats::NatsSession),
 }
 
 impl Carrier {

@@ -10,7 +10,7 @@
 //! begin to wait for a thread subscribes to its subject, and reads what the stream has of it before what comes in.
 //! `DATABASE` is a digest of the identity of the Postgres database, so servers on different databases do not meet.
 //!
-//! A connection that breaks is not repaired: a new [`Session`] begins, with new subscriptions, so that what was missed is
+//! A connection that breaks is not repaired: a new [`NatsSession`] begins, with new subscriptions, so that what was missed is
 //! asked for again, as after a lost connection to Postgres.
 
 use std::fmt;
@@ -202,7 +202,7 @@ impl Names {
 }
 
 /// A connection to NATS.
-pub(super) struct Session {
+pub(super) struct NatsSession {
     client: Client,
     names: Names,
     /// JetStream, if it has the stream.
@@ -213,7 +213,7 @@ pub(super) struct Session {
     lost: CancellationToken,
 }
 
-/// The receiving half of a [`Session`].
+/// The receiving half of a [`NatsSession`].
 struct Inbox {
     announcements: Subscriber,
     followed: mpsc::Receiver<FollowedThread>,
@@ -226,7 +226,7 @@ struct FollowedThread {
     messages: Subscriber,
 }
 
-impl Session {
+impl NatsSession {
     /// Connects to NATS.
     async fn open(settings: &NatsSettings, names: Names, metrics: LiveMetrics) -> Result<(Self, Inbox), NatsProblem> {
         let lost = CancellationToken::new();
@@ -441,18 +441,18 @@ impl Exchange {
         }
     }
 
-    async fn open_session(&self, settings: &NatsSettings) -> Result<(Session, Inbox), NatsProblem> {
+    async fn open_session(&self, settings: &NatsSettings) -> Result<(NatsSession, Inbox), NatsProblem> {
         let read = self.events.db.read(move |tx| Box::pin(db::live::database_name(tx)));
         let database = read.await.map_err(|error| NatsProblem {
             message: format!("the database does not say which one it is ({error})"),
             advice: "look at the messages about the database",
         })?;
         let names = Names::new(&settings.prefix, &database);
-        Session::open(settings, names, self.metrics.clone()).await
+        NatsSession::open(settings, names, self.metrics.clone()).await
     }
 
     /// Exchanges chunks until the connection is lost.
-    async fn work_in(&self, session: Session, inbox: Inbox) {
+    async fn work_in(&self, session: NatsSession, inbox: Inbox) {
         let lost = session.lost.clone();
         let carrier = Carrier::Nats(session);
         self.ask_again();
@@ -467,7 +467,7 @@ impl Exchange {
     }
 
     /// Receives what other servers announce and send over NATS.
-    async fn receive_in(&self, carrier: &Carrier, session: &Session, mut inbox: Inbox) {
+    async fn receive_in(&self, carrier: &Carrier, session: &NatsSession, mut inbox: Inbox) {
         let mut following = FuturesUnordered::new();
         loop {
             tokio::select! {
@@ -488,7 +488,7 @@ impl Exchange {
     }
 
     /// Takes the chunks of a thread until no reader here waits for them.
-    async fn follow(&self, session: &Session, mut followed: FollowedThread) {
+    async fn follow(&self, session: &NatsSession, mut followed: FollowedThread) {
         self.take_kept(session, followed.thread).await;
         let mut look = Instant::now() + RENEWAL;
         loop {
@@ -512,7 +512,7 @@ impl Exchange {
     }
 
     /// Takes the chunks of a thread that the stream has.
-    async fn take_kept(&self, session: &Session, thread: ThreadId) {
+    async fn take_kept(&self, session: &NatsSession, thread: ThreadId) {
         match timeout(ANSWER_TIMEOUT, session.kept_messages(thread)).await {
             Ok(Ok(messages)) => {
                 // Without its beginning, what the stream has would hide the beginning that is sent again.
@@ -535,7 +535,7 @@ impl Exchange {
     }
 
     /// Publishes parts over NATS.
-    pub(super) async fn publish(&self, session: &Session, parts: Vec<(WantedKey, ChunkPart)>) -> DbResult<()> {
+    pub(super) async fn publish(&self, session: &NatsSession, parts: Vec<(WantedKey, ChunkPart)>) -> DbResult<()> {
         let tenants = self.tenants_if_sealing(&parts).await?;
         let mut parts: Vec<ChunkPart> = parts.into_iter().map(|(_, part)| part).collect();
         if let Some(tenants) = tenants {
