@@ -116,8 +116,7 @@ pub struct NatsAbilities {
 pub async fn check(settings: &NatsSettings) -> Result<NatsAbilities, NatsProblem> {
     let client = connect(settings, options(settings).await?).await?;
     // As any JSON: older servers say less about an account than the client of NATS expects.
-    let account = jetstream_of(&client).request("INFO", &json!({})).await;
-    let account: Result<Response<Value>, _> = account;
+    let account: Result<Response<Value>, _> = jetstream_of(&client).request("INFO", &json!({})).await;
     Ok(NatsAbilities {
         jetstream: matches!(account, Ok(Response::Ok(_))),
     })
@@ -545,14 +544,15 @@ impl Exchange {
                 .write(move |tx| Box::pin(async move { seal_parts(tx, &tenants, parts).await }));
             parts = write.await?;
         }
-        for part in &parts {
-            match timeout(ANSWER_TIMEOUT, session.publish(part)).await {
-                Ok(Some(bytes)) => self.metrics.sent(1, bytes, part.chunks),
-                Ok(None) | Err(_) => {
-                    self.metrics.unsent(UnsentReason::Nats, part.chunks);
-                    session.is_lost();
-                }
-            }
+        for (at, part) in parts.iter().enumerate() {
+            let published = timeout(ANSWER_TIMEOUT, session.publish(part)).await;
+            let Ok(Some(bytes)) = published else {
+                let rest = parts[at..].iter().map(|part| part.chunks).sum();
+                self.metrics.unsent(UnsentReason::Nats, rest);
+                session.is_lost();
+                break;
+            };
+            self.metrics.sent(1, bytes, part.chunks);
         }
         Ok(())
     }
