@@ -2,7 +2,8 @@
 """The lag of pieces of answers between two servers on one Postgres, over NOTIFY, or over NATS if their configuration names one.
 
 Usage: other_servers.py BASE_URL OTHER_BASE_URL [STREAMS [PAUSE_MS]]
-(otherwise idle servers whose agent `agent` has the model `scripted:lab`)
+(otherwise idle servers whose agent `agent` has the model `scripted:lab`; the second one with the role `api`, so that the first one
+works on all runs)
 
 Runs start at the first server, which works on them; each stream is read there and at the other server. The lag of a piece is
 the time between its arrivals at the two readers, which are in this process. Prints the lag, and how many pieces came
