@@ -235,10 +235,10 @@ async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
         let dictation = cluster.models.will_be_dictated();
         let alice = Human::at(cluster.client(), "openai", &thread);
         begins(&alice).await;
-        let piece = ["here ", "there "][at];
+        let piece = ["alpha ", "omega "][at];
         dictation.says(piece);
         let heard = readers[at].until(|frame| frame.data.to_string().contains(piece)).await;
-        let other = ["there ", "here "][at];
+        let other = ["omega ", "alpha "][at];
         assert!(!heard.iter().any(|frame| frame.data.to_string().contains(other)));
         dictations.push(dictation);
     }
