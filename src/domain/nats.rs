@@ -1,5 +1,6 @@
 //! The addresses of NATS servers.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
@@ -115,7 +116,7 @@ fn login_of(url: &Url) -> Result<Option<NatsLogin>, String> {
     let decode = |text: &str| {
         let decoded = percent_decode_str(text).decode_utf8();
         decoded
-            .map(|text| text.into_owned())
+            .map(Cow::into_owned)
             .map_err(|_| "must have a login in UTF-8".to_owned())
     };
     if url.username().is_empty() && url.password().is_none() {
