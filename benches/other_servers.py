@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The lag of pieces of answers between two servers on one Postgres.
+"""The lag of pieces of answers between two servers on one Postgres, over NOTIFY, or over NATS if their configuration names one.
 
-Usage: other_servers.py BASE_URL OTHER_BASE_URL [STREAMS]   (otherwise idle servers whose agent `agent` has the model `scripted:lab`)
+Usage: other_servers.py BASE_URL OTHER_BASE_URL [STREAMS [PAUSE_MS]]
+(otherwise idle servers whose agent `agent` has the model `scripted:lab`; the second one with the role `api`, so that the first one
+works on all runs)
 
 Runs start at the first server, which works on them; each stream is read there and at the other server. The lag of a piece is
 the time between its arrivals at the two readers, which are in this process. Prints the lag, and how many pieces came
@@ -17,7 +19,8 @@ import urllib.parse
 
 HERE, THERE = (urllib.parse.urlsplit(base) for base in sys.argv[1:3])
 STREAMS = int(sys.argv[3]) if len(sys.argv) > 3 else 100
-PIECES, PAUSE_MS = 100, 50
+PIECES = 100
+PAUSE_MS = int(sys.argv[4]) if len(sys.argv) > 4 else 50
 WORD = re.compile(rb"w(\d{4})")
 
 

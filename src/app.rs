@@ -36,7 +36,7 @@ use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::domain::trace::Tracer;
 use crate::events::Events;
-use crate::events::live::LiveLimits;
+use crate::events::live::{LiveLimits, NatsSettings};
 use crate::http::{
     self, ApiParts, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
     StreamLimits, TenantSites,
@@ -147,7 +147,8 @@ impl App {
                 interval: config.cluster.live_interval(),
                 bytes_per_second: config.cluster.live_bytes_per_s,
             };
-            let exchanging = events.clone().exchange_chunks(limits, metrics.live().clone());
+            let nats = nats_settings(&config.cluster)?;
+            let exchanging = events.clone().exchange_chunks(limits, nats, metrics.live().clone());
             spawn_essential(&shutdown, "chunks of answers", exchanging);
         }
         let telemetry = telemetry::open(&config.telemetry, &metrics, &shutdown)?;
@@ -394,6 +395,22 @@ fn access_policies(section: Option<&config::AuthSection>) -> Arc<dyn AccessPolic
         Some(policies) => policies,
         None => Arc::new(NoPolicies),
     }
+}
+
+/// Returns the settings of the connection to NATS; none if pieces of answers go over Postgres.
+fn nats_settings(section: &config::ClusterSection) -> anyhow::Result<Option<NatsSettings>> {
+    let Some(url) = &section.nats else {
+        return Ok(None);
+    };
+    let servers = url
+        .servers()
+        .map_err(|reason| anyhow!("`nats` in [cluster] {reason}"))?;
+    Ok(Some(NatsSettings {
+        servers,
+        credentials: section.nats_credentials.clone(),
+        prefix: section.nats_prefix.clone(),
+        stream_bytes: section.nats_stream_bytes,
+    }))
 }
 
 /// Returns the limits of queued runs and of a run's time.

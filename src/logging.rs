@@ -42,6 +42,10 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
             .add_directive("sqlx=off".parse()?)
             .add_directive("sqlx_core::pool=off".parse()?);
     }
+    if !log.filter.contains("async_nats") {
+        // Its lines repeat what the exchange of chunks says once.
+        filter = filter.add_directive("async_nats=off".parse()?);
+    }
     if log.access && !log.filter.contains("adjutant::access") {
         // The access log is asked for, whatever else the filter leaves out.
         filter = filter.add_directive("adjutant::access=info".parse()?);

@@ -24,6 +24,8 @@ use crate::shutdown::Shutdown;
 use crate::tool::sandboxes::SandboxService;
 
 mod agents;
+#[cfg(feature = "nats")]
+mod nats;
 mod postgres;
 mod providers;
 
@@ -164,6 +166,8 @@ fn plan(prepared: &Prepared, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedC
     let client = net::client_builder().redirect(redirect::Policy::none()).build()?;
     let mut planned = vec![listen(config), database(config)];
     planned.extend(postgres::plan(config));
+    #[cfg(feature = "nats")]
+    planned.extend(nats::plan(config)?);
     planned.extend(master_keys(config));
     planned.extend(secrets(config));
     planned.extend(providers::plan(prepared, &client));

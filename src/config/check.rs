@@ -29,6 +29,10 @@ const MAX_KEEP_DAYS: f64 = 36_500.0;
 const MIN_LIVE_INTERVAL_S: f64 = 0.005;
 /// The longest such interval, in seconds. Readers rely on the sender of pieces for longer.
 const MAX_LIVE_INTERVAL_S: f64 = 1.0;
+/// The largest number of characters before the subjects in NATS.
+const MAX_NATS_PREFIX: usize = 64;
+/// The least memory for pieces in NATS, in bytes: two of the largest messages.
+const MIN_NATS_STREAM_BYTES: u32 = 2 * 1024 * 1024;
 
 /// The maximum time to live, in minutes: a hundred years.
 const MAX_TTL_MINUTES: f64 = 52_560_000.0;
@@ -356,10 +360,47 @@ impl Check {
             );
             self.error(&["cluster", "role"], message);
         }
-        let interval = config.cluster.live_interval_s;
-        if !(MIN_LIVE_INTERVAL_S..=MAX_LIVE_INTERVAL_S).contains(&interval) {
+        let is_allowed = |interval: f64| (MIN_LIVE_INTERVAL_S..=MAX_LIVE_INTERVAL_S).contains(&interval);
+        if !config.cluster.live_interval_s.is_none_or(is_allowed) {
             let message = format!("must be from {MIN_LIVE_INTERVAL_S} to {MAX_LIVE_INTERVAL_S} seconds");
             self.error(&["cluster", "live_interval_s"], message);
+        }
+        self.nats(config, cfg!(feature = "nats"));
+    }
+
+    /// Checks the settings of NATS; `is_built_in` if this program has its client.
+    fn nats(&mut self, config: &Config, is_built_in: bool) {
+        let cluster = &config.cluster;
+        let is_word = |word: &str| {
+            let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_'].contains(&letter);
+            !word.is_empty() && word.chars().all(is_allowed)
+        };
+        if cluster.nats_prefix.len() > MAX_NATS_PREFIX || !cluster.nats_prefix.split('.').all(is_word) {
+            let message = format!(
+                "must have at most {MAX_NATS_PREFIX} characters: letters, digits, `-` and `_`, with periods between words"
+            );
+            self.error(&["cluster", "nats_prefix"], message);
+        }
+        if cluster.nats_stream_bytes != 0 && cluster.nats_stream_bytes < MIN_NATS_STREAM_BYTES {
+            let message = format!("must be 0, or a whole number of at least {MIN_NATS_STREAM_BYTES}");
+            self.error(&["cluster", "nats_stream_bytes"], message);
+        }
+        let Some(url) = &cluster.nats else {
+            if cluster.nats_credentials.is_some() {
+                self.error(&["cluster", "nats_credentials"], "has no effect without `nats`");
+            }
+            return;
+        };
+        if let Err(reason) = url.servers() {
+            self.error(&["cluster", "nats"], reason);
+        }
+        if !is_built_in {
+            let message = "this program was built without NATS; use one with the feature `nats`";
+            self.error(&["cluster", "nats"], message);
+        }
+        if config.storage.url.expose().starts_with("sqlite:") {
+            let message = "needs a Postgres in `[storage] url`: a SQLite database has one server, which sends no pieces to others";
+            self.error(&["cluster", "nats"], message);
         }
     }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::definition::provider::ProviderKind;
 use crate::definition::{ClientRules, Headers};
+use crate::domain::nats::NatsUrl;
 
 /// `[server]`: the HTTP server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -337,27 +338,53 @@ pub struct ClusterSection {
     /// The work of this server: `all`, `api` or `worker`. One with the role `api` admits and streams runs, and works on
     /// none; one with the role `worker` works on them, and answers requests about its health only.
     pub role: ServerRole,
-    /// The interval at which pieces of answers are sent to servers with readers for them, in seconds.
-    pub live_interval_s: f64,
+    /// The interval at which pieces of answers are sent to servers with readers for them, in seconds. The default is
+    /// 0.05, and 0.005 with `nats`.
+    pub live_interval_s: Option<f64>,
     /// The most bytes of such pieces that this server sends in a second. Pieces beyond it, and all with 0, reach the
     /// readers at other servers with the whole answer.
     pub live_bytes_per_s: u32,
+    /// The URL of NATS, which then carries the pieces instead of Postgres: `nats://HOST:PORT`, or `tls://HOST:PORT`, with
+    /// `USER:PASSWORD@` or `TOKEN@` before the host if NATS asks for it. Several servers of one NATS cluster have commas
+    /// between them.
+    pub nats: Option<NatsUrl>,
+    /// The file with the credentials of a NATS user (`.creds`), relative to the configuration file.
+    pub nats_credentials: Option<PathBuf>,
+    /// The first part of all subjects in NATS. Servers on different databases keep apart without it; a copy of a
+    /// database needs another one than its original.
+    pub nats_prefix: String,
+    /// The memory that NATS may use for the pieces of the last minute, in bytes. Readers who join in the middle of an
+    /// answer get its beginning from there. With 0, the server that works on the run sends it again.
+    pub nats_stream_bytes: u32,
 }
+
+/// The default interval between messages with pieces of answers over Postgres, in seconds.
+const LIVE_INTERVAL_S: f64 = 0.05;
+/// The default interval over NATS, in seconds: its messages cost no transaction.
+const NATS_INTERVAL_S: f64 = 0.005;
 
 impl Default for ClusterSection {
     fn default() -> Self {
         Self {
             role: ServerRole::default(),
-            live_interval_s: 0.05,
+            live_interval_s: None,
             live_bytes_per_s: 4 * 1024 * 1024,
+            nats: None,
+            nats_credentials: None,
+            nats_prefix: "adjutant".to_owned(),
+            nats_stream_bytes: 64 * 1024 * 1024,
         }
     }
 }
 
 impl ClusterSection {
-    /// Returns [`ClusterSection::live_interval_s`] as a duration.
+    /// Returns [`ClusterSection::live_interval_s`] or its default as a duration.
     pub fn live_interval(&self) -> Duration {
-        seconds(self.live_interval_s)
+        let default = match self.nats {
+            Some(_) => NATS_INTERVAL_S,
+            None => LIVE_INTERVAL_S,
+        };
+        seconds(self.live_interval_s.unwrap_or(default))
     }
 }
 

@@ -6,6 +6,7 @@ use super::*;
 
 mod agents;
 mod auth;
+mod cluster;
 mod environment;
 mod folders;
 mod layouts;

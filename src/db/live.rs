@@ -8,7 +8,8 @@
 
 use std::collections::HashMap;
 
-use sqlx::{QueryBuilder, query};
+use sha2::{Digest, Sha256};
+use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::engine::{Conn, on_engine};
@@ -22,7 +23,7 @@ const CHANNEL: &str = "adjutant_live";
 /// The number of notices buffered for a slow receiver; beyond it, the receiver loses the oldest.
 pub(super) const CAPACITY: usize = 4096;
 
-/// The address of a process for notices, which is a new one for each opened database.
+/// The address of a process for notices and messages, which is a new one for each opened database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LiveAddress(pub Uuid);
 
@@ -97,6 +98,29 @@ pub async fn tenants_of(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<HashM
         sql.build_query_as().fetch_all(conn).await
     })?;
     Ok(found.into_iter().map(|(id, tenant)| (ThreadId(id), tenant)).collect())
+}
+
+/// Returns a name for the database by which the servers on it find each other: the same for all of them, and another one
+/// for each database.
+///
+/// # Errors
+/// If the database fails.
+pub async fn database_name(tx: &mut Tx<'_>) -> DbResult<String> {
+    const IDENTITY: &str = "select system_identifier || '/' || (select oid from pg_database where datname = \
+        current_database()) from pg_control_system()";
+    const MAY_ASK: &str = "select has_function_privilege('pg_control_system()', 'execute')";
+    const NAME: &str = "select current_database()::text";
+    let Conn::Postgres(conn) = &mut tx.conn else {
+        return Ok("sqlite".to_owned());
+    };
+    let may_ask: bool = query_scalar(MAY_ASK).fetch_one(&mut **conn).await?;
+    let identity: String = match may_ask {
+        true => query_scalar(IDENTITY).fetch_one(&mut **conn).await?,
+        // Not every rented Postgres says which one it is.
+        false => query_scalar(NAME).fetch_one(&mut **conn).await?,
+    };
+    let digest = Sha256::digest(identity.as_bytes());
+    Ok(hex::encode(&digest[..8]))
 }
 
 /// The place of chunks in the log of a thread: after a number, up to another.

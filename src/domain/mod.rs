@@ -43,6 +43,7 @@ pub mod media;
 pub mod message;
 pub mod metadata;
 pub mod name_patterns;
+pub mod nats;
 pub mod path;
 pub mod pattern;
 pub mod quota;

@@ -262,6 +262,22 @@ impl ThreadLog {
         self.notify();
     }
 
+    /// Prepares for events that another process sends again from the number `after` on: if events before those in memory
+    /// are among them, they replace what is in memory. Has no effect while a run is active here.
+    pub(super) fn follow_again(&self, after: i64) {
+        let mut ring = self.ring();
+        if ring.active || ring.next == 0 || after >= ring.floor {
+            return;
+        }
+        *ring = RingBuffer {
+            holder: ring.holder,
+            next: after + 1,
+            floor: after,
+            followed: ring.followed,
+            ..RingBuffer::default()
+        };
+    }
+
     /// Returns true if another process sends the newest events, so that readers need not poll the database.
     pub(super) fn is_followed(&self) -> bool {
         self.reliance().is_some()

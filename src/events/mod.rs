@@ -9,7 +9,8 @@
 //! | [`RunSequence`] | the runs of a thread one after the other, and state updates by clients | `GET /threads/{id}/stream` |
 //! | [`ThreadTail`] | the events of all runs of a thread by number | the v2 stream of a thread |
 //!
-//! Chunks of answers, which are not stored, also reach the readers at other servers on the same Postgres: [`live`].
+//! Chunks of answers, which are not stored, also reach the readers at other servers on the same Postgres, over `NOTIFY`
+//! or NATS: [`live`].
 //!
 //! Events are defined in [`crate::domain::event`], stored by [`crate::db::events`] and encoded by `http::stream`. An
 //! event is published here only after its step was stored.

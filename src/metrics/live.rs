@@ -1,8 +1,9 @@
-//! The counters of chunks of answers that servers on one Postgres send each other.
+//! The counters of chunks of answers that servers on one Postgres send each other, over `NOTIFY` or NATS.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 /// The reason why chunks were not sent.
@@ -10,16 +11,24 @@ use prometheus_client::registry::Registry;
 pub enum UnsentReason {
     /// The limit of bytes per second was reached.
     RateLimit,
-    /// The chunk is too large for a notification.
+    /// The chunk is too large for a message.
     TooLarge,
     /// The other servers want the chunks of too many threads.
     TooManyThreads,
     /// The database did not take them.
     Database,
+    /// NATS did not take them.
+    Nats,
 }
 
 impl UnsentReason {
-    const ALL: [Self; 4] = [Self::RateLimit, Self::TooLarge, Self::TooManyThreads, Self::Database];
+    const ALL: [Self; 5] = [
+        Self::RateLimit,
+        Self::TooLarge,
+        Self::TooManyThreads,
+        Self::Database,
+        Self::Nats,
+    ];
 
     fn word(self) -> &'static str {
         match self {
@@ -27,6 +36,7 @@ impl UnsentReason {
             Self::TooLarge => "too_large",
             Self::TooManyThreads => "too_many_threads",
             Self::Database => "database",
+            Self::Nats => "nats",
         }
     }
 }
@@ -71,6 +81,7 @@ pub struct LiveMetrics {
     received: Counter,
     unsent: Family<ReasonLabels, Counter>,
     passed_over: Family<ReasonLabels, Counter>,
+    nats_disconnected: Gauge,
 }
 
 impl LiveMetrics {
@@ -91,10 +102,11 @@ impl LiveMetrics {
             received: Counter::default(),
             unsent,
             passed_over,
+            nats_disconnected: Gauge::default(),
         };
-        let text = "Notifications with chunks of answers for other servers";
+        let text = "Messages with chunks of answers for other servers";
         registry.register("adjutant_live_messages_sent", text, metrics.messages.clone());
-        let text = "Bytes of notifications with chunks of answers for other servers";
+        let text = "Bytes of messages with chunks of answers for other servers";
         registry.register("adjutant_live_bytes_sent", text, metrics.bytes.clone());
         let text = "Chunks of answers that were sent to other servers";
         registry.register("adjutant_live_chunks_sent", text, metrics.sent.clone());
@@ -105,7 +117,14 @@ impl LiveMetrics {
         registry.register("adjutant_live_chunks_unsent", text, metrics.unsent.clone());
         let text = "Messages of other servers that were passed over";
         registry.register("adjutant_live_messages_passed_over", text, metrics.passed_over.clone());
+        let text = "1 while the server is not connected to the NATS of its configuration, 0 otherwise";
+        registry.register("adjutant_nats_disconnected", text, metrics.nats_disconnected.clone());
         metrics
+    }
+
+    /// Sets whether the server is connected to the NATS of its configuration.
+    pub fn nats_is_connected(&self, is_connected: bool) {
+        self.nats_disconnected.set(i64::from(!is_connected));
     }
 
     /// Counts messages that were sent, with their size and the number of their chunks.

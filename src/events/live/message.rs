@@ -1,4 +1,5 @@
-//! The texts that servers send each other: who waits for chunks, and chunks.
+//! The texts that servers send each other: who waits for chunks, and chunks. They are the same over `NOTIFY` and over NATS,
+//! but for their size.
 //!
 //! The first line of a text is the version of its form. It has to change with any change of the form, including that of
 //! the types of [`crate::domain::event`] in it: a server passes over texts of other versions.
@@ -18,8 +19,8 @@ use crate::domain::time::Timestamp;
 pub(super) const VERSION: &str = "1";
 /// The largest size of a text, in bytes. Postgres refuses payloads of 8,000 bytes and more.
 const MAX_TEXT: usize = 7_900;
-/// The largest size of the chunks in one part, in bytes. Sealed, they take a third more.
-const MAX_CHUNKS: usize = 5_600;
+/// The largest size of the chunks in one part of such a text, in bytes. Sealed, they take a third more.
+pub(super) const MAX_CHUNKS: usize = 5_600;
 /// The largest number of threads that are named in one text.
 const MAX_NAMED: usize = 200;
 
@@ -95,6 +96,12 @@ pub(super) struct ChunkPart {
     pub(super) chunks: usize,
     /// The events as text, which may be sealed.
     pub(super) text: String,
+    /// True if all events that memory has follow, beginning with these.
+    #[cfg_attr(
+        not(feature = "nats"),
+        expect(dead_code, reason = "only NATS sends them to servers that need it")
+    )]
+    pub(super) is_beginning: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -120,9 +127,14 @@ enum Content {
     Output(String, String),
 }
 
-/// Writes the parts for these events of a thread, which follow the number `after`. Returns them with the number of chunks
-/// that are too large for a text.
-pub(super) fn parts_of(thread: ThreadId, mut after: i64, events: &[Arc<Event>]) -> (Vec<ChunkPart>, usize) {
+/// Writes the parts for these events of a thread, which follow the number `after`, each of at most `max_chunks` bytes.
+/// Returns them with the number of chunks that are too large for a part.
+pub(super) fn parts_of(
+    thread: ThreadId,
+    mut after: i64,
+    events: &[Arc<Event>],
+    max_chunks: usize,
+) -> (Vec<ChunkPart>, usize) {
     let mut parts = vec![];
     let mut too_large = 0;
     let mut open: Option<OpenPart> = None;
@@ -134,7 +146,7 @@ pub(super) fn parts_of(thread: ThreadId, mut after: i64, events: &[Arc<Event>]) 
                 parts.extend(full.finish(thread, after, last));
                 after = last;
             }
-            let mut part = OpenPart::new(event.run);
+            let mut part = OpenPart::new(event.run, max_chunks);
             if !part.add(event) {
                 // Its number is part of the range: readers see that a chunk is missing.
                 too_large += 1;
@@ -153,11 +165,12 @@ pub(super) fn parts_of(thread: ThreadId, mut after: i64, events: &[Arc<Event>]) 
 struct OpenPart {
     body: PartBody,
     size: usize,
+    max_size: usize,
     chunks: usize,
 }
 
 impl OpenPart {
-    fn new(run: RunId) -> Self {
+    fn new(run: RunId, max_size: usize) -> Self {
         Self {
             body: PartBody {
                 run,
@@ -167,6 +180,7 @@ impl OpenPart {
             },
             // The id of the run, and the names of the fields.
             size: 100,
+            max_size,
             chunks: 0,
         }
     }
@@ -197,7 +211,7 @@ impl OpenPart {
         let mut added = size_of(&placed);
         added += self.body.origins.get(origins).map_or(0, size_of);
         added += self.body.answers.get(answers).map_or(0, size_of);
-        if self.size + added > MAX_CHUNKS {
+        if self.size + added > self.max_size {
             self.body.origins.truncate(origins);
             self.body.answers.truncate(answers);
             return false;
@@ -215,6 +229,7 @@ impl OpenPart {
             range: ChunkRange { thread, after, upto },
             chunks: self.chunks,
             text,
+            is_beginning: false,
         })
     }
 }
@@ -232,15 +247,27 @@ fn index_in<T: PartialEq>(list: &mut Vec<Arc<T>>, value: &Arc<T>) -> usize {
 
 /// Returns the size of a value as text, with the comma after it.
 fn size_of<T: Serialize>(value: &T) -> usize {
-    serde_json::to_string(value).map_or(MAX_CHUNKS, |text| text.len() + 1)
+    // What cannot be written has no room anywhere.
+    serde_json::to_string(value).map_or(usize::MAX / 8, |text| text.len() + 1)
+}
+
+/// Returns the line of a part.
+fn line_of(part: &ChunkPart) -> String {
+    let ChunkRange { thread, after, upto } = part.range;
+    format!("\n{thread} {after} {upto} {}", part.text)
+}
+
+/// Writes a text with this part alone.
+#[cfg(feature = "nats")]
+pub(super) fn text_of(part: &ChunkPart) -> String {
+    format!("{VERSION}{}", line_of(part))
 }
 
 /// Puts parts into as few texts as possible.
 pub(super) fn pack(parts: &[ChunkPart]) -> Vec<String> {
     let mut texts: Vec<String> = vec![];
     for part in parts {
-        let ChunkRange { thread, after, upto } = part.range;
-        let line = format!("\n{thread} {after} {upto} {}", part.text);
+        let line = line_of(part);
         match texts.last_mut() {
             Some(text) if text.len() + line.len() <= MAX_TEXT => text.push_str(&line),
             Some(_) | None => texts.push(format!("{VERSION}{line}")),

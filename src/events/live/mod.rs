@@ -1,4 +1,4 @@
-//! Chunks of answers for readers at other servers, over `NOTIFY` of their Postgres.
+//! Chunks of answers for readers at other servers, over `NOTIFY` of their Postgres or over NATS.
 //!
 //! A server whose readers wait for a run that is not active there announces that it wants the chunks of the thread, and
 //! repeats that while they wait. Without such an announcement nothing is sent. The server at which the run is active
@@ -10,6 +10,13 @@
 //! as if the run was active there. They read the stored events in between from the database. So nothing depends on these
 //! messages but time: what is lost, too large, beyond the limit of bytes or of another version comes with the stored
 //! event of the whole answer.
+//!
+//! | | `NOTIFY` | NATS ([`nats`]) |
+//! |---|---|---|
+//! | announcements | a channel for all servers | a subject for all servers |
+//! | chunks | a channel for each server: the chunks of all threads that it wants, in few texts | a subject for each thread: each chunk is sent once for all servers |
+//! | for a server that joins in the middle | the server at work sends again what it has in memory | the stream of NATS has the messages of the last minute; without it, as over `NOTIFY` |
+//! | text | less than 8,000 bytes | as large as NATS takes |
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +33,11 @@ use crate::domain::id::ThreadId;
 use crate::metrics::{LiveMetrics, MessageFault, UnsentReason};
 
 mod message;
+#[cfg(feature = "nats")]
+pub mod nats;
+mod nats_settings;
+
+pub use nats_settings::NatsSettings;
 
 use message::{ChunkPart, Interest, Unusable};
 
@@ -48,8 +60,9 @@ pub struct LiveLimits {
 }
 
 impl Events {
-    /// Exchanges chunks of answers with the other servers until shutdown. Ends at once on SQLite, where there are none.
-    pub async fn exchange_chunks(self, limits: LiveLimits, metrics: LiveMetrics) {
+    /// Exchanges chunks of answers with the other servers until shutdown: over NATS if there are settings for it, and over
+    /// `NOTIFY` otherwise. Ends at once on SQLite, where there are no other servers.
+    pub async fn exchange_chunks(self, limits: LiveLimits, nats: Option<NatsSettings>, metrics: LiveMetrics) {
         if self.db.engine() != Engine::Postgres {
             return;
         }
@@ -63,19 +76,65 @@ impl Events {
             has_wanted: Notify::new(),
         };
         let work = async {
-            tokio::join!(exchange.announce(), exchange.receive(), exchange.send());
+            #[cfg(feature = "nats")]
+            if let Some(settings) = &nats {
+                return exchange.work_over_nats(settings).await;
+            }
+            debug_assert!(nats.is_none(), "the configuration refuses NATS without its client");
+            exchange.work_over_notify().await;
         };
         exchange.shutdown.run_until_cancelled(work).await;
     }
 }
 
-/// A thread whose chunks a server wants.
-type WantedKey = (ThreadId, LiveAddress);
+/// The connection that carries the texts.
+enum Carrier {
+    /// `NOTIFY` of the Postgres of the servers.
+    Notify,
+    /// NATS.
+    #[cfg(feature = "nats")]
+    Nats(nats::NatsSession),
+}
+
+impl Carrier {
+    /// Returns the largest size of the chunks in one part, in bytes.
+    fn max_chunks(&self) -> usize {
+        match self {
+            Self::Notify => message::MAX_CHUNKS,
+            #[cfg(feature = "nats")]
+            Self::Nats(session) => session.max_chunks(),
+        }
+    }
+
+    /// Returns the server to which the chunks of a thread go that this server wants; none if they go to all servers that
+    /// want them.
+    fn addressee(&self, server: LiveAddress) -> Option<LiveAddress> {
+        match self {
+            Self::Notify => Some(server),
+            #[cfg(feature = "nats")]
+            Self::Nats(_) => None,
+        }
+    }
+
+    /// Returns the time for which servers that join find what was sent before.
+    fn kept_for(&self) -> Duration {
+        match self {
+            Self::Notify => Duration::ZERO,
+            #[cfg(feature = "nats")]
+            Self::Nats(session) => session.kept_for(),
+        }
+    }
+}
+
+/// A thread whose chunks a server wants; or any server, if they are sent to all at once.
+type WantedKey = (ThreadId, Option<LiveAddress>);
 
 /// The state of the chunks of one thread for one server.
 struct Wanted {
     /// The number up to which the server has them; none if it has none yet.
     sent: Option<i64>,
+    /// The time at which the first of them were sent; none if some that followed were not.
+    begun: Option<Instant>,
     /// The time at which this is forgotten.
     until: Instant,
     /// The tenant of the thread, once it is known. Only encryption needs it.
@@ -98,8 +157,13 @@ impl Exchange {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    async fn work_over_notify(&self) {
+        let carrier = Carrier::Notify;
+        tokio::join!(self.announce(&carrier), self.receive(&carrier), self.send(&carrier));
+    }
+
     /// Announces which threads readers here wait for.
-    async fn announce(&self) {
+    async fn announce(&self, carrier: &Carrier) {
         let mut renewal = Instant::now() + RENEWAL;
         loop {
             let is_renewal = tokio::select! {
@@ -108,15 +172,15 @@ impl Exchange {
             };
             let watched = self.events.watched_threads();
             let (known, new): (Vec<_>, Vec<_>) = watched.into_iter().partition(|(_, log)| log.set_announced(true));
-            self.tell(true, &new).await;
+            self.tell(carrier, true, &new).await;
             if is_renewal {
                 renewal = Instant::now() + RENEWAL;
-                self.tell(false, &known).await;
+                self.tell(carrier, false, &known).await;
             }
         }
     }
 
-    async fn tell(&self, is_new: bool, threads: &[(ThreadId, Arc<ThreadLog>)]) {
+    async fn tell(&self, carrier: &Carrier, is_new: bool, threads: &[(ThreadId, Arc<ThreadLog>)]) {
         if threads.is_empty() {
             return;
         }
@@ -125,9 +189,15 @@ impl Exchange {
             is_new,
             threads: threads.iter().map(|(thread, _)| *thread).collect(),
         };
-        let notices = interest.texts().into_iter().map(|text| (None, text)).collect();
-        if let Err(error) = self.post(notices).await {
-            warn_of!(error, "could not ask the other servers for chunks of answers");
+        let is_told = match carrier {
+            Carrier::Notify => self.post(interest.texts()).await,
+            #[cfg(feature = "nats")]
+            Carrier::Nats(session) => {
+                let new = if is_new { threads } else { &[] };
+                session.announce(interest.texts(), new).await
+            }
+        };
+        if !is_told {
             for (_, log) in threads.iter().filter(|_| is_new) {
                 // The next look of a reader asks again.
                 log.set_announced(false);
@@ -136,25 +206,30 @@ impl Exchange {
         }
     }
 
-    async fn post(&self, notices: Vec<(Option<LiveAddress>, String)>) -> DbResult<()> {
+    /// Sends announcements over `NOTIFY`. Returns false if they were not sent.
+    async fn post(&self, texts: Vec<String>) -> bool {
+        let notices = texts.into_iter().map(|text| (None, text)).collect();
         let write = self
             .events
             .db
             .write(move |tx| Box::pin(async move { db::live::send(tx, notices).await }));
-        write.await
+        match write.await {
+            Ok(()) => true,
+            Err(error) => {
+                warn_of!(error, "could not ask the other servers for chunks of answers");
+                false
+            }
+        }
     }
 
-    /// Receives what other servers announce and send.
-    async fn receive(&self) {
+    /// Receives what other servers announce and send over `NOTIFY`.
+    async fn receive(&self, carrier: &Carrier) {
         let mut notices = self.events.db.live_notices();
         loop {
             match notices.recv().await {
                 Ok(LiveNotice::Connected) => self.ask_again(),
-                Ok(LiveNotice::ForAll(text)) => match Interest::read(&text) {
-                    Ok(interest) => self.note(interest),
-                    Err(unusable) => self.pass_over(unusable),
-                },
-                Ok(LiveNotice::ForThis(text)) => self.take(&text).await,
+                Ok(LiveNotice::ForAll(text)) => self.note(carrier, &text),
+                Ok(LiveNotice::ForThis(text)) => self.take(&text, false).await,
                 Err(RecvError::Lagged(count)) => self.metrics.passed_over(MessageFault::Overrun, count),
                 Err(RecvError::Closed) => return std::future::pending().await,
             }
@@ -180,25 +255,30 @@ impl Exchange {
     }
 
     /// Remembers which threads another server wants.
-    fn note(&self, interest: Interest) {
+    fn note(&self, carrier: &Carrier, text: &str) {
+        let interest = match Interest::read(text) {
+            Ok(interest) => interest,
+            Err(unusable) => return self.pass_over(unusable),
+        };
         if interest.server == self.own || self.limits.bytes_per_second == 0 {
             return;
         }
         let until = Instant::now() + EXPIRY;
         let mut wanted = self.wanted();
         for thread in interest.threads {
-            let key = (thread, interest.server);
+            let key = (thread, carrier.addressee(interest.server));
             if wanted.len() >= MAX_WANTED && !wanted.contains_key(&key) {
                 self.metrics.unsent(UnsentReason::TooManyThreads, 1);
                 continue;
             }
             let known = wanted.entry(key).or_insert(Wanted {
                 sent: None,
+                begun: None,
                 until,
                 tenant: None,
             });
             known.until = until;
-            if interest.is_new {
+            if interest.is_new && known.begun.is_none_or(|begun| begun.elapsed() >= carrier.kept_for()) {
                 known.sent = None;
             }
         }
@@ -206,8 +286,9 @@ impl Exchange {
         self.has_wanted.notify_one();
     }
 
-    /// Adds chunks that another server has sent to the logs of their threads.
-    async fn take(&self, text: &str) {
+    /// Adds chunks that another server has sent to the logs of their threads; `is_beginning` if it sends all that it has,
+    /// beginning with these.
+    async fn take(&self, text: &str, is_beginning: bool) {
         let parts = match message::unpack(text) {
             Ok(parts) => parts,
             Err(unusable) => return self.pass_over(unusable),
@@ -230,6 +311,9 @@ impl Exchange {
             match message::read_slots(range, &body) {
                 Ok((slots, chunks)) => {
                     self.metrics.received(chunks);
+                    if is_beginning {
+                        log.follow_again(range.after);
+                    }
                     log.follow(range.after, range.upto, slots);
                 }
                 Err(unusable) => self.pass_over(unusable),
@@ -238,7 +322,7 @@ impl Exchange {
     }
 
     /// Sends new chunks at the interval while other servers want any.
-    async fn send(&self) {
+    async fn send(&self, carrier: &Carrier) {
         let mut allowance = Allowance::new(self.limits.bytes_per_second);
         loop {
             // Awaited in any case: a new reader need not wait for the interval.
@@ -252,7 +336,7 @@ impl Exchange {
                     () = sleep(self.limits.interval) => {}
                 }
             }
-            self.send_new(&mut allowance).await;
+            self.send_new(carrier, &mut allowance).await;
         }
     }
 
@@ -264,54 +348,69 @@ impl Exchange {
         wanted.is_empty()
     }
 
-    async fn send_new(&self, allowance: &mut Allowance) {
-        let parts = self.new_parts();
+    async fn send_new(&self, carrier: &Carrier, allowance: &mut Allowance) {
+        let parts = self.allowed(self.new_parts(carrier.max_chunks()), allowance);
         if parts.is_empty() {
             return;
         }
-        if let Err(error) = self.send_parts(parts, allowance).await {
+        let sent = match carrier {
+            Carrier::Notify => self.notify_of(parts).await,
+            #[cfg(feature = "nats")]
+            Carrier::Nats(session) => self.publish(session, parts).await,
+        };
+        if let Err(error) = sent {
             warn_of!(error, "could not send chunks of answers to other servers");
         }
     }
 
-    /// Takes the new events of the wanted threads that have a run here.
-    fn new_parts(&self) -> Vec<(LiveAddress, ChunkPart)> {
+    /// Takes the new events of the wanted threads that have a run here, in parts of at most `max_chunks` bytes.
+    fn new_parts(&self, max_chunks: usize) -> Vec<(WantedKey, ChunkPart)> {
         let mut found = vec![];
         let mut wanted = self.wanted();
-        for ((thread, server), wanted) in wanted.iter_mut() {
-            let log = self.events.log_in_use(*thread);
+        for (key, wanted) in wanted.iter_mut() {
+            let log = self.events.log_in_use(key.0);
             let Some(log) = log.filter(|log| log.is_active()) else {
                 continue;
             };
             while let Some((after, events)) = next_events(&log, wanted.sent) {
-                let (parts, too_large) = message::parts_of(*thread, after, &events);
+                let (mut parts, too_large) = message::parts_of(key.0, after, &events, max_chunks);
                 self.metrics.unsent(UnsentReason::TooLarge, too_large);
-                found.extend(parts.into_iter().map(|part| (*server, part)));
+                if wanted.sent.is_none() {
+                    wanted.begun = Some(Instant::now());
+                    parts.iter_mut().take(1).for_each(|part| part.is_beginning = true);
+                }
+                found.extend(parts.into_iter().map(|part| (*key, part)));
                 wanted.sent = events.last().map(|event| event.seq);
             }
         }
         found
     }
 
-    /// Sends parts as far as the allowance permits.
-    async fn send_parts(&self, parts: Vec<(LiveAddress, ChunkPart)>, allowance: &mut Allowance) -> DbResult<()> {
-        let mut by_server: HashMap<LiveAddress, Vec<ChunkPart>> = HashMap::new();
+    /// Returns the parts that the allowance permits.
+    fn allowed(&self, parts: Vec<(WantedKey, ChunkPart)>, allowance: &mut Allowance) -> Vec<(WantedKey, ChunkPart)> {
         allowance.grow();
-        for (server, part) in parts {
+        let mut allowed = Vec::with_capacity(parts.len());
+        for (key, part) in parts {
             if allowance.spend(part.text.len()) {
-                by_server.entry(server).or_default().push(part);
-            } else {
-                self.metrics.unsent(UnsentReason::RateLimit, part.chunks);
+                allowed.push((key, part));
+                continue;
+            }
+            self.metrics.unsent(UnsentReason::RateLimit, part.chunks);
+            if let Some(wanted) = self.wanted().get_mut(&key) {
+                wanted.begun = None;
             }
         }
-        if by_server.is_empty() {
-            return Ok(());
+        allowed
+    }
+
+    /// Sends parts over `NOTIFY`.
+    async fn notify_of(&self, parts: Vec<(WantedKey, ChunkPart)>) -> DbResult<()> {
+        let tenants = self.tenants_if_sealing(&parts).await?;
+        let chunks = parts.iter().map(|(_, part)| part.chunks).sum();
+        let mut by_server: HashMap<Option<LiveAddress>, Vec<ChunkPart>> = HashMap::new();
+        for ((_, server), part) in parts {
+            by_server.entry(server).or_default().push(part);
         }
-        let tenants = match self.events.db.is_sealing() {
-            true => Some(self.tenants_of(by_server.values().flatten()).await?),
-            false => None,
-        };
-        let chunks = by_server.values().flatten().map(|part| part.chunks).sum();
         let metrics = self.metrics.clone();
         let write = self.events.db.write(move |tx| {
             Box::pin(async move {
@@ -320,7 +419,7 @@ impl Exchange {
                     if let Some(tenants) = &tenants {
                         parts = seal_parts(tx, tenants, parts).await?;
                     }
-                    notices.extend(message::pack(&parts).into_iter().map(|text| (Some(server), text)));
+                    notices.extend(message::pack(&parts).into_iter().map(|text| (server, text)));
                 }
                 let sent = notices.len();
                 let bytes = notices.iter().map(|(_, text)| text.len()).sum();
@@ -336,6 +435,18 @@ impl Exchange {
             }
         }
         Ok(())
+    }
+
+    /// Returns the tenants of the threads of these parts, if what is sent has to be sealed.
+    async fn tenants_if_sealing(
+        &self,
+        parts: &[(WantedKey, ChunkPart)],
+    ) -> DbResult<Option<HashMap<ThreadId, String>>> {
+        if !self.events.db.is_sealing() {
+            return Ok(None);
+        }
+        let tenants = self.tenants_of(parts.iter().map(|(_, part)| part)).await?;
+        Ok(Some(tenants))
     }
 
     /// Returns the tenants of the threads of these parts.
@@ -375,12 +486,12 @@ async fn seal_parts(
     parts: Vec<ChunkPart>,
 ) -> DbResult<Vec<ChunkPart>> {
     let mut sealed = Vec::with_capacity(parts.len());
-    for ChunkPart { range, chunks, text } in parts {
-        let Some(tenant) = tenants.get(&range.thread) else {
+    for part in parts {
+        let Some(tenant) = tenants.get(&part.range.thread) else {
             continue;
         };
-        let text = db::live::seal(tx, tenant, range, text).await?;
-        sealed.push(ChunkPart { range, chunks, text });
+        let text = db::live::seal(tx, tenant, part.range, part.text).await?;
+        sealed.push(ChunkPart { text, ..part });
     }
     Ok(sealed)
 }

@@ -280,3 +280,27 @@ fn the_end_of_a_run_in_another_process_sends_readers_to_the_database() {
     log.evict();
     assert_eq!(stored_to_read(&log, 0), Some(1));
 }
+
+#[test]
+fn events_that_are_sent_again_from_an_earlier_number_replace_those_in_memory() {
+    let log = ThreadLog::default();
+    log.follow(5, 7, [chunk(6), chunk(7)]);
+    log.follow_again(0);
+    log.follow(0, 4, [chunk(1), chunk(3)]);
+    log.follow(4, 8, [chunk(6), chunk(7), chunk(8)]);
+    assert_eq!(seen(&log, 0), Some(vec![1, 3, 6, 7, 8]));
+    // Those that are known are not read twice.
+    log.follow_again(0);
+    log.follow(0, 4, [chunk(1), chunk(3)]);
+    assert_eq!(seen(&log, 0), Some(vec![1, 3, 6, 7, 8]));
+    assert_eq!(seen(&log, 7), Some(vec![8]));
+}
+
+#[test]
+fn events_that_are_sent_again_change_nothing_while_a_run_is_active_here() {
+    let log = ThreadLog::default();
+    log.open(5);
+    log.publish_volatile(event);
+    log.follow_again(0);
+    assert_eq!(seen(&log, 4), Some(vec![5]));
+}

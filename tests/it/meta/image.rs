@@ -160,7 +160,7 @@ const COMPOSE_FILES: [(&str, &[&str]); 2] = [
     ("deploy/compose.yaml", &["adjutant", "postgres", "adjutant-sqlite"]),
     (
         "deploy/compose.cluster.yaml",
-        &["haproxy", "adjutant-1", "adjutant-2", "postgres"],
+        &["haproxy", "adjutant-1", "adjutant-2", "nats", "postgres"],
     ),
 ];
 
@@ -424,6 +424,7 @@ fn the_program_takes_the_configuration_of_the_chart() {
         ("ADJUTANT_SERVER__HOSTS", "[\"adjutant\",\"adjutant.agents.svc\"]"),
         ("ADJUTANT_LOG_FORMAT", "json"),
         ("ADJUTANT_DATABASE_URL", "postgres://adjutant@db.internal/adjutant"),
+        ("ADJUTANT_CLUSTER__NATS", "nats://nats:4222"),
     ] {
         assert!(templates.contains(&format!("- name: {name}\n")), "{name}");
         command.env(name, value);

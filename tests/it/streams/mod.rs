@@ -5,6 +5,8 @@ mod events_mode;
 mod incomplete_answers;
 mod lean_metadata;
 mod other_servers;
+#[cfg(feature = "nats")]
+mod over_nats;
 mod runs;
 mod threads;
 mod usage;

@@ -23,7 +23,7 @@ on_postgres! {
 }
 
 /// Returns the sum of a metric over all labels.
-async fn metric(client: &Client, metric: &str, reason: Option<&str>) -> f64 {
+pub(super) async fn metric(client: &Client, metric: &str, reason: Option<&str>) -> f64 {
     let metrics = client.get("/metrics?format=json").await.ok();
     let samples = metrics["metrics"].as_array().expect("a list").clone();
     let is_meant =
@@ -36,27 +36,27 @@ async fn metric(client: &Client, metric: &str, reason: Option<&str>) -> f64 {
 }
 
 /// Returns the text of the pieces in a stream of the mode `messages`.
-fn text_of(frames: &[Frame]) -> String {
+pub(super) fn text_of(frames: &[Frame]) -> String {
     let is_piece = |frame: &&Frame| frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk";
     let pieces = frames.iter().filter(is_piece);
     pieces.filter_map(|frame| frame.data[0]["content"].as_str()).collect()
 }
 
 /// Reads until the text that was streamed ends so.
-async fn reads(stream: &mut Sse, end: &str) -> Vec<Frame> {
+pub(super) async fn reads(stream: &mut Sse, end: &str) -> Vec<Frame> {
     stream
         .until(|frame| text_of(std::slice::from_ref(frame)).ends_with(end))
         .await
 }
 
 /// Starts a run whose pieces are streamed. The server at which it starts works on it.
-async fn begins(alice: &Human) -> Run {
+pub(super) async fn begins(alice: &Human) -> Run {
     let more = json!({"stream_mode": ["messages-tuple"], "stream_resumable": true});
     alice.starts(alice.run_body("hello", more)).await
 }
 
 /// Joins the stream of a run at another server, from its beginning.
-async fn joins(client: &Client, alice: &Human, run: &Run) -> Sse {
+pub(super) async fn joins(client: &Client, alice: &Human, run: &Run) -> Sse {
     let there = Human::at(client.clone(), "openai", &alice.thread);
     there.run_of_id(&run.id).is_joined(Some("-1")).await
 }

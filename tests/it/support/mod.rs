@@ -10,6 +10,8 @@ pub(crate) mod database;
 pub(crate) mod load_balancer;
 pub(crate) mod mcp;
 pub(crate) mod misbehaving_server;
+#[cfg(feature = "nats")]
+pub(crate) mod nats;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
 pub(crate) mod postgres_proxy;

@@ -122,6 +122,16 @@ spec:
                 secretKeyRef:
                   name: {{ $root.Values.database.secretName }}
                   key: {{ $root.Values.database.urlKey }}
+            {{- if $root.Values.nats.secretName }}
+            - name: ADJUTANT_CLUSTER__NATS
+              valueFrom:
+                secretKeyRef:
+                  name: {{ $root.Values.nats.secretName }}
+                  key: {{ $root.Values.nats.urlKey }}
+            {{- else if $root.Values.nats.url }}
+            - name: ADJUTANT_CLUSTER__NATS
+              value: {{ $root.Values.nats.url | quote }}
+            {{- end }}
             {{- with $root.Values.env }}
             {{- toYaml . | nindent 12 }}
             {{- end }}

@@ -119,7 +119,7 @@ fn all_chunks_arrive_as_they_were_sent() {
         thread.delta(12, Chunk::Void),
         thread.event(13, output),
     ];
-    let (parts, too_large) = parts_of(ThreadId::mint(), 3, &events);
+    let (parts, too_large) = parts_of(ThreadId::mint(), 3, &events, MAX_CHUNKS);
     assert_eq!((parts.len(), too_large, parts[0].chunks), (1, 0, 8));
     let (arrived, ranges) = received(&pack(&parts));
     assert_eq!(arrived, shown(&events));
@@ -132,7 +132,7 @@ fn many_chunks_are_split_into_texts_that_postgres_takes() {
     let events: Vec<_> = (1..2000)
         .map(|seq| thread.delta(seq, Chunk::Text("word ".repeat(usize::try_from(seq % 30).unwrap_or(0)))))
         .collect();
-    let (parts, too_large) = parts_of(ThreadId::mint(), 0, &events);
+    let (parts, too_large) = parts_of(ThreadId::mint(), 0, &events, MAX_CHUNKS);
     assert_eq!(too_large, 0);
     assert!(parts.len() > 10 && parts.iter().all(|part| part.text.len() <= MAX_CHUNKS));
     let texts = pack(&parts);
@@ -151,7 +151,7 @@ fn a_chunk_that_is_too_large_is_left_out_of_its_range() {
     thread.origin = origin(&"x".repeat(9_000));
     let stored = thread.event(4, EventBody::Fact(Fact::Paused));
     let events = [before, large, after, stored];
-    let (parts, too_large) = parts_of(ThreadId::mint(), 0, &events);
+    let (parts, too_large) = parts_of(ThreadId::mint(), 0, &events, MAX_CHUNKS);
     assert_eq!(too_large, 1);
     let (arrived, ranges) = received(&pack(&parts));
     let [first, _, third, fourth] = shown(&events).try_into().expect("four");
