@@ -239,6 +239,19 @@ mod tests {
         assert!(allows("https://10.0.0.1/mcp", "https://10.0.0.2/token"));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn an_authorization_server_that_says_nothing_is_given_up() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = silent.local_addr().expect("an address");
+        let client = crate::net::client_builder().build().expect("a client");
+        let server = url(&format!("http://{address}/mcp"));
+        let begun = tokio::time::Instant::now();
+        let found = MetadataSearch::new(&client, &server).find(&Challenge::default()).await;
+        let error = found.err().expect("there is no answer").to_string();
+        assert!(error.contains("it took too long"), "{error}");
+        assert_eq!(begun.elapsed().as_secs(), 15);
+    }
+
     #[test]
     fn a_resource_contains_what_is_below_it() {
         let is_in = |resource: &str| contains(resource, &url("https://a.test/x/mcp"));
