@@ -5,7 +5,6 @@ mod redirect;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{BufRead, Read, Write};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -63,11 +62,10 @@ fn servers_with_login(config: &Config) -> BTreeMap<String, McpServerDefinition> 
     let all = definitions::of_files(config, Problems::default()).all_servers();
     let mut found = BTreeMap::new();
     for (key, definition) in all {
-        let (owner, name) = key;
         if let ServerDefinition::Mcp(definition) = definition
             && definition.needs_login()
         {
-            found.insert(owner.label(&name), *definition);
+            found.insert(key.0.label(&key.1), *definition);
         }
     }
     found
@@ -324,7 +322,6 @@ async fn pasted_code(pending: &PendingLogin) -> anyhow::Result<AuthorizationCode
 }
 
 async fn exchange(pending: PendingLogin, code: AuthorizationCode, key: &LoginKey) -> anyhow::Result<McpLogin> {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let login = pending.exchange(code, key.clone(), clock.now()).await;
+    let login = pending.exchange(code, key.clone(), SystemClock.now()).await;
     login.map_err(|reason| anyhow!("cannot log in to {}: {reason}", describe(key)))
 }

@@ -2,6 +2,7 @@
 //! up to date.
 
 use sqlx::{ConnectOptions, Connection, SqliteConnection, raw_sql};
+use tokio::sync::Mutex;
 
 use super::engine::{
     Engine, FileLock, check_file, check_folder, connect_postgres, is_postgres, postgres_options, sqlite_options,
@@ -64,7 +65,11 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<TableState> {
     Ok(tables)
 }
 
+/// Inspections of a file that run side by side would take each other for a server.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
 async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
+    let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?;
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Ok(TableState::InMemory);
@@ -102,6 +107,7 @@ pub async fn inspect_logins(url: &str, limits: DbLimits) -> DbResult<Vec<LoginSt
         conn.close().await?;
         return Ok(logins);
     }
+    let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?.create_if_missing(false);
     let lock = FileLock::take(options.get_filename())?;
     let mut conn: SqliteConnection = options.connect().await?;

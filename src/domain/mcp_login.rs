@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use url::Url;
 
 use super::access::Ownership;
 use super::id::LoginVersion;
@@ -70,7 +71,9 @@ pub struct LoginStatus {
 impl LoginStatus {
     /// Returns the reason why the login cannot be used any more, at this time and for a server at this address.
     pub fn problem(&self, url: &str, now: Timestamp) -> Option<&'static str> {
-        if self.url != url {
+        // The address that is stored is a normal form.
+        let is_same = Url::parse(url).is_ok_and(|url| url.as_str() == self.url);
+        if !is_same {
             return Some("the login is for another address");
         }
         if self.ended_at.is_some() {
@@ -111,7 +114,7 @@ impl fmt::Debug for LoginSecrets {
 /// A login with its secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct McpLogin {
-    /// What may be shown.
+    /// The part that may be shown.
     pub status: LoginStatus,
     /// The time from which the access token is replaced before it is used; none if it is used until it is refused.
     pub refresh_at: Option<Timestamp>,

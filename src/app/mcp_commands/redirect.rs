@@ -10,6 +10,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures::future::BoxFuture;
 use reqwest::Url;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -26,8 +27,11 @@ const LAST_PAGE: Duration = Duration::from_secs(5);
 /// Waits for the redirect of a browser.
 pub(super) struct Listener(TcpListener);
 
-/// A request of a browser, with the sender of its page.
-type Redirected = (String, oneshot::Sender<Page>);
+/// A request of a browser.
+struct Redirected {
+    query: String,
+    page: oneshot::Sender<Page>,
+}
 
 /// The page that a browser gets.
 struct Page {
@@ -65,7 +69,7 @@ const FAILED: Page = Page {
 pub(super) struct AnsweredRedirect {
     code: Result<AuthorizationCode, String>,
     page: oneshot::Sender<Page>,
-    serving: futures::future::BoxFuture<'static, ()>,
+    serving: BoxFuture<'static, ()>,
     done: CancellationToken,
 }
 
@@ -86,7 +90,7 @@ impl Listener {
         let done = CancellationToken::new();
         let router = Router::new().route(PATH, get(take)).with_state(Arc::new(sender));
         let serving = axum::serve(self.0, router).with_graceful_shutdown(done.clone().cancelled_owned());
-        let mut serving: futures::future::BoxFuture<'static, ()> = Box::pin(async move {
+        let mut serving: BoxFuture<'static, ()> = Box::pin(async move {
             // An error of the listener is a login that never ends, which has a time limit.
             let _ = serving.await;
         });
@@ -98,7 +102,7 @@ impl Listener {
             let Some(redirected) = next else {
                 return std::future::pending().await;
             };
-            let (query, page) = redirected;
+            let Redirected { query, page } = redirected;
             let code = match pending.read_redirect(&query) {
                 RedirectAnswer::Foreign => {
                     // A browser that has gone needs no page.
@@ -120,7 +124,8 @@ impl Listener {
 
 async fn take(State(redirects): State<Arc<mpsc::Sender<Redirected>>>, RawQuery(query): RawQuery) -> Page {
     let (page, shown) = oneshot::channel();
-    if redirects.send((query.unwrap_or_default(), page)).await.is_err() {
+    let query = query.unwrap_or_default();
+    if redirects.send(Redirected { query, page }).await.is_err() {
         return FAILED;
     }
     shown.await.unwrap_or(FAILED)

@@ -223,8 +223,8 @@ impl PendingLogin {
             ("grant_type", "authorization_code"),
             ("code", code.0.as_str()),
             ("redirect_uri", self.redirect.as_str()),
-            ("code_verifier", &self.verifier),
-            ("resource", &self.resource),
+            ("code_verifier", self.verifier.as_str()),
+            ("resource", self.resource.as_str()),
         ];
         let identity = self.identity.identity();
         let given = request_tokens(&self.client, self.token_url.clone(), identity, form).await;

@@ -263,7 +263,7 @@ impl LoginTokens {
         let form = vec![
             ("grant_type", "refresh_token"),
             ("refresh_token", secrets.refresh_token.as_deref().unwrap_or_default()),
-            ("resource", &secrets.resource),
+            ("resource", secrets.resource.as_str()),
         ];
         request_tokens(&self.parts.client, place, identity, form).await
     }
