@@ -143,11 +143,7 @@ impl App {
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         spawn_essential(&shutdown, "store sweeper", sweeping);
         let tenants = Arc::new(config.tenant_settings()?);
-        let logins = ServerLogins {
-            store: Some(Arc::new(StoredLogins(db.clone()))),
-            clock: Arc::clone(&clock),
-        };
-        let servers = mcp_servers(&config, logins, &shutdown)?.with_tenants(Arc::clone(&tenants));
+        let servers = mcp_servers(&config, ServerLogins::stored(&db, &clock), &shutdown)?;
         let sources = agent_sources(&config, registered, providers, &tenants, servers, &shutdown).await?;
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
@@ -330,6 +326,7 @@ async fn agent_sources(
     let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
     let files = definitions::of_files(config, Problems::default());
     let sandboxes = sandboxes(config, &client)?;
+    let servers = servers.with_tenants(Arc::clone(tenants));
     servers
         .replace(&files.all_servers())
         .map_err(|error| anyhow!("{error}"))?;
@@ -633,6 +630,16 @@ struct ServerLogins {
     /// None if they cannot be read.
     store: Option<Arc<dyn LoginStore>>,
     clock: Arc<dyn Clock>,
+}
+
+impl ServerLogins {
+    /// Returns the logins in the database.
+    fn stored(db: &Db, clock: &Arc<dyn Clock>) -> Self {
+        Self {
+            store: Some(Arc::new(StoredLogins(db.clone()))),
+            clock: Arc::clone(clock),
+        }
+    }
 }
 
 /// Creates the pool of MCP servers, which is empty at first.

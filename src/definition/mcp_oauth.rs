@@ -122,3 +122,71 @@ impl McpOAuth {
         findings
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::mcp::McpServerDefinition;
+    use super::*;
+
+    fn findings(url: &str, oauth: McpOAuth) -> Vec<String> {
+        let server = McpServerDefinition {
+            url: Some(url.to_owned()),
+            oauth: Some(oauth),
+            ..McpServerDefinition::default()
+        };
+        server.check("vault").iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_login_needs_neither_a_client_nor_a_secret() {
+        let login = McpOAuth {
+            grant: OAuthGrant::AuthorizationCode,
+            ..McpOAuth::default()
+        };
+        assert_eq!(findings("https://a.test/mcp", login.clone()), [""; 0]);
+        let public = McpOAuth {
+            client_id: "adjutant".to_owned(),
+            ..login.clone()
+        };
+        assert_eq!(findings("https://a.test/mcp", public), [""; 0]);
+        let wrong = McpOAuth {
+            client_secret: ClientSecret("s3cret".to_owned()),
+            token_url: Some("https://b.test/token".to_owned()),
+            ..login
+        };
+        let found = findings("https://a.test/mcp", wrong);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].starts_with("oauth.client_secret: goes with `client_id` only"),
+            "{found:?}"
+        );
+        assert!(found[1].starts_with("oauth.token_url: goes with"), "{found:?}");
+        assert_eq!(findings("https://a.test/mcp", McpOAuth::default()).len(), 2);
+    }
+
+    #[test]
+    fn a_login_needs_encryption_unless_the_server_is_on_this_machine() {
+        let is_allowed = |url: &str| {
+            let login = McpOAuth {
+                grant: OAuthGrant::AuthorizationCode,
+                ..McpOAuth::default()
+            };
+            findings(url, login).is_empty()
+        };
+        for url in [
+            "https://a.test/mcp",
+            "http://127.0.0.1:1/mcp",
+            "http://localhost/mcp",
+            "http://[::1]/mcp",
+        ] {
+            assert!(is_allowed(url), "{url}");
+        }
+        for url in [
+            "http://a.test/mcp",
+            "http://10.0.0.1/mcp",
+            "http://localhost.a.test/mcp",
+        ] {
+            assert!(!is_allowed(url), "{url}");
+        }
+    }
+}
