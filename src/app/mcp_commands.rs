@@ -22,7 +22,7 @@ use crate::domain::mcp_login::{LoginKey, LoginStatus, McpLogin};
 use crate::domain::suggestion::nearest;
 use crate::domain::time::{Clock, SystemClock, Timestamp};
 use crate::shutdown::Shutdown;
-use crate::tool::mcp::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke};
+use crate::tool::mcp::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens};
 use crate::tool::remote;
 
 /// The time for tasks of the database to finish.
@@ -197,7 +197,7 @@ impl Logins<'_> {
         let login = login.ok_or_else(|| anyhow!("nobody is logged in to {}", describe(key)))?;
         writeln!(output, "Logged out of {}.", describe(key))?;
         let revoked = match remote::client() {
-            Ok(client) if login.status.ended_at.is_none() => revoke(&client, &login).await,
+            Ok(client) if login.status.ended_at.is_none() => revoke_tokens(&client, &login).await,
             Ok(_) => Ok(true),
             Err(error) => Err(error.to_string()),
         };

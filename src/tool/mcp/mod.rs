@@ -38,7 +38,9 @@ mod sse;
 mod stdio;
 mod tool;
 
-pub use oauth::{AuthorizationCode, LoginStore, LoginStoreError, LoginTarget, PendingLogin, RedirectAnswer, revoke};
+pub use oauth::{
+    AuthorizationCode, LoginStore, LoginStoreError, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens,
+};
 
 use login_tool::LoginTool;
 use oauth::LoginParts;

@@ -209,7 +209,7 @@ async fn a_login_brings_the_token_of_every_call(server: TestServer) {
         ("client_id", "registered-1"),
         ("code_challenge_method", "S256"),
         ("scope", "vault:open"),
-        ("resource", &resource),
+        ("resource", resource.as_str()),
     ] {
         assert_eq!(login[name], value, "{name}");
     }

@@ -371,7 +371,7 @@ async fn register(
 ///
 /// # Errors
 /// A text for the operator: the authorization server cannot be reached, or refuses.
-pub async fn revoke(client: &Client, login: &McpLogin) -> Result<bool, String> {
+pub async fn revoke_tokens(client: &Client, login: &McpLogin) -> Result<bool, String> {
     let secrets = &login.secrets;
     let Some(place) = &secrets.revocation_url else {
         return Ok(false);

@@ -27,7 +27,7 @@ use reqwest::header::HeaderValue;
 use reqwest::{RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 
-pub use authorization::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke};
+pub use authorization::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens};
 pub(super) use client_credentials::ClientTokens;
 pub(super) use stored_login::{LoginParts, LoginTokens};
 pub use stored_login::{LoginStore, LoginStoreError};
