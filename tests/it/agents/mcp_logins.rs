@@ -345,7 +345,7 @@ async fn an_agent_whose_server_has_no_login_reads_the_command(server: TestServer
     assert!(tools.contains("vault__login_required"), "{tools}");
     assert_eq!(
         hears(server.client()).await,
-        "vault__login_required: the MCP server `vault` requires a login: no operator has logged in; an operator has to run \
+        "vault__login_required failed: the MCP server `vault` requires a login: no operator has logged in; an operator has to run \
          `adjutant mcp login vault`"
     );
     // Nothing is sent to a server without a token.
