@@ -86,7 +86,7 @@ pub struct AuthorizationCode(String);
 
 /// A redirect of a browser, as the login understands it.
 pub enum RedirectAnswer {
-    /// It belongs to another login, or is forged.
+    /// The redirect belongs to another login, or is forged.
     Foreign,
     /// The login has failed, for this reason.
     Refused(String),

@@ -43,9 +43,9 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 /// The access tokens for one server.
 pub(super) enum AccessTokens {
-    /// Those that this server gets by itself.
+    /// Tokens that this server gets by itself.
     Client(ClientTokens),
-    /// Those of a login.
+    /// Tokens of a login.
     Login(Arc<LoginTokens>),
 }
 
