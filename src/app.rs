@@ -53,7 +53,7 @@ use crate::runtime::{
 };
 use crate::shutdown::Shutdown;
 use crate::telemetry::Telemetry;
-use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
+use crate::tool::mcp::{self, LoginStore, McpEnvironment, McpLimits, McpServers};
 use crate::tool::remote::server::ServiceLimits;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::sandboxes::{SandboxService, SandboxServices};
@@ -73,6 +73,8 @@ mod health;
 mod init;
 mod key_commands;
 mod keys;
+mod mcp_commands;
+mod mcp_logins;
 mod migrate_command;
 mod start_report;
 mod telemetry;
@@ -86,9 +88,11 @@ pub use data_commands::run as run_data_command;
 pub use health::ask as ask_health;
 pub use init::run as init;
 pub use key_commands::run as run_key_command;
+pub use mcp_commands::run as run_mcp_command;
 pub use migrate_command::run as run_migrate_command;
 
 use builder::Registered;
+use mcp_logins::StoredLogins;
 
 /// The server with all its parts.
 pub struct App {
@@ -139,7 +143,8 @@ impl App {
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         spawn_essential(&shutdown, "store sweeper", sweeping);
         let tenants = Arc::new(config.tenant_settings()?);
-        let sources = agent_sources(&config, registered, providers, &tenants, &shutdown).await?;
+        let servers = mcp_servers(&config, ServerLogins::stored(&db, &clock), &shutdown)?;
+        let sources = agent_sources(&config, registered, providers, &tenants, servers, &shutdown).await?;
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
         if db.engine() == Engine::Postgres {
@@ -313,6 +318,7 @@ async fn agent_sources(
     registered: Registered,
     providers: Arc<Providers>,
     tenants: &Arc<Tenants>,
+    servers: McpServers,
     shutdown: &Shutdown,
 ) -> anyhow::Result<AgentSources> {
     let client = remote::client().context("could not create the HTTP client for tools")?;
@@ -321,7 +327,7 @@ async fn agent_sources(
     let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
     let files = definitions::of_files(config, Problems::default());
     let sandboxes = sandboxes(config, &client)?;
-    let servers = mcp_servers(client, &config.answers, shutdown).with_tenants(Arc::clone(tenants));
+    let servers = servers.with_tenants(Arc::clone(tenants));
     servers
         .replace(&files.all_servers())
         .map_err(|error| anyhow!("{error}"))?;
@@ -636,29 +642,53 @@ fn api_key(section: &ProviderSection) -> ApiKeySource {
     }
 }
 
+/// Where the logins to MCP servers are, and the clock by which their tokens expire.
+struct ServerLogins {
+    /// None if they cannot be read.
+    store: Option<Arc<dyn LoginStore>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl ServerLogins {
+    /// Returns the logins in the database.
+    fn stored(db: &Db, clock: &Arc<dyn Clock>) -> Self {
+        Self {
+            store: Some(Arc::new(StoredLogins(db.clone()))),
+            clock: Arc::clone(clock),
+        }
+    }
+}
+
 /// Creates the pool of MCP servers, which is empty at first.
-fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpServers {
-    McpServers::new(mcp_servers_environment(client, answers, shutdown))
+fn mcp_servers(config: &Config, logins: ServerLogins, shutdown: &Shutdown) -> anyhow::Result<McpServers> {
+    Ok(McpServers::new(mcp_servers_environment(config, logins, shutdown)?))
 }
 
 /// Returns the environment of connections to MCP servers.
-fn mcp_servers_environment(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpEnvironment {
+fn mcp_servers_environment(
+    config: &Config,
+    logins: ServerLogins,
+    shutdown: &Shutdown,
+) -> anyhow::Result<McpEnvironment> {
+    let client = remote::client().context("could not create the HTTP client for MCP servers")?;
+    let answers = &config.answers;
     let limits = McpLimits {
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
     };
-    let of_services = service_limits(answers);
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpEnvironment {
+    Ok(McpEnvironment {
         inherited: config::inherited(),
         client,
         limits,
-        answers: of_services,
+        answers: service_limits(answers),
         spawn,
         soft,
-    }
+        logins: logins.store,
+        clock: logins.clock,
+    })
 }
 
 /// Returns the limits of answers of services of tools and sandboxes.

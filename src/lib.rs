@@ -64,6 +64,7 @@
 //! | credential | what proves an identity: an API key, a token, or the answer of the hook |
 //! | tenant | an organisation or team whose resources are invisible to all others |
 //! | row access | the rows that a task may read and write: those of a tenant, or of all for the server itself |
+//! | login | the consent of a user, given at a browser, because of which an MCP server accepts this one; with its tokens |
 //! | master key | a key outside the database, under which data keys are encrypted |
 //! | data key | the random key of a tenant, under which the values of its rows are sealed |
 //! | ticket | a secret for one stream and one minute, which a browser sends in the query instead of headers |

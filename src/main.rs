@@ -7,7 +7,8 @@ use adjutant::Adjutant;
 use adjutant::app::{self, Prepared};
 use adjutant::config::client::ClientCommand;
 use adjutant::config::{
-    Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, KeysCommand, Problems, ProgramCommand,
+    Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, KeysCommand, McpCommand, Problems,
+    ProgramCommand,
 };
 use adjutant::logging;
 use clap::CommandFactory;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         ProgramCommand::Doctor(command) => check(load(&command.settings), &command.clone().into()),
         ProgramCommand::Migrate(settings) => migrate(load(settings)),
         ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
+        ProgramCommand::Mcp(command) => manage_logins(load(command.settings()), command),
         ProgramCommand::Data(command) => manage_data(load(command.settings()), command),
         ProgramCommand::Client(command) => talk_to_server(load(command.settings()), command),
     }
@@ -140,6 +142,19 @@ fn manage_keys(prepared: Result<Prepared, Problems>, command: &KeysCommand) -> E
 #[tokio::main(flavor = "current_thread")]
 async fn run_key_command(prepared: &Prepared, command: &KeysCommand) -> anyhow::Result<String> {
     app::run_key_command(prepared, command).await
+}
+
+/// Runs a command about logins to MCP servers. Its result goes to standard output, and errors to standard error.
+fn manage_logins(prepared: Result<Prepared, Problems>, command: &McpCommand) -> ExitCode {
+    let done = prepared
+        .map_err(anyhow::Error::from)
+        .and_then(|prepared| run_mcp_command(&prepared, command));
+    print_result(done.map(|()| String::new()))
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn run_mcp_command(prepared: &Prepared, command: &McpCommand) -> anyhow::Result<()> {
+    app::run_mcp_command(prepared, command, &mut std::io::stdout()).await
 }
 
 /// Runs a command about the data of users and tenants. Its result goes to standard output, and errors to standard error.

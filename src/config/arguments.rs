@@ -11,8 +11,10 @@ use super::{Embedded, EnvironmentSettings, LogFormat, ServerRole};
 use crate::domain::identity::Tenant;
 
 pub mod client;
+mod mcp;
 
 use client::ClientCommand;
+pub use mcp::{LoginOptions, McpCommand};
 
 /// The text after the help of the program.
 const AFTER_HELP: &str = "\
@@ -97,6 +99,9 @@ pub enum ProgramCommand {
     /// Creates, lists, rotates and revokes API keys in the configured database.
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Logs in to MCP servers that require a user at a browser, logs out, and lists the logins.
+    #[command(subcommand)]
+    Mcp(McpCommand),
     /// A command about the data of users and tenants.
     #[command(flatten)]
     Data(DataCommand),
@@ -115,6 +120,7 @@ impl ProgramCommand {
             Self::Doctor(command) => Some(&command.settings),
             Self::Health(command) => Some(&command.settings),
             Self::Keys(command) => Some(command.settings()),
+            Self::Mcp(command) => Some(command.settings()),
             Self::Data(command) => Some(command.settings()),
             Self::Client(command) => Some(command.settings()),
             Self::Init(_) | Self::Completions { .. } => None,
@@ -129,6 +135,7 @@ impl ProgramCommand {
             Self::Doctor(command) => Some(&mut command.settings),
             Self::Health(command) => Some(&mut command.settings),
             Self::Keys(command) => Some(command.settings_mut()),
+            Self::Mcp(command) => Some(command.settings_mut()),
             Self::Data(command) => Some(command.settings_mut()),
             Self::Client(command) => Some(command.settings_mut()),
             Self::Init(_) | Self::Completions { .. } => None,

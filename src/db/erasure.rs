@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::jobs;
+use super::mcp_logins;
 use super::sealing::destroy_keys;
 use super::{Db, DbResult, Tx};
 use crate::domain::access::Ownership;
@@ -264,7 +265,10 @@ impl Db {
             Box::pin(async move {
                 delete_by_names(tx, &request).await?;
                 match of_tenant {
-                    Some(tenant) => destroy_keys(tx, tenant.as_str()).await,
+                    Some(tenant) => {
+                        mcp_logins::delete_of_tenant(tx, &tenant).await?;
+                        destroy_keys(tx, tenant.as_str()).await
+                    }
                     None => Ok(0),
                 }
             })

@@ -2,6 +2,7 @@
 //! up to date.
 
 use sqlx::{ConnectOptions, Connection, SqliteConnection, raw_sql};
+use tokio::sync::Mutex;
 
 use super::engine::{
     Engine, FileLock, check_file, check_folder, connect_postgres, is_postgres, postgres_options, sqlite_options,
@@ -9,7 +10,8 @@ use super::engine::{
 use super::error::{DbError, DbResult};
 use super::migration::{TableState, postgres_state, sqlite_state};
 use super::reach::check_writable;
-use super::{DbLimits, migration, postgres_checks};
+use super::{DbLimits, RowAccess, mcp_logins, migration, postgres_checks};
+use crate::domain::mcp_login::LoginStatus;
 
 /// The state of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +65,11 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<TableState> {
     Ok(tables)
 }
 
+/// Inspections of a file that run side by side would take each other for a server.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
 async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
+    let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?;
     if url.contains(":memory:") || url.contains("mode=memory") {
         return Ok(TableState::InMemory);
@@ -83,6 +89,32 @@ async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
     conn.close().await?;
     drop(lock);
     Ok(tables)
+}
+
+/// Returns the logins to MCP servers in the database at `url`, without their secrets; none if it has no such table yet.
+///
+/// # Errors
+/// As [`inspect`].
+pub async fn inspect_logins(url: &str, limits: DbLimits) -> DbResult<Vec<LoginStatus>> {
+    let state = inspect(url, limits).await?;
+    if state.tables != TableState::Current {
+        return Ok(vec![]);
+    }
+    if is_postgres(url) {
+        let mut conn = postgres_checks::connect(url, limits).await?;
+        raw_sql(RowAccess::Server.set_session()).execute(&mut conn).await?;
+        let logins = mcp_logins::list_on_postgres(&mut conn).await?;
+        conn.close().await?;
+        return Ok(logins);
+    }
+    let _only_one = ONE_AT_A_TIME.lock().await;
+    let options = sqlite_options(url)?.create_if_missing(false);
+    let lock = FileLock::take(options.get_filename())?;
+    let mut conn: SqliteConnection = options.connect().await?;
+    let logins = mcp_logins::list_on_sqlite(&mut conn).await?;
+    conn.close().await?;
+    drop(lock);
+    Ok(logins)
 }
 
 /// Brings the tables of the database at `url` up to date, and creates the SQLite file if it is missing. Returns the state

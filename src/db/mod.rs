@@ -32,6 +32,7 @@ pub mod jobs;
 mod json;
 pub mod keys;
 pub mod live;
+pub mod mcp_logins;
 pub mod migration;
 pub mod notifications;
 mod offload;

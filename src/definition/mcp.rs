@@ -10,7 +10,7 @@ use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-pub use super::mcp_oauth::{ClientAuthentication, McpOAuth};
+pub use super::mcp_oauth::{ClientAuthentication, McpOAuth, OAuthGrant};
 
 use super::check::{address_problem, is_word};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
@@ -166,10 +166,20 @@ impl McpServerDefinition {
                 let message = "goes without the header `authorization`, which is the token";
                 findings.push(Diagnostic::error(top.then("oauth"), message));
             }
+            if self.needs_login() && self.url.as_deref().is_some_and(is_unencrypted_elsewhere) {
+                let message = "must begin with https://, unless it names this machine: a login is worth stealing";
+                findings.push(Diagnostic::error(top.then("url"), message));
+            }
         }
         findings.extend(check_read_access(&top.then("read_access"), &self.read_access));
         findings.extend(filter_problems(self.allowed_tools.as_deref(), &self.disabled_tools));
         findings
+    }
+
+    /// Returns whether an operator has to log in before the server can be used.
+    pub fn needs_login(&self) -> bool {
+        let oauth = self.oauth.as_ref();
+        oauth.is_some_and(|oauth| oauth.grant == OAuthGrant::AuthorizationCode)
     }
 
     /// Checks the program or the address.
@@ -217,6 +227,20 @@ impl McpServerDefinition {
             }
         }
     }
+}
+
+/// Returns whether an address is one without encryption on another machine.
+fn is_unencrypted_elsewhere(address: &str) -> bool {
+    let Ok(url) = url::Url::parse(address) else {
+        return false;
+    };
+    let is_here = match url.host() {
+        Some(url::Host::Domain(name)) => name == "localhost",
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    };
+    url.scheme() == "http" && !is_here
 }
 
 /// Returns the reason why a server cannot have this name.
@@ -274,6 +298,14 @@ impl ServerDefinition {
         match self {
             Self::Mcp(server) => server.url.as_deref().unwrap_or_default(),
             Self::Http(server) => &server.url,
+        }
+    }
+
+    /// Returns whether an operator has to log in before the server can be used.
+    pub fn needs_login(&self) -> bool {
+        match self {
+            Self::Mcp(server) => server.needs_login(),
+            Self::Http(_) => false,
         }
     }
 
@@ -351,6 +383,15 @@ pub enum McpOwner {
 }
 
 impl McpOwner {
+    /// Returns the name under which operators find a server of this owner: `name`, `agent/name` or `agent/subagent/name`.
+    pub fn label(&self, name: &str) -> String {
+        match self {
+            Self::Everyone => name.to_owned(),
+            Self::Agent(agent) => format!("{agent}/{name}"),
+            Self::Subagent(agent, subagent) => format!("{agent}/{subagent}/{name}"),
+        }
+    }
+
     /// Returns the owners whose servers this owner can name, in the order in which a server is looked up.
     pub fn lookup_order(&self) -> Vec<Self> {
         let mut all = vec![self.clone()];

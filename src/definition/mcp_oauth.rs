@@ -12,20 +12,24 @@ const MAX_SCOPES: usize = 32;
 /// The maximum length of a scope, in bytes.
 const MAX_SCOPE_BYTES: usize = 256;
 
-/// The access tokens for an MCP server that requires OAuth, by the grant *client credentials*.
+/// The access tokens for an MCP server that requires OAuth.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct McpOAuth {
-    /// The id of the client at the authorization server.
+    /// The grant: the server proves its own identity (`client_credentials`), or an operator logs in at a browser, with
+    /// `adjutant mcp login` (`authorization_code`).
+    pub grant: OAuthGrant,
+    /// The id of the client at the authorization server. With the grant `authorization_code` the client is registered when a
+    /// user logs in (RFC 7591) if there is none.
     pub client_id: String,
-    /// The secret of the client. It is never printed.
+    /// The secret of the client. It is never printed. With the grant `authorization_code` a client may have none.
     #[cfg_attr(test, schemars(with = "String"))]
     pub client_secret: ClientSecret,
-    /// The scopes of the tokens; those that the authorization server chooses when empty.
+    /// The scopes of the tokens; those that the server asks for when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scopes: Vec<String>,
-    /// The address for tokens; the one that the metadata of the server name when absent.
+    /// The address for tokens; the one that the metadata of the server name when absent. For the grant `client_credentials`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_url: Option<String>,
     /// The resource that tokens are for (RFC 8707); `url` of the server when absent.
@@ -33,6 +37,18 @@ pub struct McpOAuth {
     pub resource: Option<String>,
     /// The way in which the client proves its identity: in the header `authorization` (`basic`) or in the form (`post`).
     pub client_authentication: ClientAuthentication,
+}
+
+/// The grant by which access tokens are got (RFC 6749, sections 4.1 and 4.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum OAuthGrant {
+    /// The server proves its own identity.
+    #[default]
+    ClientCredentials,
+    /// A user logs in at a browser.
+    AuthorizationCode,
 }
 
 /// The secret of an OAuth client.
@@ -64,11 +80,27 @@ impl McpOAuth {
         let top = FieldPath::default();
         let mut findings = vec![];
         let mut wrong = |field: &str, message: String| findings.push(Diagnostic::error(top.then(field), message));
-        if self.client_id.trim().is_empty() {
-            wrong("client_id", "must be given".to_owned());
-        }
-        if self.client_secret.0.trim().is_empty() {
-            wrong("client_secret", "must be given".to_owned());
+        let has_id = !self.client_id.trim().is_empty();
+        let has_secret = !self.client_secret.0.trim().is_empty();
+        match self.grant {
+            OAuthGrant::ClientCredentials => {
+                if !has_id {
+                    wrong("client_id", "must be given".to_owned());
+                }
+                if !has_secret {
+                    wrong("client_secret", "must be given".to_owned());
+                }
+            }
+            OAuthGrant::AuthorizationCode => {
+                if has_secret && !has_id {
+                    wrong("client_secret", "goes with `client_id` only".to_owned());
+                }
+                if self.token_url.is_some() {
+                    let why =
+                        "goes with the grant `client_credentials` only: the metadata of the server name the address";
+                    wrong("token_url", why.to_owned());
+                }
+            }
         }
         // The characters of RFC 6749, section 3.3.
         let is_scope = |scope: &String| {
@@ -88,5 +120,73 @@ impl McpOAuth {
             wrong("resource", problem);
         }
         findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mcp::McpServerDefinition;
+    use super::*;
+
+    fn findings(url: &str, oauth: McpOAuth) -> Vec<String> {
+        let server = McpServerDefinition {
+            url: Some(url.to_owned()),
+            oauth: Some(oauth),
+            ..McpServerDefinition::default()
+        };
+        server.check("vault").iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_login_needs_neither_a_client_nor_a_secret() {
+        let login = McpOAuth {
+            grant: OAuthGrant::AuthorizationCode,
+            ..McpOAuth::default()
+        };
+        assert_eq!(findings("https://a.test/mcp", login.clone()), [""; 0]);
+        let public = McpOAuth {
+            client_id: "adjutant".to_owned(),
+            ..login.clone()
+        };
+        assert_eq!(findings("https://a.test/mcp", public), [""; 0]);
+        let wrong = McpOAuth {
+            client_secret: ClientSecret("s3cret".to_owned()),
+            token_url: Some("https://b.test/token".to_owned()),
+            ..login
+        };
+        let found = findings("https://a.test/mcp", wrong);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].starts_with("oauth.client_secret: goes with `client_id` only"),
+            "{found:?}"
+        );
+        assert!(found[1].starts_with("oauth.token_url: goes with"), "{found:?}");
+        assert_eq!(findings("https://a.test/mcp", McpOAuth::default()).len(), 2);
+    }
+
+    #[test]
+    fn a_login_needs_encryption_unless_the_server_is_on_this_machine() {
+        let is_allowed = |url: &str| {
+            let login = McpOAuth {
+                grant: OAuthGrant::AuthorizationCode,
+                ..McpOAuth::default()
+            };
+            findings(url, login).is_empty()
+        };
+        for url in [
+            "https://a.test/mcp",
+            "http://127.0.0.1:1/mcp",
+            "http://localhost/mcp",
+            "http://[::1]/mcp",
+        ] {
+            assert!(is_allowed(url), "{url}");
+        }
+        for url in [
+            "http://a.test/mcp",
+            "http://10.0.0.1/mcp",
+            "http://localhost.a.test/mcp",
+        ] {
+            assert!(!is_allowed(url), "{url}");
+        }
     }
 }

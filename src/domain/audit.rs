@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::access::Action;
-use super::identity::{Credential, Identity};
+use super::identity::{Credential, Identity, Tenant};
 use super::time::Timestamp;
 
 /// The outcome of a request: allowed or denied.
@@ -72,6 +72,23 @@ impl AuditEntry {
             action: action.word().to_owned(),
             resource,
             outcome,
+            address: None,
+            detail: Map::new(),
+            created_at: now,
+        }
+    }
+
+    /// Creates an entry about a command of an operator on the database itself, which no policy has to allow.
+    #[expect(clippy::disallowed_methods, reason = "entries are sorted by the time in their ids")]
+    pub fn of_command(tenant: &Tenant, action: &str, resource: String, now: Timestamp) -> Self {
+        Self {
+            id: Uuid::now_v7(),
+            tenant: tenant.to_string(),
+            user: String::new(),
+            credential: credential_text(&Credential::Server),
+            action: action.to_owned(),
+            resource,
+            outcome: AuditOutcome::Allowed,
             address: None,
             detail: Map::new(),
             created_at: now,

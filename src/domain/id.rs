@@ -82,6 +82,10 @@ id!(
     SandboxId
 );
 id!(
+    /// The version of a login to an MCP server: another one whenever its tokens change.
+    LoginVersion
+);
+id!(
     /// The id of a server process, valid while it lives; leases contain it.
     WorkerId
 );

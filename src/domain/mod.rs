@@ -39,6 +39,7 @@ pub mod json_texts;
 pub mod jwt;
 pub mod limits;
 pub mod machine;
+pub mod mcp_login;
 pub mod media;
 pub mod message;
 pub mod metadata;

@@ -51,12 +51,7 @@ impl AddressRules {
         if !self.allowed_hosts.is_empty() && !self.allowed_hosts.iter().any(|allowed| is_covered(&name, allowed)) {
             return Err(wrong("names a host that this server is not allowed to call"));
         }
-        let is_inside = match host {
-            Host::Domain(_) => name == "localhost" || name.ends_with(".localhost"),
-            Host::Ipv4(address) => is_special(address.into()),
-            Host::Ipv6(address) => is_special(address.into()),
-        };
-        if is_inside && !self.may_be_inside(&name) {
+        if is_private(&url) && !self.may_be_inside(&name) {
             return Err(wrong("names a loopback, private or otherwise special address"));
         }
         Ok(url)
@@ -65,6 +60,19 @@ impl AddressRules {
     /// Returns true if this host may resolve to a private address.
     fn may_be_inside(&self, host: &str) -> bool {
         self.allow_private || self.private_hosts.iter().any(|inside| plain(inside) == plain(host))
+    }
+}
+
+/// Returns whether a URL names a loopback, private or otherwise special address. Names are not resolved.
+pub fn is_private(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => {
+            let name = plain(name);
+            name == "localhost" || name.ends_with(".localhost")
+        }
+        Some(Host::Ipv4(address)) => is_special(address.into()),
+        Some(Host::Ipv6(address)) => is_special(address.into()),
+        None => false,
     }
 }
 

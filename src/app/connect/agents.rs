@@ -5,41 +5,53 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::super::{definitions, mcp_servers_environment, peers};
+use super::super::{ServerLogins, database_limits, definitions, mcp_servers_environment, peers};
 use super::{Finding, PlannedCheck};
-use crate::config::{Config, Problems};
+use crate::config::{Config, DatabaseUrl, Problems};
+use crate::db::inspection::inspect_logins;
+use crate::db::{DbError, DbLimits};
 use crate::definition::mcp::{McpOwner, McpReference, OwnedServers, ServerDefinition};
 use crate::definition::{Headers, Location};
+use crate::domain::mcp_login::LoginKey;
 use crate::domain::suggestion::nearest;
+use crate::domain::time::{Clock, SystemClock};
 use crate::peer::Peers;
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::McpEnvironment;
-use crate::tool::remote;
 
 /// The tools that agents name, by the server that they mean.
 type NamedTools = BTreeMap<(McpOwner, String), BTreeSet<String>>;
 
 /// Returns one check for each MCP server and each service of tools.
 pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedCheck>> {
-    let client = remote::client().context("could not create the HTTP client for tools")?;
-    let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(client, &config.answers, shutdown));
+    let logins = ServerLogins {
+        store: None,
+        clock: Arc::new(SystemClock),
+    };
+    let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(config, logins, shutdown)?);
     let servers = definitions::of_files(config, Problems::default()).all_servers();
     let mut named = named_tools(config, &servers);
     let planned = servers.into_iter().map(|(key, definition)| {
         let wanted = named.remove(&key).unwrap_or_default();
         let environment = Arc::clone(&environment);
         let (owner, name) = key;
-        let label = match owner {
-            McpOwner::Everyone => name.clone(),
-            McpOwner::Agent(agent) => format!("{agent}/{name}"),
-            McpOwner::Subagent(agent, subagent) => format!("{agent}/{subagent}/{name}"),
-        };
+        let label = owner.label(&name);
+        if definition.needs_login() {
+            let url = config.storage.url.clone();
+            let found = find_login(
+                url,
+                database_limits(&config.storage),
+                label.clone(),
+                definition.url().to_owned(),
+            );
+            return PlannedCheck::new("mcp_server", label, found);
+        }
         let kind = match &definition {
             ServerDefinition::Mcp(_) => "mcp_server",
             ServerDefinition::Http(_) => "tool_server",
         };
         PlannedCheck::new(kind, label, async move {
-            match environment.list_tools(&name, &definition).await {
+            match environment.list_tools(owner, &name, &definition).await {
                 Ok(tools) => describe_tools(&name, &tools, &wanted),
                 Err(reason) => {
                     let advice = match definition {
@@ -52,6 +64,42 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
         })
     });
     Ok(planned.collect())
+}
+
+/// Finds out whether an operator has logged in to a server. The server is not asked: its token is encrypted.
+async fn find_login(url: DatabaseUrl, limits: DbLimits, server: String, address: String) -> Finding {
+    let key = LoginKey::new(None, &server);
+    let advice = format!("run `{}`", key.login_command());
+    let logins = match inspect_logins(url.expose(), limits).await {
+        Ok(logins) => logins,
+        Err(error @ DbError::InUse { .. }) => {
+            return Finding::warn(
+                format!("it cannot be looked up whether an operator has logged in: {error}"),
+                "fine if that is this server, whose log says so if nobody has",
+            );
+        }
+        Err(error) => {
+            return Finding::fail(
+                format!("it cannot be looked up whether an operator has logged in: {error}"),
+                "correct what the check of the database says",
+            );
+        }
+    };
+    let mut of_server = logins.iter().filter(|login| login.key.server == server);
+    let now = SystemClock.now();
+    let Some(login) = of_server.clone().find(|login| login.key == key) else {
+        return match of_server.next() {
+            Some(_) => Finding::warn("an operator has logged in for some tenants only", advice),
+            None => Finding::fail("no operator has logged in", advice),
+        };
+    };
+    match login.problem(&address, now) {
+        Some(problem) => Finding::fail(problem, advice),
+        None => Finding::ok(format!(
+            "logged in since {}; it was not called",
+            login.logged_in_at.to_second()
+        )),
+    }
 }
 
 fn describe_tools(server: &str, listed: &[String], wanted: &BTreeSet<String>) -> Finding {

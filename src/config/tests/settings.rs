@@ -9,6 +9,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::*;
+use crate::definition::mcp::McpOAuth;
 
 /// The text before the tables.
 const HEAD: &str = "\
@@ -105,6 +106,7 @@ fn page() -> String {
     section::<SecretSection>(&mut page, "[secrets.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");
     section::<McpServerDefinition>(&mut page, "[mcp_servers.NAME]");
+    section::<McpOAuth>(&mut page, "[mcp_servers.NAME.oauth]");
     section::<ToolServerDefinition>(&mut page, "[tool_servers.NAME]");
     section::<SandboxServiceDefinition>(&mut page, "[sandboxes.NAME]");
     page.push_str(

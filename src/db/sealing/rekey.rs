@@ -151,6 +151,14 @@ fn of_vector(key: &[KeyPart]) -> String {
     }
 }
 
+/// Returns the id of a login from its tenant and server.
+fn of_login(key: &[KeyPart]) -> String {
+    match key {
+        [tenant, server] => crate::db::mcp_logins::place(&tenant.text(), &server.text()),
+        [..] => String::new(),
+    }
+}
+
 /// Returns the id of a blob from its tenant and digest.
 fn of_blob(key: &[KeyPart]) -> String {
     match key {
@@ -160,7 +168,7 @@ fn of_blob(key: &[KeyPart]) -> String {
 }
 
 /// The tables with sealed columns. A column that is missing here keeps its values when keys change.
-static TABLES: [SealedTable; 14] = [
+static TABLES: [SealedTable; 15] = [
     SealedTable {
         name: "threads",
         bound_to: "threads",
@@ -286,6 +294,14 @@ static TABLES: [SealedTable; 14] = [
         columns: &[text("body"), text("location")],
         tenant: OF_SERVER,
         id: first,
+    },
+    SealedTable {
+        name: "mcp_logins",
+        bound_to: "mcp_logins",
+        key: &[("tenant", KeyKind::Text), ("server", KeyKind::Text)],
+        columns: &[text("secrets")],
+        tenant: "tenant",
+        id: of_login,
     },
 ];
 

@@ -73,6 +73,8 @@ const FILL: &str = "\
         values ('{tenant}', {id}, 1, '{tenant}'); \
     insert into api_keys (key_id, name, tenant, user_id, roles, digest, created_at) \
         values ('{tenant}', '', '{tenant}', '', '[]', '', 1); \
+    insert into mcp_logins (tenant, server, url, issuer, secrets, version, renewable, logged_in_at) \
+        values ('{tenant}', 'vault', '', '', '', {id}, false, 1); \
     insert into auth_tickets values ('{tenant}'::bytea, '{tenant}', '', '', 1); \
     insert into audit (entry_id, tenant, user_id, credential, action, resource, outcome, detail, created_at) \
         values ({id}, '{tenant}', '', '', '', '', 'allowed', '{}', 1);";

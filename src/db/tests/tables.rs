@@ -62,6 +62,7 @@ async fn tables_are_the_same_on_both_engines() {
                 "item_vectors",
                 "items",
                 "jobs",
+                "mcp_logins",
                 "probes",
                 "remembered_decisions",
                 "remote_runs",

@@ -220,6 +220,9 @@ pub(super) enum ConnectionError {
     /// The server does not know the session.
     #[error("does not know the session any more")]
     SessionExpired,
+    /// An operator has to log in, as the text says.
+    #[error("requires a login: {0}")]
+    LoginRequired(String),
     /// The server refused the request.
     #[error("refused: {} (code {})", .0.message, .0.code.0)]
     Refused(ErrorData),

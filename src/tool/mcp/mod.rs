@@ -20,13 +20,16 @@ use super::{Tool, ToolSource};
 use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::identity::Tenant;
+use crate::domain::mcp_login::LoginKey;
 use crate::domain::tenant::Tenants;
+use crate::domain::time::Clock;
 use crate::model::pieces::PieceLimits;
 
 mod connection;
 mod elicitation;
 mod http;
 mod inbox;
+mod login_tool;
 mod message;
 mod oauth;
 mod outcome;
@@ -35,6 +38,12 @@ mod sse;
 mod stdio;
 mod tool;
 
+pub use oauth::{
+    AuthorizationCode, LoginStore, LoginStoreError, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens,
+};
+
+use login_tool::LoginTool;
+use oauth::LoginParts;
 use server::{Endpoint, McpServer};
 use tool::McpTool;
 
@@ -64,13 +73,26 @@ pub struct McpEnvironment {
     pub spawn: SpawnServer,
     /// Cancelled at shutdown, to end the connection tasks.
     pub soft: CancellationToken,
+    /// The logins to servers that require one; none if they cannot be read.
+    pub logins: Option<Arc<dyn LoginStore>>,
+    /// The clock by which tokens of logins expire.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl McpEnvironment {
-    fn endpoint(&self, name: &str, definition: &McpServerDefinition) -> Result<Endpoint, Invalid> {
-        let endpoint = Endpoint::of(definition, &self.inherited, &self.client);
+    fn endpoint(&self, key: &ServerKey, definition: &McpServerDefinition) -> Result<Endpoint, Invalid> {
+        let label = key.owner.label(&key.name);
+        let own = key.tenant.as_ref().map(|tenant| LoginKey::new(Some(tenant), &label));
+        let login = LoginParts {
+            client: self.client.clone(),
+            store: self.logins.clone(),
+            clock: Arc::clone(&self.clock),
+            spawn: Arc::clone(&self.spawn),
+            keys: own.into_iter().chain([LoginKey::new(None, &label)]).collect(),
+        };
+        let endpoint = Endpoint::of(definition, &self.inherited, login);
         endpoint.map_err(|error| Invalid {
-            field: format!("mcp_servers.{name}.{}", error.field),
+            field: format!("mcp_servers.{}.{}", key.name, error.field),
             ..error
         })
     }
@@ -80,18 +102,29 @@ impl McpEnvironment {
     ///
     /// # Errors
     /// A text for the operator: the definition is invalid, or the server cannot be started or reached.
-    pub async fn list_tools(&self, name: &str, definition: &ServerDefinition) -> Result<Vec<String>, String> {
-        match self.create(name, definition).map_err(|error| error.to_string())? {
+    pub async fn list_tools(
+        &self,
+        owner: McpOwner,
+        name: &str,
+        definition: &ServerDefinition,
+    ) -> Result<Vec<String>, String> {
+        let key = ServerKey {
+            owner,
+            name: name.to_owned(),
+            tenant: None,
+        };
+        match self.create(&key, definition).map_err(|error| error.to_string())? {
             AnyServer::Mcp(server) => server.list_once().await,
             AnyServer::Http(service) => service.list_once().await,
         }
     }
 
     /// Creates a server. Its connection task is not started yet.
-    fn create(&self, name: &str, definition: &ServerDefinition) -> Result<AnyServer, Invalid> {
+    fn create(&self, key: &ServerKey, definition: &ServerDefinition) -> Result<AnyServer, Invalid> {
+        let name = &key.name;
         match definition {
             ServerDefinition::Mcp(definition) => {
-                let endpoint = self.endpoint(name, definition)?;
+                let endpoint = self.endpoint(key, definition)?;
                 let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(&self.spawn));
                 Ok(AnyServer::Mcp(Arc::new(server)))
             }
@@ -109,13 +142,13 @@ impl McpEnvironment {
     /// Starts the connection task of a server, which replaces `old`.
     fn start(
         &self,
-        name: &str,
+        key: &ServerKey,
         definition: &ServerDefinition,
         old: Option<RunningServer>,
     ) -> Result<RunningServer, Invalid> {
         let spawn = &self.spawn;
         let stop = self.soft.child_token();
-        let server = self.create(name, definition)?;
+        let server = self.create(key, definition)?;
         match &server {
             AnyServer::Mcp(server) => spawn(Box::pin(Arc::clone(server).run(stop.clone()))),
             AnyServer::Http(service) => spawn(Box::pin(Arc::clone(service).run(stop.clone()))),
@@ -148,7 +181,8 @@ pub struct McpServers {
     /// `None` if MCP servers are not supported.
     environment: Option<Arc<McpEnvironment>>,
     running: Arc<RwLock<BTreeMap<ServerKey, RunningServer>>>,
-    /// The settings of tenants. A tenant with headers for the address of a server has a connection of its own.
+    /// The settings of tenants. A tenant has a connection of its own to a server for whose address it has headers, and to one
+    /// that requires a login, since it may have one of its own.
     tenants: Arc<Tenants>,
     /// The tenant whose agents use the servers, if it has settings.
     tenant: Option<Tenant>,
@@ -159,7 +193,7 @@ pub struct McpServers {
 struct ServerKey {
     owner: McpOwner,
     name: String,
-    /// The tenant whose headers it has; none for all others.
+    /// The tenant whose headers and login it has; none for all others.
     tenant: Option<Tenant>,
 }
 
@@ -197,7 +231,13 @@ impl AnyServer {
 
     fn tools(&self) -> Vec<AnyTool> {
         match self {
-            Self::Mcp(server) => server.tools().into_iter().map(AnyTool::Mcp).collect(),
+            Self::Mcp(server) => {
+                let listed = server.tools();
+                match LoginTool::of(server).filter(|_| listed.is_empty()) {
+                    Some(tool) => vec![AnyTool::Login(Arc::new(tool))],
+                    None => listed.into_iter().map(AnyTool::Mcp).collect(),
+                }
+            }
             Self::Http(service) => service.tools().into_iter().map(AnyTool::Http).collect(),
         }
     }
@@ -206,6 +246,8 @@ impl AnyServer {
 /// A tool of a server of either kind.
 enum AnyTool {
     Mcp(Arc<McpTool>),
+    /// The one in place of all tools of a server to which nobody has logged in.
+    Login(Arc<LoginTool>),
     Http(Arc<ServiceTool>),
 }
 
@@ -214,6 +256,7 @@ impl AnyTool {
     fn name(&self) -> &str {
         match self {
             Self::Mcp(tool) => &tool.name,
+            Self::Login(_) => LoginTool::NAME,
             Self::Http(tool) => &tool.name,
         }
     }
@@ -221,6 +264,7 @@ impl AnyTool {
     fn into_tool(self) -> Arc<dyn Tool> {
         match self {
             Self::Mcp(tool) => tool,
+            Self::Login(tool) => tool,
             Self::Http(tool) => tool,
         }
     }
@@ -259,7 +303,8 @@ impl McpServers {
         }
     }
 
-    /// Returns all connections to these servers: the one for all tenants, and those of tenants with headers for it.
+    /// Returns all connections to these servers: the one for all tenants, and those of tenants with headers for it, or for
+    /// which there may be a login.
     fn connections(&self, wanted: &OwnedServers) -> BTreeMap<ServerKey, ServerDefinition> {
         let mut all = BTreeMap::new();
         for ((owner, name), definition) in wanted {
@@ -269,10 +314,11 @@ impl McpServers {
                 tenant: None,
             };
             for (tenant, settings) in self.tenants.iter() {
-                let Some(headers) = settings.headers_for(definition.url(), definition.headers()) else {
-                    continue;
+                let own = match settings.headers_for(definition.url(), definition.headers()) {
+                    Some(headers) => definition.clone().with_headers(headers),
+                    None if definition.needs_login() => definition.clone(),
+                    None => continue,
                 };
-                let own = definition.clone().with_headers(headers);
                 let key = ServerKey {
                     tenant: Some(tenant.clone()),
                     ..shared.clone()
@@ -294,7 +340,7 @@ impl McpServers {
         };
         self.connections(wanted)
             .iter()
-            .try_for_each(|(key, definition)| environment.create(&key.name, definition).map(drop))
+            .try_for_each(|(key, definition)| environment.create(key, definition).map(drop))
     }
 
     /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
@@ -323,7 +369,7 @@ impl McpServers {
                 continue;
             }
             changed = true;
-            let new = environment.start(&key.name, &definition, running.remove(&key))?;
+            let new = environment.start(&key, &definition, running.remove(&key))?;
             running.insert(key, new);
         }
         Ok(changed)
@@ -420,7 +466,8 @@ impl ToolSource for Selection {
     fn tools(&self) -> Vec<Arc<dyn Tool>> {
         let is_wanted = |tool: &AnyTool| {
             let is_named = self.only.as_ref().is_none_or(|only| only.contains(tool.name()));
-            is_named && self.servers.allows(&self.name, tool.name())
+            let is_offered = is_named || matches!(tool, AnyTool::Login(_));
+            is_offered && self.servers.allows(&self.name, tool.name())
         };
         let tools = self.servers.tools(&self.keys).into_iter().filter(is_wanted);
         tools.map(AnyTool::into_tool).collect()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use reqwest::{Client, Url};
+use reqwest::Url;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, ClientRequest, ElicitRequestParams, ListToolsRequest,
     PaginatedRequestParams,
@@ -18,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 use super::connection::{Connection, ConnectionError, Signals};
 use super::elicitation::Elicitations;
 use super::http::{Address, HttpTransport};
-use super::oauth::AccessTokens;
+use super::oauth::{AccessTokens, ClientTokens, LoginParts, LoginTokens};
 use super::sse::SseTransport;
 use super::stdio::{Program, StdioTransport};
 use super::tool::McpTool;
 use super::{McpLimits, SpawnServer};
-use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
+use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport, OAuthGrant};
 use crate::definition::{AfterCrash, OnError, ReadAccess};
 use crate::domain::Invalid;
 use crate::domain::backoff::Backoff;
@@ -33,6 +33,8 @@ use crate::tool::remote;
 
 /// The pauses before a reconnection.
 const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(250), Duration::from_secs(60));
+/// The pause before it is looked whether an operator has logged in.
+const LOGIN_PAUSE: Duration = Duration::from_secs(2);
 /// The duration of a connection after which the next pause is the first again.
 const PAUSE_RESET_AFTER: Duration = Duration::from_secs(10);
 /// The minimum time between two `tools/list` requests.
@@ -50,14 +52,15 @@ pub(super) enum Endpoint {
 }
 
 impl Endpoint {
-    /// Returns the endpoint of a definition. Programs get the environment variables in `inherited`, too.
+    /// Returns the endpoint of a definition. Programs get the environment variables in `inherited`, too, and servers behind HTTP
+    /// the tokens of `login`, if they need one.
     ///
     /// # Errors
     /// The field that is invalid.
     pub(super) fn of(
         definition: &McpServerDefinition,
         inherited: &BTreeMap<String, String>,
-        client: &Client,
+        login: LoginParts,
     ) -> Result<Self, Invalid> {
         match (&definition.command, &definition.url) {
             (Some(command), _) => {
@@ -76,10 +79,19 @@ impl Endpoint {
             (None, Some(url)) => {
                 let url = Url::parse(url).map_err(|error| Invalid::new("url", error.to_string()))?;
                 let headers = remote::headers(&definition.headers.0)?;
-                let client = client.clone();
-                let settings = definition.oauth.clone();
-                let tokens = settings.map(|settings| AccessTokens::new(client.clone(), url.clone(), settings));
-                let tokens = tokens.transpose()?.map(Arc::new);
+                let client = login.client.clone();
+                let tokens = match definition.oauth.clone() {
+                    None => None,
+                    Some(settings) => Some(match settings.grant {
+                        OAuthGrant::ClientCredentials => {
+                            AccessTokens::Client(ClientTokens::new(client.clone(), url.clone(), settings)?)
+                        }
+                        OAuthGrant::AuthorizationCode => {
+                            AccessTokens::Login(Arc::new(LoginTokens::new(login, url.clone())))
+                        }
+                    }),
+                };
+                let tokens = tokens.map(Arc::new);
                 let address = Address {
                     client,
                     url,
@@ -127,6 +139,8 @@ pub(super) struct McpServer {
     attempted: watch::Sender<bool>,
     /// Notified when a call waits for a connection, which ends the pause before the next attempt.
     connection_wanted: Notify,
+    /// The error of the last attempt, if an operator has to log in. Each attempt changes it.
+    login_required: watch::Sender<Option<String>>,
 }
 
 impl McpServer {
@@ -154,7 +168,18 @@ impl McpServer {
             connection: watch::Sender::new(None),
             attempted: watch::Sender::new(false),
             connection_wanted: Notify::new(),
+            login_required: watch::Sender::new(None),
         }
+    }
+
+    /// Returns why an operator has to log in before the server can be used, if that is so.
+    pub(super) fn login_required(&self) -> Option<String> {
+        self.login_required.borrow().clone()
+    }
+
+    /// Ends the pause before the next attempt to connect.
+    pub(super) fn connect_soon(&self) {
+        self.connection_wanted.notify_one();
     }
 
     /// The tools of the last list.
@@ -196,7 +221,13 @@ impl McpServer {
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());
-            match soft.run_until_cancelled(opened).await {
+            let opened = soft.run_until_cancelled(opened).await;
+            let required = match &opened {
+                Some(Ok(Err(error @ ConnectionError::LoginRequired(_)))) => Some(error.to_string()),
+                Some(_) | None => None,
+            };
+            let before = self.login_required.send_replace(required.clone());
+            match opened {
                 None => break,
                 Some(Ok(Ok(connection))) => {
                     self.connection.send_replace(Some(Arc::clone(&connection)));
@@ -205,6 +236,8 @@ impl McpServer {
                     self.connection.send_replace(None);
                     tracing::info!(server = self.name, "the connection to an MCP server is closed");
                 }
+                // It is tried again every few seconds.
+                Some(Ok(Err(ConnectionError::LoginRequired(_)))) if before == required => {}
                 Some(Ok(Err(error))) => tracing::warn!(server = self.name, %error, "an MCP server is not available"),
                 Some(Err(_)) => tracing::warn!(server = self.name, "connecting to an MCP server timed out"),
             }
@@ -214,7 +247,12 @@ impl McpServer {
             } else {
                 failures + 1
             };
-            let pause_or_call = timeout(BACKOFF.pause(failures), self.connection_wanted.notified());
+            let pause = match required {
+                // No request is sent without a login, so it is noticed soon.
+                Some(_) => LOGIN_PAUSE,
+                None => BACKOFF.pause(failures),
+            };
+            let pause_or_call = timeout(pause, self.connection_wanted.notified());
             soft.run_until_cancelled(pause_or_call).await;
         }
         self.attempted.send_replace(true);
@@ -351,22 +389,37 @@ impl McpServer {
                 .is_some_and(|connection| !connection.signals().closed.is_cancelled())
         };
         let mut connections = self.connection.subscribe();
+        let mut login = self.login_required.subscribe();
         if !is_open(&connections.borrow()) {
-            self.connection_wanted.notify_one();
+            self.connect_soon();
         }
-        let found = timeout(self.start_timeout, connections.wait_for(is_open)).await;
-        let found = found
-            .ok()
-            .and_then(Result::ok)
-            .and_then(|connection| connection.clone());
+        let opened = async {
+            tokio::select! {
+                biased;
+                found = connections.wait_for(is_open) => Ok(found.ok().and_then(|found| found.clone())),
+                required = next_requirement(&mut login) => Err(Failure::new("McpLoginError", format!("the server {required}"))),
+            }
+        };
+        let found = timeout(self.start_timeout, opened).await.unwrap_or(Ok(None))?;
         found.ok_or_else(|| Failure::new("McpConnectionError", "the server is not available"))
     }
+}
+
+/// Waits until an attempt to connect has found that an operator has to log in.
+async fn next_requirement(login: &mut watch::Receiver<Option<String>>) -> String {
+    while login.changed().await.is_ok() {
+        if let Some(required) = login.borrow_and_update().clone() {
+            return required;
+        }
+    }
+    std::future::pending().await
 }
 
 fn failure(error: &ConnectionError) -> Failure {
     let name = match error {
         ConnectionError::Refused(_) | ConnectionError::InvalidAnswer(_) => "McpToolError",
         ConnectionError::TimedOut(_) => "ToolTimeoutError",
+        ConnectionError::LoginRequired(_) => "McpLoginError",
         ConnectionError::Unreachable(_) | ConnectionError::Closed | ConnectionError::SessionExpired => {
             "McpConnectionError"
         }

@@ -11,7 +11,8 @@ use axum::{Form, Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::support::{TestServer, call, eventually, on_both_engines, script};
+use crate::support::client::Client;
+use crate::support::{Human, TestServer, call, eventually, on_both_engines, script};
 
 on_both_engines! {
     a_server_gets_a_token_of_the_configured_address,
@@ -142,8 +143,13 @@ fn token_url(base: &str) -> String {
 }
 
 /// Calls the tool of the server once, and returns the result.
-async fn opens(server: &TestServer) -> String {
-    let alice = server.human("treasurer").await;
+pub(super) async fn opens(server: &TestServer) -> String {
+    opens_for(server.client()).await
+}
+
+/// Calls the tool of the server once for this client, and returns the result.
+pub(super) async fn opens_for(client: Client) -> String {
+    let alice = Human::on_new_thread(client, "treasurer").await;
     eventually(async || {
         let tools = script().turn(json!({"echo_tools": true}));
         alice.says(tools).await;

@@ -25,6 +25,7 @@ mod limits;
 mod main_programs;
 mod mcp;
 mod mcp_elicitation;
+mod mcp_logins;
 mod mcp_oauth;
 mod memory;
 mod memory_files;

@@ -343,6 +343,7 @@ fn the_help_of_every_command_says_what_it_does() {
         "health",
         "completions",
         "keys",
+        "mcp",
         "migrate",
         "rekey",
     ] {

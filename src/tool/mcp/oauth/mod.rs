@@ -1,0 +1,88 @@
+//! Access tokens for servers that require OAuth 2.1.
+//!
+//! | File | Content |
+//! |---|---|
+//! | `client_credentials` | tokens by the grant *client credentials*, which the server gets by itself |
+//! | `stored_login` | tokens of a login that an operator has made at a browser: kept in the database, and refreshed |
+//! | `authorization` | the login itself, by the grant *authorization code* with PKCE |
+//! | `metadata` | the search for the authorization server of a server, and the rules for addresses that it names |
+//! | `token_request` | a request for tokens, and its answer |
+//! | `challenge` | the header `www-authenticate` |
+//!
+//! `rmcp` has a module for OAuth, which does not fit here: it measures the lifetime of tokens by the clock of the machine, so
+//! that no test could move it; it looks for the metadata anew in each process before it can refresh; it reads the store for
+//! each message; and the texts of its errors repeat what the authorization server has answered, which may be a secret.
+
+mod authorization;
+mod challenge;
+mod client_credentials;
+mod metadata;
+mod stored_login;
+mod token_request;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::HeaderValue;
+use reqwest::{RequestBuilder, Response};
+use serde::de::DeserializeOwned;
+
+pub use authorization::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens};
+pub(super) use client_credentials::ClientTokens;
+pub(super) use stored_login::{LoginParts, LoginTokens};
+pub use stored_login::{LoginStore, LoginStoreError};
+
+use super::connection::ConnectionError;
+use crate::domain::json_limits::read_foreign;
+use crate::net::describe_error;
+
+/// The time limit of one request.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// The maximum size of an answer, in bytes.
+const MAX_ANSWER_BYTES: usize = 64 * 1024;
+
+/// The access tokens for one server.
+pub(super) enum AccessTokens {
+    /// Tokens that this server gets by itself.
+    Client(ClientTokens),
+    /// Tokens of a login.
+    Login(Arc<LoginTokens>),
+}
+
+impl AccessTokens {
+    /// Returns the value of the header `authorization`. Callers that come at the same time wait for one request.
+    ///
+    /// # Errors
+    /// If nobody has logged in, or if the authorization server cannot be found or reached, or refuses the client.
+    pub(super) async fn header(&self) -> Result<HeaderValue, ConnectionError> {
+        match self {
+            Self::Client(tokens) => tokens.header().await,
+            Self::Login(tokens) => tokens.header().await,
+        }
+    }
+
+    /// Forgets a token that the server has refused, unless it was replaced already.
+    pub(super) async fn forget(&self, refused: &HeaderValue) {
+        match self {
+            Self::Client(tokens) => tokens.forget(refused).await,
+            Self::Login(tokens) => tokens.forget(refused).await,
+        }
+    }
+}
+
+async fn send(request: RequestBuilder) -> Result<Response, ConnectionError> {
+    let sent = request.timeout(TIMEOUT).send().await;
+    sent.map_err(|error| ConnectionError::Unreachable(format!("its authorization server: {}", describe_error(&error))))
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectionError> {
+    let value =
+        read_foreign(body).map_err(|error| invalid(format!("the answer of its authorization server {error}")))?;
+    let parsed = serde_json::from_value(value);
+    // The text of the error may contain a part of the answer, and so of a token.
+    parsed.map_err(|_| invalid("the answer of its authorization server has an unexpected form"))
+}
+
+fn invalid(why: impl Into<String>) -> ConnectionError {
+    ConnectionError::InvalidAnswer(why.into())
+}
