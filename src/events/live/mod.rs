@@ -83,7 +83,7 @@ impl Events {
             debug_assert!(nats.is_none(), "the configuration refuses NATS without its client");
             exchange.work_over_notify().await;
         };
-        exchange.shutdown.run_until_cancelled(work).await;
+        exchange.shutdown.run_until_cancelled(Box::pin(work)).await;
     }
 }
 
@@ -93,7 +93,7 @@ enum Carrier {
     Notify,
     /// NATS.
     #[cfg(feature = "nats")]
-    Nats(nats::NatsSession),
+    Nats(Box<nats::NatsSession>),
 }
 
 impl Carrier {

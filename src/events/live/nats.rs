@@ -453,7 +453,7 @@ impl Exchange {
     /// Exchanges chunks until the connection is lost.
     async fn work_in(&self, session: NatsSession, inbox: Inbox) {
         let lost = session.lost.clone();
-        let carrier = Carrier::Nats(session);
+        let carrier = Carrier::Nats(Box::new(session));
         self.ask_again();
         let work = async {
             let Carrier::Nats(session) = &carrier else {

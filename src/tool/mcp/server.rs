@@ -84,7 +84,7 @@ impl Endpoint {
                     None => None,
                     Some(settings) => Some(match settings.grant {
                         OAuthGrant::ClientCredentials => {
-                            AccessTokens::Client(ClientTokens::new(client.clone(), url.clone(), settings)?)
+                            AccessTokens::Client(Box::new(ClientTokens::new(client.clone(), url.clone(), settings)?))
                         }
                         OAuthGrant::AuthorizationCode => {
                             AccessTokens::Login(Arc::new(LoginTokens::new(login, url.clone())))

@@ -263,10 +263,10 @@ impl PendingLogin {
 
 /// Returns the text of an error for the operator.
 fn reason(error: ConnectionError) -> String {
-    match error {
-        ConnectionError::InvalidAnswer(why) => why,
-        other => format!("the server {other}"),
+    if let ConnectionError::InvalidAnswer(why) = error {
+        return why;
     }
+    format!("the server {error}")
 }
 
 /// Returns a random text of 256 bits.

@@ -44,7 +44,7 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024;
 /// The access tokens for one server.
 pub(super) enum AccessTokens {
     /// Tokens that this server gets by itself.
-    Client(ClientTokens),
+    Client(Box<ClientTokens>),
     /// Tokens of a login.
     Login(Arc<LoginTokens>),
 }
