@@ -203,9 +203,10 @@ impl Issued {
 /// Puts the fields of `changes` over those of `value`; null removes one.
 fn change(value: &mut Value, changes: &Value) {
     for (name, changed) in changes.as_object().expect("an object") {
-        match changed {
-            Value::Null => drop(value.as_object_mut().expect("an object").shift_remove(name)),
-            changed => value[name.as_str()] = changed.clone(),
+        if changed.is_null() {
+            value.as_object_mut().expect("an object").shift_remove(name);
+        } else {
+            value[name.as_str()] = changed.clone();
         }
     }
 }
