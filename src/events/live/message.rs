@@ -97,10 +97,6 @@ pub(super) struct ChunkPart {
     /// The events as text, which may be sealed.
     pub(super) text: String,
     /// True if all events that memory has follow, beginning with these.
-    #[cfg_attr(
-        not(feature = "nats"),
-        expect(dead_code, reason = "only NATS sends them to servers that need it")
-    )]
     pub(super) is_beginning: bool,
 }
 
