@@ -24,6 +24,8 @@ class ToolService:
         self.records = collections.defaultdict(set)
         # For each entry, how often money was taken.
         self.charges = collections.Counter()
+        # For each entry, how often a human, asked about a call with an unknown outcome, had it made again.
+        self.approvals = collections.Counter()
 
     async def open(self):
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -178,6 +180,8 @@ class Clients:
         entry = action["args"]["entry"]
         if action["name"] == "charge" and self.tools.charges[entry]:
             return {"type": "respond", "message": f"charge {entry}"}
+        if action["name"] == "charge":
+            self.tools.approvals[entry] += 1
         return {"type": "approve"}
 
     async def follow(self, thread, run, after="-1"):
@@ -226,8 +230,11 @@ class Clients:
             for written in (entry, f"{entry}-sub"):
                 if len(self.tools.records[written]) != 1:
                     self.violation(f"{written} was recorded under {len(self.tools.records[written])} ids")
-            if self.tools.charges[entry] != 1:
-                self.violation(f"{entry} was charged {self.tools.charges[entry]} times")
+            charges = self.tools.charges[entry]
+            approvals = self.tools.approvals[entry]
+            # The call of a server that was suspended may arrive after the human has had it made again.
+            if not 1 <= charges <= 1 + approvals:
+                self.violation(f"{entry} was charged {charges} times, and {approvals} times by a human")
 
     def check_messages(self, thread, entries, messages):
         kinds = [message["type"] for message in messages]

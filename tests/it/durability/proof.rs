@@ -29,7 +29,7 @@ async fn nothing_is_lost_and_nothing_happens_twice_while_parts_of_a_cluster_fail
         .arg("-B")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/proof/prove.py"))
         .args(["--server", env!("CARGO_BIN_EXE_adjutant")])
-        .args(["--minutes", "0.5", "--clients", "4"])
+        .args(["--minutes", "0.5", "--clients", "4", "--seed", "7"])
         .args(["--postgres", &postgres, "--haproxy", &haproxy, "--nats", &nats]);
     let said = runs_to_its_end(command).await;
     assert!(said.contains("\n0 violations, "), "{said}");
