@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::execution;
 use crate::config::{Config, Problems, Watch};
+use crate::db::warn_of;
 use crate::definition::StoredDiagnostic;
 use crate::definition::mcp::ServerDefinition;
 use crate::runtime::{Definitions, FileAgent, FileAgents};
@@ -77,7 +78,10 @@ pub(super) async fn reload_on_change(
                 }
                 let files = of_files(&loaded.config, loaded.warnings);
                 if let Err(error) = definitions.replace_files(files).await {
-                    tracing::error!(%error, "could not store changed definitions; the previous ones stay in use");
+                    warn_of!(
+                        error,
+                        "could not store changed definitions; the previous ones stay in use"
+                    );
                 }
             }
         }
