@@ -16,16 +16,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-async def until_open(port, seconds=60):
-    """Waits until something listens on a port."""
-    for _ in range(int(seconds * 20)):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.close()
-            return
-        except OSError:
-            await asyncio.sleep(0.05)
-    raise RuntimeError(f"nothing listens on port {port} after {seconds} s")
+async def listens(port):
+    """Returns whether something listens on a port."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 class Part:
@@ -53,8 +51,18 @@ class Part:
             )
         return self
 
-    async def is_ready(self):
-        await until_open(self.port)
+    async def is_ready(self, seconds=120):
+        """Waits until the process listens. One that ends before is started again, as a service manager does: a server
+        does not start while its database is out of reach.
+        """
+        for _ in range(seconds * 10):
+            if await listens(self.port):
+                return
+            if self.process.poll() is not None:
+                await asyncio.sleep(0.5)
+                await self.start()
+            await asyncio.sleep(0.1)
+        raise RuntimeError(f"{self.name} does not listen after {seconds} s")
 
     def send(self, number):
         if self.process and self.process.poll() is None:
