@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::client::Client;
 use super::rented_postgres::free_port;
-use super::server::skipped;
+use super::server::installed;
 
 /// The load balancer. It ends when this value is dropped.
 pub(crate) struct LoadBalancer {
@@ -17,12 +17,7 @@ pub(crate) struct LoadBalancer {
 impl LoadBalancer {
     /// Starts it before the servers at these addresses; `None` if HAProxy is not installed on this machine.
     pub(crate) fn before(servers: [&Client; 2]) -> Option<Self> {
-        let program = ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy"]
-            .into_iter()
-            .find(|path| std::path::Path::new(path).exists());
-        let Some(program) = program else {
-            return skipped("HAProxy");
-        };
+        let program = installed("haproxy")?;
         let address = |server: &Client| server.base().trim_start_matches("http://").to_owned();
         let port = free_port();
         let mut text = include_str!("../../../deploy/haproxy.cfg").to_owned();
@@ -37,7 +32,7 @@ impl LoadBalancer {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("haproxy.cfg");
         std::fs::write(&file, text).expect("a file");
-        let checked = Command::new(program)
+        let checked = Command::new(&program)
             .args(["-c", "-f"])
             .arg(&file)
             .output()

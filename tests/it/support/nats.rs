@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use super::eventually;
 use super::rented_postgres::free_port;
-use super::server::skipped;
+use super::server::installed;
 
 /// A NATS server. It ends when this value is dropped.
 pub(crate) struct Nats {
-    program: &'static str,
+    program: String,
     port: u16,
     child: Option<Child>,
     folder: tempfile::TempDir,
@@ -30,16 +30,7 @@ impl Nats {
 
     /// Starts one with these lines in its configuration.
     pub(crate) async fn starts_with(lines: &str) -> Option<Self> {
-        let program = [
-            "/usr/sbin/nats-server",
-            "/usr/local/bin/nats-server",
-            "/usr/bin/nats-server",
-        ]
-        .into_iter()
-        .find(|path| std::path::Path::new(path).exists());
-        let Some(program) = program else {
-            return skipped("nats-server");
-        };
+        let program = installed("nats-server")?;
         let folder = tempfile::tempdir().expect("a folder");
         let port = free_port();
         let mut text = format!("listen: 127.0.0.1:{port}\nserver_name: test\n{lines}");
@@ -79,7 +70,7 @@ impl Nats {
 
     /// Starts it at the same address, and waits until it listens.
     pub(crate) async fn comes_back(&mut self) {
-        let child = Command::new(self.program)
+        let child = Command::new(&self.program)
             .arg("-c")
             .arg(self.folder.path().join("nats.conf"))
             .stdin(Stdio::null())

@@ -188,6 +188,15 @@ pub(crate) fn skipped<T>(what: &str) -> Option<T> {
     None
 }
 
+/// Returns the path of a program that packages of the system install; none, after saying so, if it is not there.
+pub(crate) fn installed(program: &str) -> Option<String> {
+    ["/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin"]
+        .into_iter()
+        .map(|folder| format!("{folder}/{program}"))
+        .find(|path| Path::new(path).exists())
+        .or_else(|| skipped(program))
+}
+
 enum Running {
     InProcess(Shutdown, JoinHandle<Option<anyhow::Result<()>>>),
     ChildProcess(Process),
