@@ -77,11 +77,18 @@ pub(super) async fn reload_on_change(
                     continue;
                 }
                 let files = of_files(&loaded.config, loaded.warnings);
-                if let Err(error) = definitions.replace_files(files).await {
-                    warn_of!(
-                        error,
-                        "could not store changed definitions; the previous ones stay in use"
-                    );
+                match definitions.replace_files(files).await {
+                    Ok(()) => {}
+                    Err(error) if error.is_resumable() => {
+                        warn_of!(
+                            error,
+                            "could not store changed definitions yet; the previous ones stay in use"
+                        );
+                        watch.read_again();
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "could not store changed definitions; the previous ones stay in use");
+                    }
                 }
             }
         }

@@ -76,6 +76,11 @@ impl Watch {
         }
         Some(loaded)
     }
+
+    /// Reads the configuration again as at first, whether it changes or not.
+    pub fn read_again(&mut self) {
+        self.read = None;
+    }
 }
 
 /// Returns a fingerprint that changes when one of these files, or anything in one of these folders, changes.
@@ -149,5 +154,11 @@ mod tests {
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
         assert!(watch.poll().is_none());
         assert_eq!(agents(watch.poll()).map(|agents| agents.len()), Some(2));
+        assert!(watch.poll().is_none());
+
+        watch.read_again();
+        assert!(watch.poll().is_none());
+        assert_eq!(agents(watch.poll()).map(|agents| agents.len()), Some(2));
+        assert!(watch.poll().is_none());
     }
 }
