@@ -352,8 +352,7 @@ impl Check {
 
     fn cluster(&mut self, config: &Config) {
         let role = config.cluster.role;
-        let url = config.storage.url.expose();
-        if role != ServerRole::All && url.starts_with("sqlite:") {
+        if role != ServerRole::All && config.storage.url.is_sqlite() {
             let message = format!(
                 "`{}` needs a Postgres in `[storage] url`: a SQLite database has one server, which does everything",
                 role.word()
@@ -398,7 +397,7 @@ impl Check {
             let message = "this program was built without NATS; use one with the feature `nats`";
             self.error(&["cluster", "nats"], message);
         }
-        if config.storage.url.expose().starts_with("sqlite:") {
+        if config.storage.url.is_sqlite() {
             let message = "needs a Postgres in `[storage] url`: a SQLite database has one server, which sends no pieces to others";
             self.error(&["cluster", "nats"], message);
         }

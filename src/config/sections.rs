@@ -180,6 +180,11 @@ impl DatabaseUrl {
     pub fn expose(&self) -> &str {
         &self.0
     }
+
+    /// Returns whether the database is a SQLite file, which has one server.
+    pub fn is_sqlite(&self) -> bool {
+        self.0.starts_with("sqlite:")
+    }
 }
 
 impl From<&str> for DatabaseUrl {
