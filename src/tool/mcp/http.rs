@@ -41,7 +41,7 @@ pub(super) struct Address {
     /// The headers of every message. They may contain secrets.
     pub(super) headers: HeaderMap,
     /// The access tokens, if the server requires OAuth.
-    pub(super) tokens: Option<Arc<AccessTokens>>,
+    pub(super) tokens: Option<AccessTokens>,
 }
 
 impl Address {

@@ -84,14 +84,13 @@ impl Endpoint {
                     None => None,
                     Some(settings) => Some(match settings.grant {
                         OAuthGrant::ClientCredentials => {
-                            AccessTokens::Client(Box::new(ClientTokens::new(client.clone(), url.clone(), settings)?))
+                            AccessTokens::Client(Arc::new(ClientTokens::new(client.clone(), url.clone(), settings)?))
                         }
                         OAuthGrant::AuthorizationCode => {
                             AccessTokens::Login(Arc::new(LoginTokens::new(login, url.clone())))
                         }
                     }),
                 };
-                let tokens = tokens.map(Arc::new);
                 let address = Address {
                     client,
                     url,

@@ -377,11 +377,6 @@ pub async fn revoke_tokens(client: &Client, login: &McpLogin) -> Result<bool, St
         return Ok(false);
     };
     let place = Url::parse(place).map_err(|error| error.to_string())?;
-    let identity = ClientIdentity {
-        id: &secrets.client_id,
-        secret: secrets.client_secret.as_deref(),
-        secret_in_form: secrets.secret_in_form,
-    };
     // With the refresh token the access tokens end, too.
     let form = match &secrets.refresh_token {
         Some(token) => vec![("token", token.as_str()), ("token_type_hint", "refresh_token")],
@@ -390,7 +385,7 @@ pub async fn revoke_tokens(client: &Client, login: &McpLogin) -> Result<bool, St
             ("token_type_hint", "access_token"),
         ],
     };
-    let response = send(as_client(client.post(place), identity, form))
+    let response = send(as_client(client.post(place), secrets.into(), form))
         .await
         .map_err(reason)?;
     let status = response.status();

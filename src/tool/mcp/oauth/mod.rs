@@ -42,9 +42,10 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 /// The access tokens for one server.
+#[derive(Clone)]
 pub(super) enum AccessTokens {
     /// Tokens that this server gets by itself.
-    Client(Box<ClientTokens>),
+    Client(Arc<ClientTokens>),
     /// Tokens of a login.
     Login(Arc<LoginTokens>),
 }

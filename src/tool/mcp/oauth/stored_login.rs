@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use super::super::SpawnServer;
 use super::super::connection::ConnectionError;
 use super::invalid;
-use super::token_request::{ClientIdentity, TokenError, bearer, request_tokens};
+use super::token_request::{TokenError, bearer, request_tokens};
 use crate::domain::backoff::Backoff;
 use crate::domain::id::LoginVersion;
 use crate::domain::mcp_login::{GivenTokens, LoginKey, McpLogin};
@@ -255,17 +255,12 @@ impl LoginTokens {
         let secrets = &login.secrets;
         let place = Url::parse(&secrets.token_url);
         let place = place.map_err(|error| invalid(format!("its address for tokens is invalid: {error}")))?;
-        let identity = ClientIdentity {
-            id: &secrets.client_id,
-            secret: secrets.client_secret.as_deref(),
-            secret_in_form: secrets.secret_in_form,
-        };
         let form = vec![
             ("grant_type", "refresh_token"),
             ("refresh_token", secrets.refresh_token.as_deref().unwrap_or_default()),
             ("resource", secrets.resource.as_str()),
         ];
-        request_tokens(&self.parts.client, place, identity, form).await
+        request_tokens(&self.parts.client, place, secrets.into(), form).await
     }
 
     fn required(&self, problem: &str) -> ConnectionError {

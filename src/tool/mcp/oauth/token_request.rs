@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::super::connection::ConnectionError;
 use super::{MAX_ANSWER_BYTES, invalid, parse, send};
-use crate::domain::mcp_login::GivenTokens;
+use crate::domain::mcp_login::{GivenTokens, LoginSecrets};
 use crate::net::read_bounded;
 
 /// The maximum length of a token, in bytes.
@@ -24,6 +24,16 @@ pub(super) struct ClientIdentity<'a> {
     pub(super) secret: Option<&'a str>,
     /// True if the secret is sent in the form, and not in the header `authorization`.
     pub(super) secret_in_form: bool,
+}
+
+impl<'a> From<&'a LoginSecrets> for ClientIdentity<'a> {
+    fn from(secrets: &'a LoginSecrets) -> Self {
+        Self {
+            id: &secrets.client_id,
+            secret: secrets.client_secret.as_deref(),
+            secret_in_form: secrets.secret_in_form,
+        }
+    }
 }
 
 /// The reason why there are no tokens.
