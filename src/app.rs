@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use futures::FutureExt;
@@ -53,7 +54,7 @@ use crate::runtime::{
 };
 use crate::shutdown::Shutdown;
 use crate::telemetry::Telemetry;
-use crate::tool::mcp::{self, LoginStore, McpEnvironment, McpLimits, McpServers};
+use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
 use crate::tool::remote::server::ServiceLimits;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::sandboxes::{SandboxService, SandboxServices};
@@ -92,7 +93,7 @@ pub use mcp_commands::run as run_mcp_command;
 pub use migrate_command::run as run_migrate_command;
 
 use builder::Registered;
-use mcp_logins::StoredLogins;
+use mcp_logins::ServerLogins;
 
 /// The server with all its parts.
 pub struct App {
@@ -143,8 +144,8 @@ impl App {
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         spawn_essential(&shutdown, "store sweeper", sweeping);
         let tenants = Arc::new(config.tenant_settings()?);
-        let servers = mcp_servers(&config, ServerLogins::stored(&db, &clock), &shutdown)?;
-        let sources = agent_sources(&config, registered, providers, &tenants, servers, &shutdown).await?;
+        let logins = ServerLogins::stored(&db, &clock);
+        let sources = agent_sources(&config, registered, providers, &tenants, logins, &shutdown).await?;
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
         if db.engine() == Engine::Postgres {
@@ -318,7 +319,7 @@ async fn agent_sources(
     registered: Registered,
     providers: Arc<Providers>,
     tenants: &Arc<Tenants>,
-    servers: McpServers,
+    logins: ServerLogins,
     shutdown: &Shutdown,
 ) -> anyhow::Result<AgentSources> {
     let client = remote::client().context("could not create the HTTP client for tools")?;
@@ -327,7 +328,7 @@ async fn agent_sources(
     let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
     let files = definitions::of_files(config, Problems::default());
     let sandboxes = sandboxes(config, &client)?;
-    let servers = servers.with_tenants(Arc::clone(tenants));
+    let servers = mcp_servers(client, &config.answers, logins, shutdown).with_tenants(Arc::clone(tenants));
     servers
         .replace(&files.all_servers())
         .map_err(|error| anyhow!("{error}"))?;
@@ -474,6 +475,24 @@ async fn database(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Db> {
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
     let opened = Db::open_with_keys(storage.url.expose(), database_limits(storage), keys, &spawn).await;
     opened.with_context(|| format!("could not open {}", storage.url))
+}
+
+/// Opens the database for a command of an operator, which works for the server itself, and closes it at the end. `hint` says
+/// what to do if a server has the SQLite file open; tasks of the database have until `deadline` to finish.
+async fn with_database<T>(
+    config: &Config,
+    deadline: Duration,
+    hint: &'static str,
+    command: impl AsyncFnOnce(&Db) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let shutdown = Shutdown::new(deadline);
+    let opened = database(config, &shutdown).await;
+    let db = opened.map_err(|error| explain_in_use(error, hint))?;
+    let done = RowAccess::Server.scope(command(&db)).await;
+    shutdown.begin();
+    db.close().await;
+    shutdown.finished().await?;
+    done
 }
 
 fn database_limits(storage: &Storage) -> DbLimits {
@@ -642,36 +661,23 @@ fn api_key(section: &ProviderSection) -> ApiKeySource {
     }
 }
 
-/// Where the logins to MCP servers are, and the clock by which their tokens expire.
-struct ServerLogins {
-    /// None if they cannot be read.
-    store: Option<Arc<dyn LoginStore>>,
-    clock: Arc<dyn Clock>,
-}
-
-impl ServerLogins {
-    /// Returns the logins in the database.
-    fn stored(db: &Db, clock: &Arc<dyn Clock>) -> Self {
-        Self {
-            store: Some(Arc::new(StoredLogins(db.clone()))),
-            clock: Arc::clone(clock),
-        }
-    }
-}
-
 /// Creates the pool of MCP servers, which is empty at first.
-fn mcp_servers(config: &Config, logins: ServerLogins, shutdown: &Shutdown) -> anyhow::Result<McpServers> {
-    Ok(McpServers::new(mcp_servers_environment(config, logins, shutdown)?))
+fn mcp_servers(
+    client: Client,
+    answers: &config::AnswersSection,
+    logins: ServerLogins,
+    shutdown: &Shutdown,
+) -> McpServers {
+    McpServers::new(mcp_servers_environment(client, answers, logins, shutdown))
 }
 
 /// Returns the environment of connections to MCP servers.
 fn mcp_servers_environment(
-    config: &Config,
+    client: Client,
+    answers: &config::AnswersSection,
     logins: ServerLogins,
     shutdown: &Shutdown,
-) -> anyhow::Result<McpEnvironment> {
-    let client = remote::client().context("could not create the HTTP client for MCP servers")?;
-    let answers = &config.answers;
+) -> McpEnvironment {
     let limits = McpLimits {
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
@@ -679,7 +685,7 @@ fn mcp_servers_environment(
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    Ok(McpEnvironment {
+    McpEnvironment {
         inherited: config::inherited(),
         client,
         limits,
@@ -688,7 +694,7 @@ fn mcp_servers_environment(
         soft,
         logins: logins.store,
         clock: logins.clock,
-    })
+    }
 }
 
 /// Returns the limits of answers of services of tools and sandboxes.

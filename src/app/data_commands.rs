@@ -12,14 +12,13 @@ use futures::future::{BoxFuture, LocalBoxFuture};
 use super::builder::Prepared;
 use crate::config::DataCommand;
 use crate::db::erasure::{self, DataSubject, ErasedRows, ErasureRequest};
-use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget, RowAccess, threads};
+use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget, threads};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
 use crate::http::export;
 use crate::http::users::{erasure_of_user, idempotency_prefix};
-use crate::shutdown::Shutdown;
 
 /// The time for tasks of the database to finish.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -36,16 +35,10 @@ pub fn run<'a>(
     command: &'a DataCommand,
     output: &'a mut (dyn Write + Send),
 ) -> LocalBoxFuture<'a, anyhow::Result<()>> {
-    Box::pin(async move {
-        let shutdown = Shutdown::new(DEADLINE);
-        let opened = super::database(&prepared.loaded().config, &shutdown).await;
-        let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-        let done = RowAccess::Server.scope(run_on(&db, command, output)).await;
-        shutdown.begin();
-        db.close().await;
-        shutdown.finished().await?;
-        done
-    })
+    let config = &prepared.loaded().config;
+    Box::pin(super::with_database(config, DEADLINE, IN_USE, async move |db| {
+        run_on(db, command, output).await
+    }))
 }
 
 async fn run_on(db: &Db, command: &DataCommand, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {

@@ -12,11 +12,10 @@ use super::builder::Prepared;
 use super::credentials::StoredCredentials;
 use crate::auth::{ApiKeys, IssuedKey, KeySearch};
 use crate::config::KeysCommand;
-use crate::db::{Db, RowAccess};
+use crate::db::Db;
 use crate::domain::api_key::{ApiKey, ApiKeyId, KeyRef, NewApiKey};
 use crate::domain::identity::{Tenant, UserId, UserRole};
 use crate::domain::time::{Clock, SystemClock};
-use crate::shutdown::Shutdown;
 
 /// The time for tasks of the database to finish.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -33,16 +32,10 @@ const IN_USE: &str = "A server is using the database. While it runs, an admin ma
 /// # Errors
 /// Returns an error if an argument is invalid, if there is no such key, or if the database cannot be opened.
 pub fn run<'a>(prepared: &'a Prepared, command: &'a KeysCommand) -> LocalBoxFuture<'a, anyhow::Result<String>> {
-    Box::pin(async move {
-        let shutdown = Shutdown::new(DEADLINE);
-        let opened = super::database(&prepared.loaded().config, &shutdown).await;
-        let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
-        let done = RowAccess::Server.scope(run_on(&db, command)).await;
-        shutdown.begin();
-        db.close().await;
-        shutdown.finished().await?;
-        done
-    })
+    let config = &prepared.loaded().config;
+    Box::pin(super::with_database(config, DEADLINE, IN_USE, async move |db| {
+        run_on(db, command).await
+    }))
 }
 
 async fn run_on(db: &Db, command: &KeysCommand) -> anyhow::Result<String> {

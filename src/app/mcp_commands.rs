@@ -14,14 +14,13 @@ use reqwest::Url;
 use super::builder::Prepared;
 use super::definitions;
 use crate::config::{Config, LoginOptions, McpCommand, Problems};
-use crate::db::{Db, DbResult, RowAccess, audit, mcp_logins};
+use crate::db::{Db, DbResult, audit, mcp_logins};
 use crate::definition::mcp::{McpServerDefinition, ServerDefinition};
 use crate::domain::audit::AuditEntry;
 use crate::domain::identity::Tenant;
 use crate::domain::mcp_login::{LoginKey, LoginStatus, McpLogin};
 use crate::domain::suggestion::nearest;
 use crate::domain::time::{Clock, SystemClock, Timestamp};
-use crate::shutdown::Shutdown;
 use crate::tool::mcp::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens};
 use crate::tool::remote;
 
@@ -42,19 +41,12 @@ pub fn run<'a>(
     command: &'a McpCommand,
     output: &'a mut (dyn Write + Send),
 ) -> LocalBoxFuture<'a, anyhow::Result<()>> {
-    Box::pin(async move {
-        let config = &prepared.loaded().config;
-        let servers = servers_with_login(config);
-        let shutdown = Shutdown::new(DEADLINE);
-        let opened = super::database(config, &shutdown).await;
-        let db = opened.map_err(|error| super::explain_in_use(error, IN_USE))?;
+    let config = &prepared.loaded().config;
+    let servers = servers_with_login(config);
+    Box::pin(super::with_database(config, DEADLINE, IN_USE, async move |db| {
         let logins = Logins { config, servers, db };
-        let done = RowAccess::Server.scope(logins.run(command, output)).await;
-        shutdown.begin();
-        logins.db.close().await;
-        shutdown.finished().await?;
-        done
-    })
+        logins.run(command, output).await
+    }))
 }
 
 /// Returns the servers that require a login, by the names under which operators find them.
@@ -75,7 +67,7 @@ fn servers_with_login(config: &Config) -> BTreeMap<String, McpServerDefinition> 
 struct Logins<'a> {
     config: &'a Config,
     servers: BTreeMap<String, McpServerDefinition>,
-    db: Db,
+    db: &'a Db,
 }
 
 impl Logins<'_> {

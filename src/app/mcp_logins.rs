@@ -1,15 +1,34 @@
 //! The logins to MCP servers in the database, as the connections use them.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 use crate::db::{Db, DbError, RowAccess, mcp_logins};
 use crate::domain::id::LoginVersion;
 use crate::domain::mcp_login::{LoginKey, McpLogin};
-use crate::domain::time::Timestamp;
+use crate::domain::time::{Clock, Timestamp};
 use crate::tool::mcp::{LoginStore, LoginStoreError};
 
+/// Where the logins to MCP servers are, and the clock by which their tokens expire.
+pub(super) struct ServerLogins {
+    /// The logins; none if they cannot be read.
+    pub(super) store: Option<Arc<dyn LoginStore>>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+impl ServerLogins {
+    /// Returns the logins in the database.
+    pub(super) fn stored(db: &Db, clock: &Arc<dyn Clock>) -> Self {
+        Self {
+            store: Some(Arc::new(StoredLogins(db.clone()))),
+            clock: Arc::clone(clock),
+        }
+    }
+}
+
 /// The logins in the database. Connections are not those of one tenant, so they are read and written for the server itself.
-pub(super) struct StoredLogins(pub(super) Db);
+struct StoredLogins(Db);
 
 fn failed(error: DbError) -> LoginStoreError {
     LoginStoreError(error.to_string())

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::super::{ServerLogins, database_limits, definitions, mcp_servers_environment, peers};
+use super::super::mcp_logins::ServerLogins;
+use super::super::{database_limits, definitions, mcp_servers_environment, peers};
 use super::{Finding, PlannedCheck};
 use crate::config::{Config, DatabaseUrl, Problems};
 use crate::db::inspection::inspect_logins;
@@ -18,17 +19,19 @@ use crate::domain::time::{Clock, SystemClock};
 use crate::peer::Peers;
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::McpEnvironment;
+use crate::tool::remote;
 
 /// The tools that agents name, by the server that they mean.
 type NamedTools = BTreeMap<(McpOwner, String), BTreeSet<String>>;
 
 /// Returns one check for each MCP server and each service of tools.
 pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Vec<PlannedCheck>> {
+    let client = remote::client().context("could not create the HTTP client for tools")?;
     let logins = ServerLogins {
         store: None,
         clock: Arc::new(SystemClock),
     };
-    let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(config, logins, shutdown)?);
+    let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(client, &config.answers, logins, shutdown));
     let servers = definitions::of_files(config, Problems::default()).all_servers();
     let mut named = named_tools(config, &servers);
     let planned = servers.into_iter().map(|(key, definition)| {
