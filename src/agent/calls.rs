@@ -25,6 +25,7 @@ use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::remembered::RememberedDecision;
+use crate::domain::size;
 use crate::domain::state::{State, Update};
 use crate::middleware::NextCall;
 use crate::middleware::approval::ApprovalCheck;
@@ -65,8 +66,7 @@ impl Loop<'_> {
         pending: &mut PendingWrites,
         ready: &[usize],
     ) -> Result<(), StepError> {
-        self.state_size.begin_step();
-        self.scope.files.begin_step();
+        self.begin_step(machine);
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
         let mut jobs = vec![];
@@ -97,6 +97,19 @@ impl Loop<'_> {
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
         pending.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
         Ok(())
+    }
+
+    /// Counts the sizes and claims the files of what the step has written already: calls may have been answered before
+    /// an interrupt, or by a process that lost the run.
+    fn begin_step(&self, machine: &Machine) {
+        let written = machine.answered_writes();
+        self.state_size
+            .begin_step(written.map(|(_, writes)| size::of_update(writes)).sum());
+        self.scope.files.begin_step();
+        for (at, writes) in machine.answered_writes() {
+            let claims = self.scope.files.of_call(machine.call_task(at), &self.scope.agent);
+            claims.restore(writes.files.keys());
+        }
     }
 
     fn start_call<'a>(&'a self, job: PreparedCall, state: &Arc<State>) -> BoxFuture<'a, (usize, CallResult)> {

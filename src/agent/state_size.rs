@@ -47,10 +47,10 @@ impl StateSize {
         }
     }
 
-    /// Starts a step whose results are written together.
-    pub(super) fn begin_step(&self) {
+    /// Starts a step whose results are written together, or goes on with one that has results of `written` bytes.
+    pub(super) fn begin_step(&self, written: usize) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let pending = std::mem::take(&mut sums.pending);
+        let pending = std::mem::replace(&mut sums.pending, written);
         sums.state = sums.state.map(|known| known.saturating_add(pending));
     }
 
@@ -121,7 +121,7 @@ mod tests {
         let state_size = StateSize::default();
         let mut state = State::default();
         assert_eq!(state_size.check(&state), Ok(()));
-        state_size.begin_step();
+        state_size.begin_step(0);
         for _ in 0..3 {
             let writes = answer_of(QUARTER);
             assert_eq!(state_size.admit(&state, &writes), Ok(()));
@@ -130,10 +130,19 @@ mod tests {
         // The results are pending until the step is over.
         let before = State::default();
         assert!(state_size.admit(&before, &answer_of(QUARTER)).is_err());
-        state_size.begin_step();
+        state_size.begin_step(0);
         assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
         state.messages.truncate(1);
         assert_eq!(state_size.admit(&state, &answer_of(QUARTER)), Ok(()));
+    }
+
+    #[test]
+    fn results_that_a_step_had_before_an_interrupt_count() {
+        let state_size = StateSize::default();
+        let state = State::default();
+        state_size.begin_step(3 * QUARTER);
+        assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
+        assert_eq!(state_size.admit(&state, &answer_of(QUARTER / 2)), Ok(()));
     }
 
     #[test]

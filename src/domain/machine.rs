@@ -543,6 +543,16 @@ impl Machine {
         TaskId::of_step(self.head, TOOLS, at)
     }
 
+    /// Returns what the answered calls of the step have written, with the indexes of the calls.
+    pub fn answered_writes(&self) -> impl Iterator<Item = (usize, &Update)> {
+        let calls = match &self.position.phase {
+            Phase::Tools { calls } => calls.as_slice(),
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => &[],
+        };
+        let answers = calls.iter().map(Call::answer).enumerate();
+        answers.filter_map(|(at, answer)| answer.map(|answer| (at, &answer.writes)))
+    }
+
     /// Returns whether every call of the step is answered.
     pub fn all_answered(&self) -> bool {
         match &self.position.phase {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, call, on_both_engines, script, task};
+use crate::support::{Human, TestServer, call, mail, on_both_engines, script, task};
 
 fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
@@ -35,6 +35,7 @@ on_both_engines! {
     files_go_down_to_subagents_and_their_files_come_up,
     a_file_that_a_subagent_deletes_is_gone_for_its_parent,
     of_two_subagents_that_change_one_file_at_the_same_time_the_second_is_refused,
+    a_file_that_was_changed_before_an_interrupt_of_the_same_step_is_not_overwritten,
     a_subagent_changes_only_the_fields_that_it_writes,
     a_subagent_does_not_overwrite_newer_values,
     messages_of_a_subagent_stay_in_the_subagent,
@@ -108,6 +109,28 @@ async fn of_two_subagents_that_change_one_file_at_the_same_time_the_second_is_re
         .says(script().calls(task("t3", "researcher", next)).says("done"))
         .await;
     assert_eq!(files(&alice).await, json!({"/f.txt": "both"}));
+}
+
+async fn a_file_that_was_changed_before_an_interrupt_of_the_same_step_is_not_overwritten(server: TestServer) {
+    let alice = server.human("agent").await;
+    let late = script()
+        .calls(mail("m1", "bob"))
+        .calls(write("w2", "/f.txt", "late"))
+        .turn(report());
+    let text = script()
+        .calls_all([write("w1", "/f.txt", "early"), task("t1", "mailer", late)])
+        .says("done");
+    alice.says(text).await;
+    let question = alice.question().await;
+    server.is_stopped_and_started_again().await;
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(files(&alice).await, json!({"/f.txt": "early"}));
+    let said = alice.transcript().await;
+    assert!(
+        said[3].contains("`main-agent` changes '/f.txt' at the same time"),
+        "{}",
+        said[3]
+    );
 }
 
 async fn a_subagent_changes_only_the_fields_that_it_writes(server: TestServer) {
