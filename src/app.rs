@@ -21,7 +21,7 @@ use crate::agent::assemble::AgentFactory;
 use crate::auth::Authenticator;
 use crate::config::{self, Config, KeySource, ProviderSection, Storage, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
-use crate::db::{Db, DbError, DbLimits, Engine, RowAccess};
+use crate::db::{Db, DbAddress, DbError, DbLimits, Engine, RowAccess};
 use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
@@ -473,7 +473,7 @@ async fn database(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Db> {
     let storage = &config.storage;
     let keys = encryption::master_keys(config.encryption.as_ref()).await?;
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
-    let opened = Db::open_with_keys(storage.url.expose(), database_limits(storage), keys, &spawn).await;
+    let opened = Db::open_with_keys(&database_address(storage), database_limits(storage), keys, &spawn).await;
     opened.with_context(|| format!("could not open {}", storage.url))
 }
 
@@ -493,6 +493,14 @@ async fn with_database<T>(
     db.close().await;
     shutdown.finished().await?;
     done
+}
+
+fn database_address(storage: &Storage) -> DbAddress {
+    DbAddress {
+        url: storage.url.expose().to_owned(),
+        direct_url: storage.direct_url.as_ref().map(|url| url.expose().to_owned()),
+        prepared_statements: storage.prepares_statements(),
+    }
 }
 
 fn database_limits(storage: &Storage) -> DbLimits {

@@ -197,7 +197,7 @@ fn listen(config: &Config) -> PlannedCheck {
 }
 
 fn database(config: &Config) -> PlannedCheck {
-    let url = config.storage.url.clone();
+    let url = config.storage.session_url().clone();
     let limits = super::database_limits(&config.storage);
     PlannedCheck::new("database", url.to_string(), async move {
         match inspect(url.expose(), limits).await {

@@ -19,8 +19,8 @@ const IN_USE: &str =
 pub fn run(prepared: &Prepared) -> LocalBoxFuture<'_, anyhow::Result<String>> {
     Box::pin(async move {
         let storage = &prepared.loaded().config.storage;
-        let migrated = migrate(storage.url.expose(), super::database_limits(storage)).await;
-        let migrated = migrated.with_context(|| format!("could not bring {} up to date", storage.url));
+        let migrated = migrate(storage.session_url().expose(), super::database_limits(storage)).await;
+        let migrated = migrated.with_context(|| format!("could not bring {} up to date", storage.session_url()));
         let before = migrated.map_err(|error| super::explain_in_use(error, IN_USE))?;
         let engine = match before.engine {
             Engine::Sqlite => "SQLite",

@@ -415,10 +415,16 @@ impl Check {
             let message = format!("must be a whole number from {MIN_CONNECTIONS} to {MAX_CONNECTIONS}");
             self.error(&["storage", "connections"], message);
         }
-        let url = config.storage.url.expose();
-        let is_known = ["sqlite:", "postgres://", "postgresql://"]
-            .iter()
-            .any(|start| url.starts_with(start));
+        if let Some(direct) = &storage.direct_url {
+            if !direct.is_postgres() {
+                self.error(&["storage", "direct_url"], "must begin with postgres://");
+            }
+            if !storage.url.is_postgres() {
+                let message = "is the address of Postgres past a pooler, so `[storage] url` must be that of the pooler, and begin with postgres://";
+                self.error(&["storage", "direct_url"], message);
+            }
+        }
+        let is_known = storage.url.is_postgres() || storage.url.is_sqlite();
         if !is_known {
             // The URL may contain a password, so it is not repeated.
             self.error(

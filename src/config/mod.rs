@@ -383,6 +383,10 @@ impl ConfigReader {
             let fields = value.entry(section).or_insert_with(|| Value::Object(Map::new()));
             let Value::Object(fields) = fields else { continue };
             fields.insert(key.to_owned(), Value::String(text));
+            if field == ["storage", "url"] && !self.overrides.iter().any(|given| given.field == "storage.direct_url") {
+                // The file has it for its own URL.
+                fields.remove("direct_url");
+            }
             let field = FieldPath::of([section, key]);
             self.overrides.retain(|earlier| earlier.field != field.to_string());
             self.overrides.push(SettingOverride {

@@ -133,6 +133,12 @@ impl Server {
 pub struct Storage {
     /// The URL: `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
     pub url: DatabaseUrl,
+    /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions, such as
+    /// PgBouncer with `pool_mode = transaction`. One connection that listens, and migrations, go past the pooler.
+    pub direct_url: Option<DatabaseUrl>,
+    /// Whether statements of Postgres are prepared once for each connection. The default is true, and false with
+    /// `direct_url`: a pooler has to keep prepared statements (PgBouncer with `max_prepared_statements`).
+    pub prepared_statements: Option<bool>,
     /// The maximum time of one statement, including the wait for locks, in seconds.
     pub statement_timeout_s: f64,
     /// The number of connections to Postgres, besides one that listens for notifications. SQLite has connections of its
@@ -149,6 +155,8 @@ impl Default for Storage {
     fn default() -> Self {
         Self {
             url: DatabaseUrl::default(),
+            direct_url: None,
+            prepared_statements: None,
             statement_timeout_s: 10.0,
             connections: 16,
             connect_timeout_s: 5.0,
@@ -158,6 +166,16 @@ impl Default for Storage {
 }
 
 impl Storage {
+    /// Returns the URL for work that needs a session for longer than a transaction.
+    pub fn session_url(&self) -> &DatabaseUrl {
+        self.direct_url.as_ref().unwrap_or(&self.url)
+    }
+
+    /// Returns whether statements are prepared once for each connection.
+    pub fn prepares_statements(&self) -> bool {
+        self.prepared_statements.unwrap_or(self.direct_url.is_none())
+    }
+
     /// Returns [`Storage::statement_timeout_s`] as a duration.
     pub fn statement_timeout(&self) -> Duration {
         seconds(self.statement_timeout_s)
@@ -179,6 +197,11 @@ impl DatabaseUrl {
     /// Returns the URL as it was given, for the database driver only.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Returns whether the database is a Postgres.
+    pub fn is_postgres(&self) -> bool {
+        self.0.starts_with("postgres://") || self.0.starts_with("postgresql://")
     }
 
     /// Returns whether the database is a SQLite file, which has one server.

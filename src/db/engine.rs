@@ -23,14 +23,17 @@ use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
-use super::{DbLimits, SpawnWriter, migration};
+use super::{DbAddress, DbLimits, SpawnWriter, migration, session_lock};
 
 mod lock;
 mod matches;
+mod postgres;
 mod vector;
 
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
+use postgres::SessionSettings;
+pub(super) use postgres::{PostgresConn, PostgresPool, pool_options};
 pub(super) use vector::Vector;
 
 /// A database system.
@@ -64,12 +67,14 @@ pub(super) struct TxParts {
     pub(super) has_erased: Arc<AtomicBool>,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
+    /// True if statements of Postgres are prepared once for each connection.
+    pub(super) prepares: bool,
 }
 
 /// The connection of a transaction.
 pub(super) enum Conn<'c> {
     Sqlite(&'c mut SqliteConnection),
-    Postgres(&'c mut PgConnection),
+    Postgres(PostgresConn<'c>),
 }
 
 impl<'c> Tx<'c> {
@@ -78,7 +83,7 @@ impl<'c> Tx<'c> {
     }
 
     pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
-        Self::of(Conn::Postgres(conn), parts, access)
+        Self::of(Conn::Postgres(PostgresConn::new(conn, parts.prepares)), parts, access)
     }
 
     fn of(conn: Conn<'c>, parts: &'c TxParts, access: &RowAccess) -> Self {
@@ -143,7 +148,7 @@ impl<'c> Tx<'c> {
     async fn control(&mut self, statement: &'static str) -> DbResult<()> {
         match &mut self.conn {
             Conn::Sqlite(conn) => raw_sql(statement).execute(&mut **conn).await.map(drop)?,
-            Conn::Postgres(conn) => raw_sql(statement).execute(&mut **conn).await.map(drop)?,
+            Conn::Postgres(conn) => raw_sql(statement).execute(conn).await.map(drop)?,
         }
         Ok(())
     }
@@ -158,7 +163,7 @@ macro_rules! on_engine {
                 $body
             }
             $crate::db::engine::Conn::Postgres(conn) => {
-                let $conn = &mut **conn;
+                let $conn = &mut *conn;
                 $body
             }
         }
@@ -171,31 +176,35 @@ pub(super) enum Readers {
     /// The writer, for a database in memory: it has a single connection.
     Writer,
     Sqlite(SqlitePool),
-    Postgres(PgPool),
+    Postgres(PostgresPool),
 }
 
 const SQLITE_READERS: u32 = 4;
-/// The setting that ends idle transactions: a process that is suspended in a transaction must not keep its locks. Other
-/// processes could not take over its runs.
-const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
-/// The settings that make the planner use indexes. Every search of the server has an index. By default the planner
-/// reads a whole table where it expects many matches, since it ignores that only one page is wanted, or assumes disks
-/// on which places far apart are slow. A statement without an index then has such a high estimated cost that Postgres
-/// would compile it first (`jit`), which costs more than it saves.
-const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time in which a connection has to answer when it is checked before its next use.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
-pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>) -> DbResult<(Engine, Readers)> {
+pub(super) async fn open(
+    address: &DbAddress,
+    outfit: WriterParts,
+    spawn: SpawnWriter<'_>,
+) -> DbResult<(Engine, Readers)> {
+    let url = address.url.as_str();
     if is_postgres(url) {
         let limits = outfit.limits;
-        let pool = open_postgres(url, &outfit, limits).await?;
+        let pool = open_postgres(address, &outfit, limits).await?;
+        let targets = notifications::ListenerTargets {
+            direct: postgres_options(address.session_url())?,
+            pooler: match address.direct_url {
+                Some(_) => Some(pool_options(address)?),
+                None => None,
+            },
+        };
         spawn(
             "database listener",
-            notifications::listen(pool.clone(), outfit.listening.clone(), limits, outfit.closing.clone()),
+            notifications::listen(targets, outfit.listening.clone(), limits, outfit.closing.clone()),
         );
         for writer in writer::on_postgres(outfit, &pool, limits.writers()) {
             spawn("database writer", writer);
@@ -324,8 +333,8 @@ pub(super) async fn connect_postgres(options: &PgConnectOptions, limits: DbLimit
     Ok(connecting.await.map_err(|_| DbError::late())??)
 }
 
-async fn open_postgres(url: &str, outfit: &WriterParts, limits: DbLimits) -> DbResult<PgPool> {
-    let options = postgres_options(url)?;
+async fn open_postgres(address: &DbAddress, outfit: &WriterParts, limits: DbLimits) -> DbResult<PostgresPool> {
+    let options = postgres_options(address.session_url())?;
     let parts = &outfit.parts;
     // This connection is made without the pool, which would retry until its timeout and then report nothing else. The
     // migrations may also take longer than other statements.
@@ -337,21 +346,25 @@ async fn open_postgres(url: &str, outfit: &WriterParts, limits: DbLimits) -> DbR
         .check(&mut Tx::postgres(&mut first, parts, &RowAccess::Server))
         .await?;
     row_security::warn_without_effect(&mut first).await?;
-    first.close().await?;
-    let millis = limits.statement.as_millis();
-    // The timeout for locks is a little shorter than that for statements, so that the two errors can be told apart.
-    let session = format!(
-        "{NO_DAWDLING}; {BY_INDEX}; set statement_timeout = '{millis}ms'; set lock_timeout = '{}ms'",
-        millis * 9 / 10 + 1
-    );
+    let settings = SessionSettings::new(limits);
+    let is_pooled = address.direct_url.is_some();
+    // A pooler gives the session to others after this statement.
+    let session = (!is_pooled).then(|| settings.of_session());
     let pool = pool::<Postgres>(limits.connections, &outfit.listening.reach).after_connect(move |conn, _| {
-        let session = AssertSqlSafe(session.clone());
+        let session = session.clone();
         Box::pin(async move {
-            raw_sql(session).execute(&mut *conn).await?;
+            if let Some(session) = session {
+                raw_sql(AssertSqlSafe(session)).execute(&mut *conn).await?;
+            }
             check_writable(conn).await
         })
     });
-    Ok(pool.connect_with(options).await?)
+    let connections = pool.connect_with(pool_options(address)?).await?;
+    if is_pooled {
+        session_lock::check_same_database(&mut first, &connections).await?;
+    }
+    first.close().await?;
+    Ok(PostgresPool::new(connections, is_pooled.then_some(&settings)))
 }
 
 fn pool<DB: sqlx::Database>(size: u32, reach: &Arc<Reachability>) -> PoolOptions<DB> {

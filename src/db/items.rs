@@ -190,7 +190,7 @@ pub async fn lock(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress) -> 
         Conn::Sqlite(_) => Ok(()),
         Conn::Postgres(conn) => Ok(query(SQL)
             .bind(format!("{}\n{id}", space.tenant.as_str()))
-            .execute(&mut **conn)
+            .execute(conn)
             .await
             .map(drop)?),
     }

@@ -78,8 +78,8 @@ pub async fn send(tx: &mut Tx<'_>, notices: Vec<(Option<LiveAddress>, String)>) 
     let (channels, payloads): (Vec<String>, Vec<String>) =
         notices.into_iter().map(|(to, payload)| (channel(to), payload)).unzip();
     // Commits that notify wait for each other, so this one must not wait for the disk.
-    query("set local synchronous_commit = off").execute(&mut **conn).await?;
-    query(SQL).bind(channels).bind(payloads).execute(&mut **conn).await?;
+    query("set local synchronous_commit = off").execute(&mut *conn).await?;
+    query(SQL).bind(channels).bind(payloads).execute(&mut *conn).await?;
     Ok(())
 }
 
@@ -113,11 +113,11 @@ pub async fn database_name(tx: &mut Tx<'_>) -> DbResult<String> {
     let Conn::Postgres(conn) = &mut tx.conn else {
         return Ok("sqlite".to_owned());
     };
-    let may_ask: bool = query_scalar(MAY_ASK).fetch_one(&mut **conn).await?;
+    let may_ask: bool = query_scalar(MAY_ASK).fetch_one(&mut *conn).await?;
     let identity: String = match may_ask {
-        true => query_scalar(IDENTITY).fetch_one(&mut **conn).await?,
+        true => query_scalar(IDENTITY).fetch_one(&mut *conn).await?,
         // Not every rented Postgres says which one it is.
-        false => query_scalar(NAME).fetch_one(&mut **conn).await?,
+        false => query_scalar(NAME).fetch_one(&mut *conn).await?,
     };
     let digest = Sha256::digest(identity.as_bytes());
     Ok(hex::encode(&digest[..8]))

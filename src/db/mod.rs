@@ -108,6 +108,34 @@ struct Inner {
     limits: DbLimits,
 }
 
+/// Where the database is.
+#[derive(Clone)]
+pub struct DbAddress {
+    /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`.
+    pub url: String,
+    /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions.
+    pub direct_url: Option<String>,
+    /// True if statements of Postgres are prepared once for each connection. A pooler may not keep them.
+    pub prepared_statements: bool,
+}
+
+impl From<&str> for DbAddress {
+    fn from(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            direct_url: None,
+            prepared_statements: true,
+        }
+    }
+}
+
+impl DbAddress {
+    /// Returns the URL for work that needs a session for longer than a transaction.
+    fn session_url(&self) -> &str {
+        self.direct_url.as_deref().unwrap_or(&self.url)
+    }
+}
+
 /// The limits of the database: timeouts, connections and sizes.
 #[derive(Debug, Clone, Copy)]
 pub struct DbLimits {
@@ -163,7 +191,7 @@ impl Db {
     /// # Errors
     /// As [`Db::open`].
     pub async fn open_within(url: &str, limits: DbLimits, spawn: SpawnWriter<'_>) -> DbResult<Self> {
-        Self::open_with_keys(url, limits, None, spawn).await
+        Self::open_with_keys(&url.into(), limits, None, spawn).await
     }
 
     /// Opens the database like [`Db::open_within`]. With master keys, new values are sealed.
@@ -171,7 +199,7 @@ impl Db {
     /// # Errors
     /// As [`Db::open`], and [`DbError::Sealed`] when a key is missing under which values are sealed.
     pub async fn open_with_keys(
-        url: &str,
+        address: &DbAddress,
         limits: DbLimits,
         keys: Option<MasterKeys>,
         spawn: SpawnWriter<'_>,
@@ -181,6 +209,7 @@ impl Db {
             sealing: Sealing::new(keys),
             has_erased: Arc::default(),
             blob_min_chars: limits.blob_min_chars,
+            prepares: address.prepared_statements,
         };
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
@@ -205,7 +234,7 @@ impl Db {
             closing: closing.clone(),
             limits,
         };
-        let (engine, readers) = engine::open(url, outfit, &tracked).await?;
+        let (engine, readers) = engine::open(address, outfit, &tracked).await?;
         writers.close();
         let db = Self(Arc::new(Inner {
             engine,
@@ -299,10 +328,10 @@ impl Db {
             }
             Readers::Postgres(pool) => {
                 let mut reader = self
-                    .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
+                    .in_time(Box::pin(Reader::of(&pool.connections, self.0.limits.transaction())))
                     .await?;
                 let read = async {
-                    let mut transaction = reader.begin(&access).await?;
+                    let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;
                     let mut tx = Tx::postgres(&mut transaction, &self.0.parts, &access);
                     self.0.parts.sealing.refresh(&mut tx).await?;
                     job.run(&mut tx).await.map(drop)
@@ -413,7 +442,7 @@ impl Db {
             Readers::Sqlite(pool) => pool.close().await,
             Readers::Postgres(pool) => {
                 // The timeout keeps a database that does not answer from blocking the shutdown.
-                if tokio::time::timeout(self.0.limits.transaction(), pool.close())
+                if tokio::time::timeout(self.0.limits.transaction(), pool.connections.close())
                     .await
                     .is_err()
                 {

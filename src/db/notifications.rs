@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{Connection, PgPool, query};
+use sqlx::{Connection, query};
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -74,11 +74,7 @@ pub async fn notify(tx: &mut Tx<'_>, notify: Notification) -> DbResult<()> {
     match &mut tx.conn {
         Conn::Sqlite(_) => {}
         Conn::Postgres(conn) => {
-            query(SQL)
-                .bind(CHANNEL)
-                .bind(notify.text())
-                .execute(&mut **conn)
-                .await?;
+            query(SQL).bind(CHANNEL).bind(notify.text()).execute(conn).await?;
         }
     }
     Ok(())
@@ -99,17 +95,25 @@ pub(super) struct Listening {
     pub(super) reach: Arc<Reachability>,
 }
 
+/// Where a listener connects.
+pub(super) struct ListenerTargets {
+    /// Postgres itself, for the connection that listens.
+    pub(super) direct: PgConnectOptions,
+    /// The pooler, if the other connections lead to one. The database is in reach only if both are.
+    pub(super) pooler: Option<PgConnectOptions>,
+}
+
 /// Listens until the database is `closing`, and forwards what arrives. The connection also holds the lock by which other
 /// processes know that this one is alive.
 pub(super) fn listen(
-    pool: PgPool,
+    targets: ListenerTargets,
     listening: Listening,
     limits: DbLimits,
     closing: CancellationToken,
 ) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         while let Some(ended) = closing
-            .run_until_cancelled(connect_and_forward(&pool, &listening, limits))
+            .run_until_cancelled(connect_and_forward(&targets, &listening, limits))
             .await
         {
             if let Err(error) = ended {
@@ -124,27 +128,29 @@ pub(super) fn listen(
 }
 
 /// Forwards notifications if a connection can be made, until it breaks.
-async fn connect_and_forward(pool: &PgPool, listening: &Listening, limits: DbLimits) -> DbResult<()> {
+async fn connect_and_forward(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
     // Without a pool, which would retry until its timeout and then report nothing else.
-    if let Err(error) = check_reach(pool, limits).await {
+    if let Err(error) = check_reach(targets, limits).await {
         listening.reach.is_out(&error);
         return Ok(());
     }
     listening.reach.is_back();
-    let ended = forward(pool, listening).await;
+    let ended = forward(&targets.direct, listening).await;
     listening.reach.connection_is_lost();
     ended.map_err(DbError::from)
 }
 
-async fn check_reach(pool: &PgPool, limits: DbLimits) -> DbResult<()> {
-    let mut conn = engine::connect_postgres(&pool.connect_options(), limits).await?;
-    check_writable(&mut conn).await?;
-    conn.close().await?;
+async fn check_reach(targets: &ListenerTargets, limits: DbLimits) -> DbResult<()> {
+    for options in targets.pooler.iter().chain([&targets.direct]) {
+        let mut conn = engine::connect_postgres(options, limits).await?;
+        check_writable(&mut conn).await?;
+        conn.close().await?;
+    }
     Ok(())
 }
 
 /// Forwards notifications until the connection breaks.
-async fn forward(pool: &PgPool, listening: &Listening) -> Result<(), sqlx::Error> {
+async fn forward(direct: &PgConnectOptions, listening: &Listening) -> Result<(), sqlx::Error> {
     // A pool of its own: a dropped listener sends `UNLISTEN` without a timeout, and would occupy a shared connection
     // meanwhile.
     let own = PgPoolOptions::new()
@@ -152,7 +158,7 @@ async fn forward(pool: &PgPool, listening: &Listening) -> Result<(), sqlx::Error
         .max_lifetime(None)
         .idle_timeout(None)
         .acquire_timeout(ANSWER_TIMEOUT);
-    let own = own.connect_lazy_with(PgConnectOptions::clone(&pool.connect_options()));
+    let own = own.connect_lazy_with(direct.clone());
     let mut listener = PgListener::connect_with(&own).await?;
     // A reconnect must not go unnoticed: notifications may have been missed.
     listener.eager_reconnect(false);

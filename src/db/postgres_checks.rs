@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{Connection, PgConnection, query_scalar};
 
-use super::DbLimits;
-pub use super::engine::is_postgres;
-use super::engine::{connect_postgres, postgres_options};
+use super::engine::{connect_postgres, pool_options, postgres_options};
 use super::error::{DbError, DbResult};
+use super::session_lock::check_same_database;
 use super::workers::database_now;
+use super::{DbAddress, DbLimits};
 use crate::domain::id::WorkerId;
 use crate::domain::time::{Clock, Timestamp};
 
@@ -117,6 +117,24 @@ pub async fn keeps_sessions(url: &str, limits: DbLimits) -> DbResult<bool> {
         Ok(Err(error)) => Err(DbError::from(error)),
         Err(_) => Ok(false),
     }
+}
+
+/// Checks that the URL of a pooler and the one past it lead to the same database.
+///
+/// # Errors
+/// [`DbError::CannotOpen`] if they do not; others if one of the two cannot be reached or fails.
+pub async fn check_address(address: &DbAddress, limits: DbLimits) -> DbResult<()> {
+    let mut direct = connect(address.session_url(), limits).await?;
+    let options = pool_options(address)?.application_name("adjutant check");
+    connect_postgres(&options, limits).await?.close().await?;
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(limits.connect)
+        .connect_lazy_with(options);
+    check_same_database(&mut direct, &pool).await?;
+    pool.close().await;
+    direct.close().await?;
+    Ok(())
 }
 
 /// Connects for a check.

@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use sqlx::{PgConnection, query_scalar};
+use sqlx::{PgConnection, Row, raw_sql};
 use tokio::time::Instant;
 
 use super::error::DbError;
@@ -101,8 +101,9 @@ impl Reachability {
 /// # Errors
 /// If the server is a standby, or the connection fails.
 pub(super) async fn check_writable(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
-    const SQL: &str = "select pg_is_in_recovery()";
-    let is_standby: bool = query_scalar(SQL).persistent(false).fetch_one(conn).await?;
+    // One message: behind a pooler the next one may reach another session.
+    let row = raw_sql("select pg_is_in_recovery()").fetch_one(conn).await?;
+    let is_standby: bool = row.try_get(0)?;
     match is_standby {
         true => Err(sqlx::Error::Io(std::io::Error::new(
             std::io::ErrorKind::ReadOnlyFilesystem,

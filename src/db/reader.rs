@@ -5,15 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 use tokio::time::Instant;
 
 use super::engine::acquire;
 use super::error::DbResult;
-use super::row_security::RowAccess;
-
-/// The statement that begins a read of one consistent snapshot.
-const BEGIN: &str = "begin isolation level repeatable read read only";
 
 /// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
 /// within `limit` is closed; the pool itself would wait for it without a limit.
@@ -52,9 +48,9 @@ impl Reader {
         self.has_begun = false;
     }
 
-    /// Begins the read transaction, which finds the rows of `access`.
-    pub(super) async fn begin(&mut self, access: &RowAccess) -> DbResult<Transaction<'_, Postgres>> {
-        let transaction = self.conn.begin_with(access.begin(BEGIN)).await?;
+    /// Begins the read transaction with these statements.
+    pub(super) async fn begin(&mut self, statements: AssertSqlSafe<String>) -> DbResult<Transaction<'_, Postgres>> {
+        let transaction = self.conn.begin_with(statements).await?;
         self.has_begun = true;
         Ok(transaction)
     }

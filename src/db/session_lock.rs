@@ -6,14 +6,63 @@
 //! at once, and its runs stay with it.
 
 use sqlx::postgres::PgListener;
-use sqlx::query;
+use sqlx::{PgConnection, PgExecutor, PgPool, query, query_scalar};
 use tokio::sync::watch;
 
+use super::error::{DbError, DbResult};
 use crate::domain::id::WorkerId;
+
+/// The SQL condition that a connection to the current database holds the advisory lock with this number.
+macro_rules! is_held {
+    ($lock:literal) => {
+        concat!(
+            "exists (select 1 from pg_locks where locktype = 'advisory' and granted and objsubid = 1 \
+             and database = (select oid from pg_database where datname = current_database()) \
+             and (classid::bigint << 32) | objid::bigint = ",
+            $lock,
+            ")"
+        )
+    };
+}
+
+pub(super) use is_held;
 
 /// The number of an advisory lock, which is a new one for each connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionLock(pub(super) i64);
+
+impl SessionLock {
+    /// Takes a new lock on a connection.
+    async fn take(conn: impl PgExecutor<'_>) -> Result<Self, sqlx::Error> {
+        // This half of an id is random.
+        let bits = WorkerId::mint().0.as_u64_pair().1;
+        let lock = Self(i64::from_ne_bytes(bits.to_ne_bytes()));
+        query("select pg_advisory_lock($1)").bind(lock.0).execute(conn).await?;
+        Ok(lock)
+    }
+}
+
+/// Checks that a direct connection and a pool lead to the same database: that a lock of the one is seen by the other.
+/// Otherwise all processes would take each other for ended.
+///
+/// # Errors
+/// [`DbError::CannotOpen`] if they do not, and if the database fails.
+pub(super) async fn check_same_database(direct: &mut PgConnection, pool: &PgPool) -> DbResult<()> {
+    const SQL: &str = concat!("select ", is_held!("$1"));
+    let lock = SessionLock::take(direct).await?;
+    let mut transaction = pool.begin().await?;
+    let seen = query_scalar(SQL).bind(lock.0).persistent(false);
+    let is_seen: bool = seen.fetch_one(&mut *transaction).await?;
+    transaction.rollback().await?;
+    match is_seen {
+        true => Ok(()),
+        false => Err(DbError::CannotOpen(
+            "`url` and `direct_url` of [storage] lead to different databases: both must lead to the same one, the first \
+             through the pooler"
+                .to_owned(),
+        )),
+    }
+}
 
 /// A lock that is held. Dropping it says that it is lost.
 pub(super) struct HeldLock<'a>(&'a watch::Sender<Option<SessionLock>>);
@@ -27,13 +76,7 @@ impl<'a> HeldLock<'a> {
         listener: &mut PgListener,
         shown: &'a watch::Sender<Option<SessionLock>>,
     ) -> Result<Self, sqlx::Error> {
-        // This half of an id is random.
-        let bits = WorkerId::mint().0.as_u64_pair().1;
-        let lock = SessionLock(i64::from_ne_bytes(bits.to_ne_bytes()));
-        query("select pg_advisory_lock($1)")
-            .bind(lock.0)
-            .execute(listener)
-            .await?;
+        let lock = SessionLock::take(listener).await?;
         shown.send_replace(Some(lock));
         Ok(Self(shown))
     }

@@ -91,7 +91,7 @@ async fn open_with(url: &str, keys: Option<MasterKeys>) -> DbResult<Db> {
         ..DbLimits::default()
     };
     let spawn = move |_, task| drop(tasks.spawn(task));
-    Db::open_with_keys(url, limits, keys, &spawn).await
+    Db::open_with_keys(&url.into(), limits, keys, &spawn).await
 }
 
 /// Returns master keys with these names, separated by spaces. Equal names have equal keys.

@@ -12,7 +12,7 @@ use const_format::concatcp;
 use sqlx::{query, query_scalar};
 
 use super::engine::{Conn, on_engine};
-use super::session_lock::SessionLock;
+use super::session_lock::{SessionLock, is_held};
 use super::{DbResult, Tx};
 use crate::domain::id::WorkerId;
 use crate::domain::time::Timestamp;
@@ -83,10 +83,10 @@ pub struct LostWorkers {
 
 /// Ends the leases of the workers other than `worker` that hold their locks no more. SQLite has one worker.
 pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers> {
-    const IS_LOST: &str = " where worker_id <> $1 and session_lock is not null and not exists (select 1 from pg_locks \
-        where locktype = 'advisory' and granted and objsubid = 1 \
-        and database = (select oid from pg_database where datname = current_database()) \
-        and (classid::bigint << 32) | objid::bigint = workers.session_lock)";
+    const IS_LOST: &str = concatcp!(
+        " where worker_id <> $1 and session_lock is not null and not ",
+        is_held!("workers.session_lock")
+    );
     const MISSED: &str = concatcp!(
         "update workers set missed_at = ",
         database_now!(postgres),
@@ -103,8 +103,8 @@ pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers
     match &mut tx.conn {
         Conn::Sqlite(_) => Ok(LostWorkers::default()),
         Conn::Postgres(conn) => {
-            let ended = query(ENDED).bind(worker.0).bind(GRACE_US).execute(&mut **conn).await?;
-            let missed = query(MISSED).bind(worker.0).execute(&mut **conn).await?;
+            let ended = query(ENDED).bind(worker.0).bind(GRACE_US).execute(&mut *conn).await?;
+            let missed = query(MISSED).bind(worker.0).execute(&mut *conn).await?;
             Ok(LostWorkers {
                 is_missed: missed.rows_affected() > 0,
                 has_ended: ended.rows_affected() > 0,

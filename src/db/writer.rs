@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{FileLock, Tx, TxParts, acquire};
+use super::engine::{FileLock, PostgresPool, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::job::TransactionJob;
 use super::notifications::Listening;
@@ -28,8 +28,6 @@ use super::row_security::RowAccess;
 
 /// The capacity of the queue. When the queue is full, callers wait.
 const WAITING: usize = 1024;
-/// The statement that begins a write on Postgres.
-const BEGIN: &str = "begin";
 /// The maximum number of jobs that share a transaction.
 const GROUP: usize = 64;
 /// The time after a deletion at which SQLite's log is emptied, so that many deletions cost it once.
@@ -263,7 +261,7 @@ async fn run_group(
 }
 
 /// Returns the writers of Postgres.
-pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
+pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
     let WriterParts {
         inbox,
         parts,
@@ -299,13 +297,13 @@ async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option
     inbox.recv().await
 }
 
-async fn write_one(pool: &PgPool, parts: &TxParts, job: QueuedJob, limit: Duration) {
-    let mut writer = match Writer::of(pool, limit).await {
+async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: Duration) {
+    let mut writer = match Writer::of(&pool.connections, limit).await {
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),
     };
     let access = job.access.clone();
-    let mut transaction = match writer.conn.begin_with(access.begin(BEGIN)).await {
+    let mut transaction = match writer.conn.begin_with(access.begin(&pool.begin_write)).await {
         Ok(transaction) => transaction,
         Err(error) => return job.refuse(error.into()),
     };

@@ -40,7 +40,7 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
         let (owner, name) = key;
         let label = owner.label(&name);
         if definition.needs_login() {
-            let url = config.storage.url.clone();
+            let url = config.storage.session_url().clone();
             let found = find_login(
                 url,
                 database_limits(&config.storage),

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{Finding, PlannedCheck};
-use crate::app::database_limits;
+use crate::app::{database_address, database_limits};
 use crate::config::{Config, DatabaseUrl};
-use crate::db::postgres_checks::{ClockDifference, clock_difference, count_connections, is_postgres, keeps_sessions};
-use crate::db::{DbError, DbLimits};
+use crate::db::postgres_checks::{ClockDifference, check_address, clock_difference, count_connections, keeps_sessions};
+use crate::db::{DbAddress, DbError, DbLimits};
 use crate::domain::time::SystemClock;
 
 /// The difference of clocks up to which nothing goes wrong.
@@ -14,15 +14,25 @@ const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1);
 
 /// Plans the checks of a Postgres server beyond its tables.
 pub(super) fn plan(config: &Config) -> Vec<PlannedCheck> {
-    let url = &config.storage.url;
-    if !is_postgres(url.expose()) {
+    let storage = &config.storage;
+    if !storage.url.is_postgres() {
         return vec![];
     }
-    let limits = database_limits(&config.storage);
-    // One more connection listens for notifications.
-    let needed = i64::from(config.storage.connections) + 1;
+    let limits = database_limits(storage);
+    let url = storage.session_url();
+    // One connection listens for notifications. Those of a pooler are its own.
+    let pooled = storage.direct_url.as_ref().map(|_| storage.url.to_string());
+    let needed = if pooled.is_some() {
+        1
+    } else {
+        i64::from(storage.connections) + 1
+    };
     let name = url.to_string();
-    vec![
+    let pooler = pooled.map(|name| {
+        let address = database_address(storage);
+        PlannedCheck::new("database_pooler", name, check_pooler(address, limits))
+    });
+    let mut checks = vec![
         PlannedCheck::new("database_clock", name.clone(), check_clock(url.clone(), limits)),
         PlannedCheck::new(
             "database_connections",
@@ -30,7 +40,19 @@ pub(super) fn plan(config: &Config) -> Vec<PlannedCheck> {
             check_connections(url.clone(), limits, needed),
         ),
         PlannedCheck::new("database_sessions", name, check_sessions(url.clone(), limits)),
-    ]
+    ];
+    checks.extend(pooler);
+    checks
+}
+
+async fn check_pooler(address: DbAddress, limits: DbLimits) -> Finding {
+    match check_address(&address, limits).await {
+        Ok(()) => Finding::ok("the pooler leads to the same database as `direct_url`"),
+        Err(error) => Finding::fail(
+            error.to_string(),
+            "set `url` in [storage] to the pooler, and `direct_url` to the Postgres behind it",
+        ),
+    }
 }
 
 async fn check_clock(url: DatabaseUrl, limits: DbLimits) -> Finding {
@@ -75,7 +97,7 @@ async fn check_sessions(url: DatabaseUrl, limits: DbLimits) -> Finding {
         Ok(true) => Finding::ok("a notification arrives: sessions are kept"),
         Ok(false) => Finding::warn(
             "no notification arrives",
-            "let the server reach Postgres itself, or a pooler that keeps sessions: others share them between transactions",
+            "set `direct_url` in [storage] to Postgres itself: a pooler that shares sessions between transactions is in between",
         ),
         Err(error) => not_looked_at(&error),
     }

@@ -66,7 +66,7 @@ pub async fn lock_claims(tx: &mut Tx<'_>) -> DbResult<()> {
     const SQL: &str = concatcp!("select pg_advisory_xact_lock(hashtextextended(", CLAIMS, ", 0))");
     match &mut tx.conn {
         Conn::Sqlite(_) => Ok(()),
-        Conn::Postgres(conn) => Ok(query(SQL).execute(&mut **conn).await.map(drop)?),
+        Conn::Postgres(conn) => Ok(query(SQL).execute(conn).await.map(drop)?),
     }
 }
 
@@ -82,7 +82,7 @@ pub async fn try_lock_claims(tx: &mut Tx<'_>, subject: &str) -> DbResult<bool> {
     );
     match &mut tx.conn {
         Conn::Sqlite(_) => Ok(true),
-        Conn::Postgres(conn) => Ok(query_scalar(SQL).bind(subject).fetch_one(&mut **conn).await?),
+        Conn::Postgres(conn) => Ok(query_scalar(SQL).bind(subject).fetch_one(conn).await?),
     }
 }
 

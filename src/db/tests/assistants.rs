@@ -256,7 +256,7 @@ async fn searches_use_indexes_on_postgres() {
         db.write(|tx| {
             Box::pin(async move {
                 if let Conn::Postgres(conn) = &mut tx.conn {
-                    sqlx::raw_sql(FILL).execute(&mut **conn).await?;
+                    sqlx::raw_sql(FILL).execute(conn).await?;
                 }
                 crate::db::DbResult::Ok(())
             })

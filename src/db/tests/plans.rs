@@ -87,7 +87,7 @@ async fn fill(db: &Db) {
                          insert into thread_terms select '{some}', thread_id from threads where created_at <= 10; \
                          analyze;"
                     );
-                    raw_sql(AssertSqlSafe(threads + &terms)).execute(&mut **conn).await?;
+                    raw_sql(AssertSqlSafe(threads + &terms)).execute(conn).await?;
                 }
             }
             DbResult::Ok(())
@@ -113,13 +113,13 @@ async fn plan(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, part: Par
                 Part::Page => wanted.push_page(&mut sql, path)?,
                 Part::Count => wanted.push_count(&mut sql, path, Some(threads::COUNTED))?,
             }
-            let rows: Vec<$row> = sql.build_query_as().fetch_all(&mut **$conn).await?;
+            let rows: Vec<$row> = sql.build_query_as().fetch_all($conn).await?;
             rows
         }};
     }
     Ok(match &mut tx.conn {
         Conn::Sqlite(conn) => {
-            let rows = explain!("explain query plan ", conn, (i64, i64, i64, String));
+            let rows = explain!("explain query plan ", &mut **conn, (i64, i64, i64, String));
             rows.into_iter().map(|row| row.3).collect::<Vec<_>>().join("\n")
         }
         Conn::Postgres(conn) => {

@@ -322,12 +322,12 @@ async fn rows_of_postgres(tx: &mut Tx<'_>) -> DbResult<String> {
     let Conn::Postgres(conn) = &mut tx.conn else {
         panic!("not on Postgres")
     };
-    let tables: Vec<String> = query_scalar(TABLES).fetch_all(&mut **conn).await?;
+    let tables: Vec<String> = query_scalar(TABLES).fetch_all(&mut *conn).await?;
     assert!(tables.len() > 30, "{tables:?}");
     let mut all = String::new();
     for table in tables {
         let sql = format!("select coalesce(string_agg(cast(t as text), ' '), '') from {table} t");
-        let text: String = query_scalar(AssertSqlSafe(sql)).fetch_one(&mut **conn).await?;
+        let text: String = query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *conn).await?;
         all.push_str(&text);
     }
     Ok(all)

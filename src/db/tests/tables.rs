@@ -19,7 +19,7 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
         order by table_name, ordinal_position";
     let rows: Vec<(String, String, bool)> = match &mut tx.conn {
         Conn::Sqlite(conn) => query_as(SQLITE).fetch_all(&mut **conn).await?,
-        Conn::Postgres(conn) => query_as(POSTGRES).fetch_all(&mut **conn).await?,
+        Conn::Postgres(conn) => query_as(POSTGRES).fetch_all(conn).await?,
     };
     let mut tables = Tables::new();
     for (table, column, nullable) in rows {
@@ -99,7 +99,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
         }
         Conn::Postgres(conn) => {
             let rows: Vec<(String,)> = query_as(AssertSqlSafe(format!("explain {sql}")))
-                .fetch_all(&mut **conn)
+                .fetch_all(conn)
                 .await?;
             Ok(rows.into_iter().map(|row| row.0).collect::<Vec<_>>().join("\n"))
         }
@@ -392,7 +392,7 @@ async fn queries_use_indexes_on_postgres() {
     db.write(|tx| {
         Box::pin(async move {
             if let Conn::Postgres(conn) = &mut tx.conn {
-                sqlx::raw_sql(FILL).execute(&mut **conn).await?;
+                sqlx::raw_sql(FILL).execute(conn).await?;
             }
             DbResult::Ok(())
         })

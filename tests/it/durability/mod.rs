@@ -6,6 +6,7 @@ mod compaction;
 mod crash;
 mod failover;
 mod load_balancer;
+mod pooled_postgres;
 mod proof;
 mod random;
 mod remote_agents;

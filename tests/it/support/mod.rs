@@ -13,6 +13,7 @@ pub(crate) mod mcp;
 pub(crate) mod misbehaving_server;
 #[cfg(feature = "nats")]
 pub(crate) mod nats;
+pub(crate) mod pgbouncer;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
 pub(crate) mod postgres_proxy;

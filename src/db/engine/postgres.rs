@@ -1,0 +1,214 @@
+//! Postgres, also behind a pooler that shares its sessions between transactions, such as PgBouncer in transaction mode.
+//!
+//! Behind such a pooler a session belongs to the server for one transaction only. So the settings of a session are made in
+//! each transaction, statements are not prepared by name, and what lasts longer than a transaction (notifications, the
+//! lock of the process, migrations) has a connection past the pooler.
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
+use sqlx::{Describe, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr};
+
+use super::postgres_options;
+use crate::db::error::DbResult;
+use crate::db::{DbAddress, DbLimits};
+
+/// The statement that begins a write.
+const BEGIN_WRITE: &str = "begin";
+/// The statement that begins a read of one consistent snapshot.
+const BEGIN_READ: &str = "begin isolation level repeatable read read only";
+
+/// The pool of a Postgres, with what a transaction on one of its connections begins with.
+#[derive(Debug, Clone)]
+pub(in crate::db) struct PostgresPool {
+    pub(in crate::db) connections: PgPool,
+    /// The statements that begin a write.
+    pub(in crate::db) begin_write: String,
+    /// The statements that begin a read.
+    pub(in crate::db) begin_read: String,
+}
+
+impl PostgresPool {
+    /// Takes a pool. Transactions on it make these settings, if there are any.
+    pub(super) fn new(connections: PgPool, settings: Option<&SessionSettings>) -> Self {
+        let settings = settings.map(SessionSettings::of_transaction).unwrap_or_default();
+        Self {
+            connections,
+            begin_write: format!("{BEGIN_WRITE}{settings}"),
+            begin_read: format!("{BEGIN_READ}{settings}"),
+        }
+    }
+}
+
+/// The settings of the sessions of Postgres.
+pub(super) struct SessionSettings(Vec<(&'static str, String)>);
+
+impl SessionSettings {
+    /// Returns the settings for these limits.
+    pub(super) fn new(limits: DbLimits) -> Self {
+        let millis = limits.statement.as_millis();
+        let settings = [
+            // A process that is suspended in a transaction must not keep its locks: other processes could not take over
+            // its runs.
+            ("idle_in_transaction_session_timeout", "'3s'".to_owned()),
+            // Every search of the server has an index. By default the planner reads a whole table where it expects many
+            // matches, since it ignores that only one page is wanted, or assumes disks on which places far apart are
+            // slow. A statement without an index then has such a high estimated cost that Postgres would compile it
+            // first (`jit`), which costs more than it saves.
+            ("enable_seqscan", "off".to_owned()),
+            ("random_page_cost", "1.1".to_owned()),
+            ("jit", "off".to_owned()),
+            ("statement_timeout", format!("'{millis}ms'")),
+            // A little shorter than the timeout for statements, so that the two errors can be told apart.
+            ("lock_timeout", format!("'{}ms'", millis * 9 / 10 + 1)),
+        ];
+        Self(settings.into())
+    }
+
+    /// Returns the statements that make the settings for a session.
+    pub(super) fn of_session(&self) -> String {
+        let statements = self.0.iter().map(|(name, value)| format!("set {name} = {value}"));
+        statements.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Returns the statements that make the settings for a transaction, behind the one that begins it.
+    fn of_transaction(&self) -> String {
+        let statements = self
+            .0
+            .iter()
+            .map(|(name, value)| format!("; set local {name} = {value}"));
+        statements.collect()
+    }
+}
+
+/// Returns the options for the connections of the pool.
+pub(in crate::db) fn pool_options(address: &DbAddress) -> DbResult<PgConnectOptions> {
+    let options = postgres_options(&address.url)?;
+    match address.direct_url {
+        // Poolers refuse parameters that they do not know, and this one has no effect on values in binary form.
+        Some(_) => Ok(options.extra_float_digits(None)),
+        None => Ok(options),
+    }
+}
+
+/// The connection of a transaction on Postgres.
+#[derive(Debug)]
+pub(in crate::db) struct PostgresConn<'c> {
+    conn: &'c mut PgConnection,
+    /// True if statements are prepared once for each connection.
+    prepares: bool,
+}
+
+impl<'c> PostgresConn<'c> {
+    pub(super) fn new(conn: &'c mut PgConnection, prepares: bool) -> Self {
+        Self { conn, prepares }
+    }
+
+    fn query<E>(&self, query: E) -> PreparedOnRequest<E> {
+        PreparedOnRequest {
+            query,
+            prepares: self.prepares,
+        }
+    }
+}
+
+/// A query that is prepared by name only if that is wanted.
+struct PreparedOnRequest<E> {
+    query: E,
+    prepares: bool,
+}
+
+impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for PreparedOnRequest<E> {
+    fn sql(self) -> SqlStr {
+        self.query.sql()
+    }
+
+    fn statement(&self) -> Option<&PgStatement> {
+        self.query.statement()
+    }
+
+    fn take_arguments(&mut self) -> Result<Option<PgArguments>, BoxDynError> {
+        self.query.take_arguments()
+    }
+
+    fn persistent(&self) -> bool {
+        self.prepares && self.query.persistent()
+    }
+}
+
+impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        let query = self.query(query);
+        self.conn.fetch_many(query)
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        let query = self.query(query);
+        self.conn.fetch_optional(query)
+    }
+
+    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
+    where
+        'c: 'e,
+    {
+        self.conn.prepare_with(sql, parameters)
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Postgres>>>
+    where
+        'c: 'e,
+    {
+        self.conn.describe(sql)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn settings() -> SessionSettings {
+        SessionSettings::new(DbLimits {
+            statement: Duration::from_secs(10),
+            ..DbLimits::default()
+        })
+    }
+
+    #[test]
+    fn the_settings_of_a_session_are_one_message() {
+        assert_eq!(
+            settings().of_session(),
+            "set idle_in_transaction_session_timeout = '3s'; set enable_seqscan = off; set random_page_cost = 1.1; \
+             set jit = off; set statement_timeout = '10000ms'; set lock_timeout = '9001ms'"
+        );
+    }
+
+    #[tokio::test]
+    async fn transactions_make_the_settings_behind_a_pooler_only() {
+        let pool = PgPool::connect_lazy("postgres://localhost/none").expect("a pool");
+        let direct = PostgresPool::new(pool.clone(), None);
+        assert_eq!(direct.begin_write, "begin");
+        assert_eq!(direct.begin_read, "begin isolation level repeatable read read only");
+        let pooled = PostgresPool::new(pool, Some(&settings()));
+        assert!(
+            pooled
+                .begin_write
+                .starts_with("begin; set local idle_in_transaction_session_timeout = '3s'; set local "),
+            "{}",
+            pooled.begin_write
+        );
+        assert!(pooled.begin_read.ends_with("; set local lock_timeout = '9001ms'"));
+    }
+}

@@ -1,0 +1,162 @@
+//! A Postgres behind a pooler that shares its sessions between transactions.
+
+use std::str::FromStr;
+
+use adjutant::Adjutant;
+use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
+use tokio::task::JoinSet;
+
+use crate::support::actors::Human;
+use crate::support::pgbouncer::{PgBouncer, SESSIONS};
+use crate::support::postgres::fresh_database;
+use crate::support::{Engine, TestServer, eventually, lookup, mail, play, script, task};
+
+/// Returns the name of the server's database.
+fn database_name(server: &TestServer) -> String {
+    let options = PgConnectOptions::from_str(&server.database_url()).expect("a URL");
+    options.get_database().expect("a database").to_owned()
+}
+
+/// Plays a test with a server behind a pooler, which outlives the server.
+async fn play_behind_a_pooler(test: impl AsyncFnOnce(TestServer, &PgBouncer)) {
+    let Some(elsewhere) = fresh_database().await else {
+        return;
+    };
+    if let Some(pooler) = PgBouncer::starts(&elsewhere.url).await {
+        play(Engine::Postgres, async |server: TestServer| {
+            let direct = server.database_url();
+            let pooled = pooler.url(&database_name(&server));
+            let lines = format!("url = \"{pooled}\"\ndirect_url = \"{direct}\"\nconnections = 8");
+            server.is_reconfigured(&format!("url = \"{direct}\""), &lines).await;
+            test(server, &pooler).await;
+        })
+        .await;
+    }
+    elsewhere.discard().await;
+}
+
+/// Returns the number of sessions in the database besides the one that asks.
+async fn sessions(server: &TestServer) -> i64 {
+    let sql = "select count(*) from pg_stat_activity \
+        where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()";
+    server.number_in_database(sql).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_runs_share_few_sessions() {
+    play_behind_a_pooler(async |server, _| {
+        let mut runs = JoinSet::new();
+        for number in 0..12 {
+            let human = server.human("agent").await;
+            runs.spawn(async move {
+                let work = script().calls(lookup("c1", "x")).says("found");
+                let text = script()
+                    .calls_all([task("t1", "researcher", work), mail("m1", "bob")])
+                    .says(&format!("done {number}"));
+                human.says(text).await;
+                human.approves(&human.question().await).await.finishes().await;
+                let said = human.transcript().await;
+                assert_eq!(said.last(), Some(&format!("ai: done {number}")));
+                assert_eq!(human.status().await.as_str(), "idle");
+            });
+        }
+        while let Some(ended) = runs.join_next().await {
+            ended.expect("the run is done");
+        }
+        // The connection that listens is not one of the pooler's.
+        let open = sessions(&server).await;
+        assert!(open <= SESSIONS + 1, "{open}");
+        let found = server.client().post("/threads/search", json!({"limit": 50})).await.ok();
+        assert_eq!(found.as_array().map(Vec::len), Some(12));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_behind_a_pooler_is_replaced_before_its_lease_is_over() {
+    play_behind_a_pooler(async |server, _| {
+        server
+            .is_reconfigured("lease_s = 2.0\nheartbeat_s = 0.5", "lease_s = 600.0\nheartbeat_s = 0.5")
+            .await;
+        server.moves_into_a_process().await;
+        server.tools.hold("lookup");
+        let alice = server.human("plain").await;
+        alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+        server.tools.called("lookup", 1).await;
+        let second = server.starts_second_process().await;
+        eventually(async || {
+            server
+                .number_in_database("select count(*) from workers where session_lock is not null")
+                .await
+                == 2
+        })
+        .await;
+        server.is_killed().await;
+        server.tools.called("lookup", 2).await;
+        server.tools.let_go("lookup");
+        let thread = alice.path("").rsplit('/').next().unwrap_or_default().to_owned();
+        let alice = Human::at(second.client(), "plain", &thread);
+        let runs = alice.runs().await;
+        let run = alice.run(&runs[0]);
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        second.is_stopped().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_cancelled_through_another_server_behind_a_pooler() {
+    play_behind_a_pooler(async |server, _| {
+        server.tools.hold("lookup");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+        server.tools.called("lookup", 1).await;
+        let twin = server.starts_twin().await;
+        let thread = alice.path("").rsplit('/').next().unwrap_or_default().to_owned();
+        let there = Human::at(twin.client.clone(), "plain", &thread);
+        there.run(&run.record().await).is_cancelled("interrupt").await.ok();
+        assert_eq!(run.status().await, "interrupted");
+        server.tools.let_go("lookup");
+        twin.stops().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_direct_url_of_another_database_is_refused() {
+    play_behind_a_pooler(async |server, pooler| {
+        let text = format!(
+            "[storage]\nurl = \"{}\"\ndirect_url = \"{}\"\n",
+            pooler.url("postgres"),
+            server.database_url()
+        );
+        let Err(error) = Adjutant::builder().config_text(text).start().await else {
+            panic!("it starts")
+        };
+        let error = format!("{error:#}");
+        assert!(error.contains("lead to different databases"), "{error}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_looks_past_the_pooler() {
+    play_behind_a_pooler(async |server, _| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_adjutant"))
+            .arg("doctor")
+            .arg("--config")
+            .arg(server.configuration())
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        for line in [
+            "a notification arrives: sessions are kept",
+            "the pooler leads to the same database",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    })
+    .await;
+}
