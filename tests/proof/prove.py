@@ -6,6 +6,9 @@ silenced and delayed. At the end everything is healed, and each acknowledged run
 tool has to be there once (or a human was asked), and each reader has to have got each event once.
 
     python tests/proof/prove.py --server target/release/adjutant --minutes 30
+
+With `--former` the servers begin as the program of another release, and are replaced one after the other: a rolling upgrade, with
+both at work on one database.
 """
 
 import argparse
@@ -47,7 +50,8 @@ class Cluster:
             ports["database"] = self.link(f"server {number} and postgres", database).port
             if self.nats:
                 ports["nats"] = self.link(f"server {number} and nats", self.nats.port).port
-            self.servers.append(parts.server(folder, options.server, number, ports))
+            program = options.former or options.server
+            self.servers.append(parts.server(folder, program, number, ports))
             fronts.append(self.link(f"haproxy and server {number}", ports["server"]).port)
         self.front = parts.free_port()
         shipped = ROOT / "deploy" / "haproxy.cfg"
@@ -138,6 +142,24 @@ class Driver:
         await part.start()
         await part.is_ready()
 
+    async def upgrade(self, program, pause):
+        """Replaces the servers by another program, one after the other, with pauses in seconds."""
+        for number, server in enumerate(self.cluster.servers):
+            await asyncio.sleep(pause)
+            while server in self.busy:
+                await asyncio.sleep(0.1)
+            self.busy.add(server)
+            if number == 0:
+                # The first one brings the tables up to date. A server that fails from now on comes back as the new program.
+                for other in self.cluster.servers:
+                    other.command[0] = str(program)
+            self.done.append(f"upgrades {server.name}")
+            print(f"{time.strftime('%H:%M:%S')} {self.done[-1]}", flush=True)
+            try:
+                await self.restarts(server)
+            finally:
+                self.busy.discard(server)
+
     async def cuts(self, link):
         link.cut()
         await self.heals(link)
@@ -165,6 +187,9 @@ async def prove(options, folder):
         await cluster.start()
         using = [asyncio.create_task(clients.use(number)) for number in range(options.clients)]
         breaking = [asyncio.create_task(driver.run()) for _ in range(2)]
+        if options.former:
+            pause = options.minutes * 60 / (SERVERS + 1)
+            breaking.append(asyncio.create_task(driver.upgrade(options.server, pause)))
         await asyncio.sleep(options.minutes * 60)
         driver.is_over = True
         await asyncio.gather(*breaking)
@@ -192,6 +217,7 @@ async def prove(options, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", required=True, type=Path, help="the program to prove")
+    parser.add_argument("--former", type=Path, help="the program with which the servers begin")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long parts fail")
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -201,6 +227,7 @@ def main():
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     options = parser.parse_args()
     options.server = options.server.resolve()
+    options.former = options.former and options.former.resolve()
     folder = Path(tempfile.mkdtemp(prefix="adjutant-proof-"))
     folder.chmod(0o755)
     print(f"seed {options.seed}, logs in {folder}", flush=True)
