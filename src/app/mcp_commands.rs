@@ -15,10 +15,11 @@ use super::builder::Prepared;
 use super::definitions;
 use crate::config::{Config, LoginOptions, McpCommand, Problems};
 use crate::db::{Db, DbResult, audit, mcp_logins};
-use crate::definition::mcp::{McpServerDefinition, ServerDefinition};
+use crate::definition::mcp::{McpOAuth, McpServerDefinition, ServerDefinition};
 use crate::domain::audit::AuditEntry;
 use crate::domain::identity::Tenant;
 use crate::domain::mcp_login::{LoginKey, LoginStatus, McpLogin};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::suggestion::nearest;
 use crate::domain::time::{Clock, SystemClock, Timestamp};
 use crate::tool::mcp::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens};
@@ -122,9 +123,19 @@ impl Logins<'_> {
             client: remote::client()?,
             definition,
             redirect: listener.address()?,
+            further_scopes: self.further_scopes(&key, definition).await,
         };
         let pending = PendingLogin::begin(target).await;
         let pending = pending.map_err(|reason| anyhow!("cannot log in to `{server}`: {reason}"))?;
+        let missing = pending.missing_scopes();
+        if !missing.is_empty() {
+            let section = McpOAuth::section(server);
+            writeln!(
+                output,
+                "The server has asked for the scopes {missing}. The login does not ask for them, since `scopes` in \
+                 `{section}` does not have them: add them there if agents may use them, and log in again."
+            )?;
+        }
         writeln!(output, "Open this address in a browser:\n\n{}\n", pending.address())?;
         output.flush()?;
         let login = match options.paste {
@@ -159,6 +170,22 @@ impl Logins<'_> {
             writeln!(output, "{note}")?;
         }
         Ok(())
+    }
+
+    /// Returns the scopes that earlier logins to a server have lacked.
+    async fn further_scopes(&self, key: &LoginKey, definition: &McpServerDefinition) -> OAuthScopes {
+        let wanted = key.clone();
+        let read = self
+            .db
+            .read(move |tx| Box::pin(async move { mcp_logins::find(tx, &wanted).await }));
+        let found = read.await.unwrap_or_else(|error| {
+            // The new login takes its place, whatever it is.
+            tracing::warn!(%error, "the earlier login cannot be read, so the scopes that it has lacked are not known");
+            None
+        });
+        let url = definition.url.as_deref().unwrap_or_default();
+        let found = found.filter(|login| login.status.is_for(url));
+        found.map(|login| login.secrets.further_scopes()).unwrap_or_default()
     }
 
     async fn store(&self, login: &McpLogin) -> DbResult<()> {
@@ -212,13 +239,22 @@ impl Logins<'_> {
     async fn list(&self, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
         let read = self.db.read(|tx| Box::pin(async move { mcp_logins::list(tx).await }));
         let logins = read.await?;
-        let text = self.table(&logins, SystemClock.now())?;
+        let read = self
+            .db
+            .read(|tx| Box::pin(async move { mcp_logins::missing_scopes(tx).await }));
+        let missing = read.await?;
+        let text = self.table(&logins, &missing, SystemClock.now())?;
         output.write_all(text.as_bytes())?;
         Ok(())
     }
 
-    /// Returns a table of all servers that require a login, and of all logins.
-    fn table(&self, logins: &[LoginStatus], now: Timestamp) -> Result<String, std::fmt::Error> {
+    /// Returns a table of all servers that require a login, and of all logins with the scopes that they lack.
+    fn table(
+        &self,
+        logins: &[LoginStatus],
+        missing: &BTreeMap<LoginKey, OAuthScopes>,
+        now: Timestamp,
+    ) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         add_row(
             &mut text,
@@ -230,6 +266,9 @@ impl Logins<'_> {
             for login in of_server.clone() {
                 let status = login.problem(url, now).unwrap_or("logged in");
                 add_login(&mut text, login, status)?;
+                if let Some(missing) = missing.get(&login.key) {
+                    writeln!(text, "  missing scopes: {missing}")?;
+                }
             }
             if !of_server.clone().any(|login| login.key.own_tenant().is_none()) {
                 add_row(&mut text, [server, "all", "not logged in", "", ""])?;

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use crate::db::{Db, DbError, RowAccess, mcp_logins};
 use crate::domain::id::LoginVersion;
 use crate::domain::mcp_login::{LoginKey, McpLogin};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::{Clock, Timestamp};
 use crate::tool::mcp::{LoginStore, LoginStoreError};
 
@@ -65,6 +66,15 @@ impl LoginStore for StoredLogins {
         let write = self
             .0
             .write(move |tx| Box::pin(async move { mcp_logins::release_refresh(tx, &login).await }));
+        RowAccess::Server.scope(write).await.map_err(failed)
+    }
+
+    async fn add_missing_scopes(&self, login: &McpLogin, missing: &OAuthScopes) -> Result<(), LoginStoreError> {
+        let login = login.clone();
+        let missing = missing.clone();
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { mcp_logins::add_missing_scopes(tx, &login, &missing).await }));
         RowAccess::Server.scope(write).await.map_err(failed)
     }
 }

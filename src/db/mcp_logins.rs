@@ -3,6 +3,8 @@
 //! A refresh token may be used once: a second use can end the login for good. So one server process at a time claims the
 //! refresh of a login, for a limited time, and tokens are replaced only where the version is still the one that was read.
 
+use std::collections::BTreeMap;
+
 use sqlx::{PgConnection, SqliteConnection, query, query_as};
 use uuid::Uuid;
 
@@ -11,7 +13,8 @@ use super::json::{ColumnRef, readable};
 use super::{DbError, DbResult, Tx};
 use crate::domain::id::LoginVersion;
 use crate::domain::identity::Tenant;
-use crate::domain::mcp_login::{LoginKey, LoginStatus, McpLogin};
+use crate::domain::mcp_login::{LoginKey, LoginSecrets, LoginStatus, McpLogin};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "mcp_logins";
@@ -69,6 +72,13 @@ impl TryFrom<LoginRow> for McpLogin {
             version: LoginVersion(row.version),
         })
     }
+}
+
+#[derive(sqlx::FromRow)]
+struct SecretsRow {
+    tenant: String,
+    server: String,
+    secrets: String,
 }
 
 /// Returns the id to which the secrets of a login are bound.
@@ -149,6 +159,54 @@ pub(super) async fn list_on_sqlite(conn: &mut SqliteConnection) -> DbResult<Vec<
 pub(super) async fn list_on_postgres(conn: &mut PgConnection) -> DbResult<Vec<LoginStatus>> {
     let rows: Vec<StatusRow> = query_as(LIST).fetch_all(conn).await?;
     readable(rows)
+}
+
+/// Returns the scopes that logins lack, by the keys of those that lack any. Secrets that cannot be read here are logged and
+/// left out.
+pub async fn missing_scopes(tx: &mut Tx<'_>) -> DbResult<BTreeMap<LoginKey, OAuthScopes>> {
+    const SQL: &str = "select tenant, server, secrets from mcp_logins order by server, tenant";
+    let rows: Vec<SecretsRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
+    let mut found = BTreeMap::new();
+    for row in rows {
+        let id = place(&row.tenant, &row.server);
+        let secrets: Option<LoginSecrets> = cell(&id).decode_or_log(&row.secrets);
+        let missing = secrets.map(|secrets| secrets.missing_scopes).unwrap_or_default();
+        if !missing.is_empty() {
+            let key = LoginKey {
+                tenant: Tenant::stored(row.tenant),
+                server: row.server,
+            };
+            found.insert(key, missing);
+        }
+    }
+    Ok(found)
+}
+
+/// Adds scopes to those that a login lacks. Changes nothing if the version of the login is not the current one any more: it has
+/// other tokens then. The version stays, so that a refresh that has begun can store its tokens.
+pub async fn add_missing_scopes(tx: &mut Tx<'_>, login: &McpLogin, missing: &OAuthScopes) -> DbResult<()> {
+    const SQL: &str = "update mcp_logins set secrets = $4 where tenant = $1 and server = $2 and version = $3";
+    let found = find(tx, &login.status.key).await?;
+    let Some(mut current) = found.filter(|found| found.version == login.version) else {
+        return Ok(());
+    };
+    let all = current.secrets.missing_scopes.with(missing);
+    if all == current.secrets.missing_scopes {
+        return Ok(());
+    }
+    current.secrets.missing_scopes = all;
+    tx.erase_traces();
+    let secrets = sealed_secrets(tx, &current).await?;
+    let key = &current.status.key;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(key.tenant.as_str())
+        .bind(&key.server)
+        .bind(current.version.0)
+        .bind(&secrets)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
 }
 
 /// Claims the refresh of a version of a login until a time. Returns false if the version is not the current one, or if another

@@ -6,11 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::address_problem;
 use super::diagnostic::{Diagnostic, FieldPath};
-
-/// The maximum number of scopes.
-const MAX_SCOPES: usize = 32;
-/// The maximum length of a scope, in bytes.
-const MAX_SCOPE_BYTES: usize = 256;
+use crate::domain::oauth_scopes::{MAX_SCOPE_BYTES, MAX_SCOPES, OAuthScopes, is_scope};
 
 /// The access tokens for an MCP server that requires OAuth.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -75,6 +71,18 @@ pub enum ClientAuthentication {
 }
 
 impl McpOAuth {
+    /// Returns the section of the configuration with these settings. `server` is the name of the server, or the one by which
+    /// operators find it.
+    pub fn section(server: &str) -> String {
+        let name = server.rsplit('/').next().unwrap_or(server);
+        format!("[mcp_servers.{name}.oauth]")
+    }
+
+    /// Returns the configured scopes. They are a limit: a server that asks for others does not get them.
+    pub fn configured_scopes(&self) -> OAuthScopes {
+        self.scopes.iter().map(String::as_str).collect()
+    }
+
     /// Checks the settings. The fields of the diagnostics are relative to them.
     pub(super) fn check(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
@@ -102,12 +110,7 @@ impl McpOAuth {
                 }
             }
         }
-        // The characters of RFC 6749, section 3.3.
-        let is_scope = |scope: &String| {
-            let allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
-            (1..=MAX_SCOPE_BYTES).contains(&scope.len()) && scope.bytes().all(allowed)
-        };
-        if self.scopes.len() > MAX_SCOPES || !self.scopes.iter().all(is_scope) {
+        if self.scopes.len() > MAX_SCOPES || !self.scopes.iter().all(|scope| is_scope(scope)) {
             wrong(
                 "scopes",
                 format!("must be at most {MAX_SCOPES} texts without spaces, of at most {MAX_SCOPE_BYTES} bytes each"),

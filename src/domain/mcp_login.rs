@@ -9,6 +9,7 @@ use url::Url;
 use super::access::Ownership;
 use super::id::LoginVersion;
 use super::identity::Tenant;
+use super::oauth_scopes::OAuthScopes;
 use super::time::Timestamp;
 
 /// The part of a token's lifetime after which it is replaced: a message that is sent then may arrive later.
@@ -69,11 +70,15 @@ pub struct LoginStatus {
 }
 
 impl LoginStatus {
+    /// Returns whether the tokens are for a server at this address.
+    pub fn is_for(&self, url: &str) -> bool {
+        // The address that is stored is a normal form.
+        Url::parse(url).is_ok_and(|url| url.as_str() == self.url)
+    }
+
     /// Returns the reason why the login cannot be used any more, at this time and for a server at this address.
     pub fn problem(&self, url: &str, now: Timestamp) -> Option<&'static str> {
-        // The address that is stored is a normal form.
-        let is_same = Url::parse(url).is_ok_and(|url| url.as_str() == self.url);
-        if !is_same {
+        if !self.is_for(url) {
             return Some("the login is for another address");
         }
         if self.ended_at.is_some() {
@@ -103,6 +108,19 @@ pub struct LoginSecrets {
     pub access_token: String,
     /// The token that gets the next access token.
     pub refresh_token: Option<String>,
+    /// The scopes that the server has asked for since the login, which the login does not have.
+    #[serde(default, skip_serializing_if = "OAuthScopes::is_empty")]
+    pub missing_scopes: OAuthScopes,
+    /// The scopes that the login was made with because earlier logins had lacked them.
+    #[serde(default, skip_serializing_if = "OAuthScopes::is_empty")]
+    pub added_scopes: OAuthScopes,
+}
+
+impl LoginSecrets {
+    /// Returns the scopes that the next login asks for beside those with which every login begins.
+    pub fn further_scopes(&self) -> OAuthScopes {
+        self.added_scopes.with(&self.missing_scopes)
+    }
 }
 
 impl fmt::Debug for LoginSecrets {
@@ -133,6 +151,8 @@ pub struct GivenTokens {
     pub refresh: Option<String>,
     /// The lifetime of the access token, if the authorization server said it.
     pub lifetime: Option<Duration>,
+    /// The scopes of the access token, if the authorization server named them.
+    pub scopes: OAuthScopes,
 }
 
 impl fmt::Debug for GivenTokens {
@@ -201,6 +221,8 @@ mod tests {
                 resource: "https://a.test/mcp".to_owned(),
                 access_token: String::new(),
                 refresh_token: None,
+                missing_scopes: OAuthScopes::default(),
+                added_scopes: OAuthScopes::default(),
             },
             version: LoginVersion::mint(),
         }
@@ -211,6 +233,7 @@ mod tests {
             access: "a-t0ken".to_owned(),
             refresh: refresh.map(str::to_owned),
             lifetime: Some(Duration::from_secs(100)),
+            scopes: OAuthScopes::default(),
         }
     }
 
@@ -250,6 +273,26 @@ mod tests {
         assert_eq!(login.secrets.refresh_token, None);
         assert_ne!(login.version, before);
         assert!(login.status.problem("https://a.test/mcp", Timestamp(2)).is_some());
+    }
+
+    #[test]
+    fn new_tokens_keep_what_the_login_lacks() {
+        let mut login = login();
+        login.secrets.missing_scopes = OAuthScopes::read("close");
+        login.secrets.added_scopes = OAuthScopes::read("open");
+        login.take(given(Some("r-1")), Timestamp(0));
+        login.end(Timestamp(1));
+        assert_eq!(login.secrets.further_scopes().parameter(), "open close");
+    }
+
+    #[test]
+    fn secrets_without_scopes_are_read_and_written_as_before() {
+        let login = login();
+        let stored = serde_json::to_value(&login.secrets).expect("JSON");
+        assert_eq!(stored.get("missing_scopes"), None);
+        assert_eq!(stored.get("added_scopes"), None);
+        let read: LoginSecrets = serde_json::from_value(stored).expect("secrets");
+        assert_eq!(read, login.secrets);
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub mod message;
 pub mod metadata;
 pub mod name_patterns;
 pub mod nats;
+pub mod oauth_scopes;
 pub mod path;
 pub mod pattern;
 pub mod quota;

@@ -8,6 +8,7 @@ use crate::db::{DbResult, RekeyTarget, Tx, mcp_logins};
 use crate::domain::id::LoginVersion;
 use crate::domain::identity::Tenant;
 use crate::domain::mcp_login::{GivenTokens, LoginKey, LoginSecrets, LoginStatus, McpLogin};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -15,6 +16,7 @@ on_both!(
     a_refresh_is_claimed_by_one_process_and_replaces_only_what_was_read,
     a_claim_that_is_over_can_be_taken,
     secrets_are_sealed_and_sealed_anew,
+    scopes_that_a_login_lacks_are_remembered_without_a_new_version,
 );
 
 /// A part of all tokens.
@@ -25,6 +27,7 @@ fn given(number: u32) -> GivenTokens {
         access: format!("access-{MARKER}-{number}"),
         refresh: Some(format!("refresh-{MARKER}-{number}")),
         lifetime: Some(Duration::from_secs(100)),
+        scopes: OAuthScopes::default(),
     }
 }
 
@@ -50,6 +53,8 @@ fn login(tenant: Option<&str>, server: &str) -> McpLogin {
             resource: "https://a.test/mcp".to_owned(),
             access_token: String::new(),
             refresh_token: None,
+            missing_scopes: OAuthScopes::default(),
+            added_scopes: OAuthScopes::default(),
         },
         version: LoginVersion::mint(),
     };
@@ -155,4 +160,34 @@ async fn secrets_are_sealed_and_sealed_anew(db: Db) {
     assert_eq!(found(&db, &login.status.key).await, Some(login.clone()));
     db.rekey(RekeyTarget::Plain, |_, _| {}).await.expect("plain values");
     assert!(read!(db, |tx| secrets_as_stored(tx)).contains(MARKER));
+}
+
+async fn lacks(db: &Db, login: &McpLogin, scopes: &str) {
+    let login = login.clone();
+    let scopes = OAuthScopes::read(scopes);
+    write!(db, |tx| mcp_logins::add_missing_scopes(tx, &login, &scopes));
+}
+
+async fn scopes_that_a_login_lacks_are_remembered_without_a_new_version(db: Db) {
+    let first = stored(&db, None, "vault").await;
+    let other = stored(&db, Some("acme"), "vault").await;
+    assert!(read!(db, |tx| mcp_logins::missing_scopes(tx)).is_empty());
+    assert!(is_claimed(&db, &first, 10, 20).await);
+    lacks(&db, &first, "close").await;
+    lacks(&db, &first, "audit close").await;
+    let mut expected = first.clone();
+    expected.secrets.missing_scopes = OAuthScopes::read("close audit");
+    assert_eq!(found(&db, &first.status.key).await, Some(expected.clone()));
+    assert_eq!(found(&db, &other.status.key).await, Some(other));
+    let missing = read!(db, |tx| mcp_logins::missing_scopes(tx));
+    assert_eq!(missing.len(), 1);
+    assert_eq!(missing[&first.status.key], expected.secrets.missing_scopes);
+    // The claim goes on, and the tokens of the refresh are stored.
+    assert!(!is_claimed(&db, &first, 11, 21).await);
+    let mut second = expected.clone();
+    second.take(given(2), Timestamp(12));
+    assert!(is_replaced(&db, &second, first.version).await);
+    // A call with a token from before says nothing about the new one.
+    lacks(&db, &first, "more").await;
+    assert_eq!(found(&db, &first.status.key).await, Some(second));
 }

@@ -223,6 +223,9 @@ pub(super) enum ConnectionError {
     /// An operator has to log in, as the text says.
     #[error("requires a login: {0}")]
     LoginRequired(String),
+    /// The access token lacks scopes (RFC 6750, section 3.1). The text names them, and says what an operator has to do.
+    #[error("requires scopes that its access token lacks: {0}")]
+    ScopesMissing(String),
     /// The server refused the request.
     #[error("refused: {} (code {})", .0.message, .0.code.0)]
     Refused(ErrorData),

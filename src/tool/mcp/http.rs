@@ -16,7 +16,7 @@ use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
 use super::inbox::Inbox;
 use super::message::{self, Incoming};
-use super::oauth::AccessTokens;
+use super::oauth::{AccessTokens, missing_scopes};
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
 use crate::net::sse::Frames;
@@ -185,7 +185,7 @@ impl Server {
     }
 
     /// Sends a request and receives the head of its response. A server that refuses the access token gets the request
-    /// again with a new one, once.
+    /// again with a new one, once, and so does a server that requires further scopes.
     async fn open(&self, text: String, request: &ClientRequest) -> Result<PieceReader, ConnectionError> {
         let open = async |text: String, authorization: Option<HeaderValue>| {
             let post = pass_trace_on(self.post(text, authorization), request);
@@ -193,23 +193,32 @@ impl Server {
                 .await
                 .map_err(ConnectionError::from)
         };
-        let Some(token) = self.address.authorization().await? else {
+        let Some(tokens) = &self.address.tokens else {
             return open(text, None).await;
         };
-        let response = open(text.clone(), Some(token.clone())).await?;
-        let status = response.head().status();
-        if status != StatusCode::UNAUTHORIZED {
-            return Ok(response);
+        let mut token = tokens.header().await?;
+        let mut response = open(text.clone(), Some(token.clone())).await?;
+        if response.head().status() == StatusCode::UNAUTHORIZED {
+            tokens.forget(&token).await;
+            token = tokens.header().await?;
+            response = open(text.clone(), Some(token.clone())).await?;
         }
-        self.address.forget_refused(Some(&token), status).await;
-        open(text, self.address.authorization().await?).await
+        let Some(needed) = missing_scopes(response.head()) else {
+            return Ok(response);
+        };
+        let token = tokens.with_scopes(&token, &needed).await?;
+        let response = open(text, Some(token.clone())).await?;
+        match missing_scopes(response.head()) {
+            Some(needed) => Err(tokens.lack(&token, &needed).await),
+            None => Ok(response),
+        }
     }
 
     /// Sends request `id` and receives its answer.
     async fn exchange(&self, id: &RequestId, text: String, request: &ClientRequest) -> Result<(), ConnectionError> {
         let response = self.open(text, request).await.inspect_err(|error| {
-            // A server that takes too long for one request may still answer others.
-            if !matches!(error, ConnectionError::TimedOut(_)) {
+            // A server that takes too long for one request, or requires further scopes for it, may still answer others.
+            if !matches!(error, ConnectionError::TimedOut(_) | ConnectionError::ScopesMissing(_)) {
                 self.signals.closed.cancel();
             }
         })?;

@@ -84,6 +84,7 @@ impl McpEnvironment {
         let label = key.owner.label(&key.name);
         let own = key.tenant.as_ref().map(|tenant| LoginKey::new(Some(tenant), &label));
         let login = LoginParts {
+            name: key.name.clone(),
             client: self.client.clone(),
             store: self.logins.clone(),
             clock: Arc::clone(&self.clock),

@@ -84,10 +84,11 @@ impl Endpoint {
                     None => None,
                     Some(settings) => Some(match settings.grant {
                         OAuthGrant::ClientCredentials => {
-                            AccessTokens::Client(Arc::new(ClientTokens::new(client.clone(), url.clone(), settings)?))
+                            let tokens = ClientTokens::new(client.clone(), url.clone(), settings, &login.name)?;
+                            AccessTokens::Client(Arc::new(tokens))
                         }
                         OAuthGrant::AuthorizationCode => {
-                            AccessTokens::Login(Arc::new(LoginTokens::new(login, url.clone())))
+                            AccessTokens::Login(Arc::new(LoginTokens::new(login, url.clone(), &settings)))
                         }
                     }),
                 };
@@ -419,6 +420,7 @@ fn failure(error: &ConnectionError) -> Failure {
         ConnectionError::Refused(_) | ConnectionError::InvalidAnswer(_) => "McpToolError",
         ConnectionError::TimedOut(_) => "ToolTimeoutError",
         ConnectionError::LoginRequired(_) => "McpLoginError",
+        ConnectionError::ScopesMissing(_) => "McpScopeError",
         ConnectionError::Unreachable(_) | ConnectionError::Closed | ConnectionError::SessionExpired => {
             "McpConnectionError"
         }

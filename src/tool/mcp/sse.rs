@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use reqwest::header::{ACCEPT, AUTHORIZATION};
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::service::RoleClient;
@@ -15,6 +15,7 @@ use super::connection::{ConnectionError, Signals, abandoned};
 use super::http::{Address, POST_TIMEOUT, UnansweredPosts, too_long};
 use super::inbox::Inbox;
 use super::message;
+use super::oauth::missing_scopes;
 use crate::net::sse::Frames;
 
 /// An open event stream, and the address for messages.
@@ -83,6 +84,31 @@ fn check_status(response: &Response, is_expected: impl Fn(StatusCode) -> bool) -
     Err(ConnectionError::InvalidAnswer(problem))
 }
 
+/// Posts a request. A server that requires further scopes gets it again with a token that has them, once.
+async fn post_request(address: &Address, text: String) -> Result<(), ConnectionError> {
+    let post = async |text: String, authorization: Option<HeaderValue>| {
+        let posted = address.post(text, authorization).timeout(POST_TIMEOUT).send().await;
+        // The text of the error may contain the URL, which may contain a secret.
+        posted.map_err(|_| ConnectionError::Closed)
+    };
+    let Some(tokens) = &address.tokens else {
+        let response = post(text, None).await?;
+        return check_status(&response, |status| status.is_success());
+    };
+    let token = tokens.header().await?;
+    let response = post(text.clone(), Some(token.clone())).await?;
+    address.forget_refused(Some(&token), response.status()).await;
+    let Some(needed) = missing_scopes(&response) else {
+        return check_status(&response, |status| status.is_success());
+    };
+    let token = tokens.with_scopes(&token, &needed).await?;
+    let response = post(text, Some(token.clone())).await?;
+    match missing_scopes(&response) {
+        Some(needed) => Err(tokens.lack(&token, &needed).await),
+        None => check_status(&response, |status| status.is_success()),
+    }
+}
+
 impl Transport<RoleClient> for SseTransport {
     type Error = ConnectionError;
 
@@ -94,22 +120,13 @@ impl Transport<RoleClient> for SseTransport {
         let unanswered = Arc::clone(&self.unanswered);
         async move {
             let text = message::write(&message)?;
-            let authorization = address.authorization().await?;
             let Some(abandoned) = abandoned(&message) else {
+                let authorization = address.authorization().await?;
                 unanswered.post(&message, address.post(text, authorization)).await;
                 return Ok(());
             };
-            let posted = address.post(text, authorization.clone()).timeout(POST_TIMEOUT).send();
-            match abandoned.run_until_cancelled(posted).await {
-                None => Ok(()),
-                // The text of the error may contain the URL, which may contain a secret.
-                Some(Err(_)) => Err(ConnectionError::Closed),
-                Some(Ok(response)) => {
-                    let status = response.status();
-                    address.forget_refused(authorization.as_ref(), status).await;
-                    check_status(&response, |status| status.is_success())
-                }
-            }
+            let posted = post_request(&address, text);
+            abandoned.run_until_cancelled(posted).await.unwrap_or(Ok(()))
         }
     }
 

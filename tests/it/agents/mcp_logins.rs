@@ -33,11 +33,14 @@ on_both_engines! {
     a_configured_client_proves_its_identity,
     logins_and_logouts_are_in_the_audit,
     the_check_of_connections_names_the_command,
+    a_login_that_lacks_a_scope_is_listed_and_the_next_login_asks_for_it_too,
+    a_login_is_not_asked_for_more_than_the_configured_scopes,
 }
 
 on_postgres! {
     two_servers_refresh_a_token_once,
     a_running_server_notices_logins_and_logouts,
+    a_running_server_uses_the_scopes_of_a_new_login,
 }
 
 without_postgres! {
@@ -474,6 +477,74 @@ async fn the_check_of_connections_names_the_command(server: TestServer) {
     assert_eq!(vault.state().calls, [""; 0]);
 }
 
+async fn a_login_that_lacks_a_scope_is_listed_and_the_next_login_asks_for_it_too(server: TestServer) {
+    let vault = logged_in(&server).await;
+    assert_eq!(opens(&server).await, "vault__open: open");
+    let mut scopes = "vault:open".to_owned();
+    for needed in ["vault:close", "vault:audit"] {
+        vault.behaves(|manners| manners.call_needs = Some(needed));
+        vault.state().refused_calls = 0;
+        let result = opens(&server).await;
+        assert!(result.contains("the MCP server `vault`"), "{result}");
+        let lacks = format!("`{needed}`; the login does not have them");
+        assert!(result.contains(&lacks), "{result}");
+        assert!(result.contains("`adjutant mcp login vault`"), "{result}");
+        assert_eq!(vault.state().refused_calls, 1, "another token has no other scopes");
+        // New tokens of the login do not have the scope either, and it is not forgotten.
+        vault.revokes_access_tokens();
+        let result = opens(&server).await;
+        assert!(result.contains(&lacks), "{result}");
+        // Calls that do not need it are made.
+        vault.behaves(|manners| manners.call_needs = None);
+        assert_eq!(opens(&server).await, "vault__open: open");
+        vault.behaves(|manners| manners.call_needs = Some(needed));
+        server.is_stopped().await;
+        let said = commands(&server, &["list"]).await;
+        assert!(said.contains(&format!("missing scopes: `{needed}`\n")), "{said}");
+        logs_in_with(&server, &[]).await;
+        scopes = format!("{scopes} {needed}");
+        assert_eq!(vault.state().logins.last().expect("a login")["scope"], scopes);
+        let said = commands(&server, &["list"]).await;
+        assert!(!said.contains("missing scopes"), "{said}");
+        server.is_stopped_and_started_again().await;
+        assert_eq!(opens(&server).await, "vault__open: open");
+    }
+}
+
+async fn a_login_is_not_asked_for_more_than_the_configured_scopes(server: TestServer) {
+    let vault = AuthorizationServer::start_for(&server, "scopes = [\"vault:open\"]").await;
+    logs_in_with(&server, &[]).await;
+    vault.behaves(|manners| manners.call_needs = Some("vault:close"));
+    let result = opens(&server).await;
+    let way_out = "an operator has to add `vault:close` to `scopes` in `[mcp_servers.vault.oauth]`, and to run \
+                   `adjutant mcp login vault`";
+    assert!(result.contains(way_out), "{result}");
+    server.is_stopped().await;
+    let said = logs_in_with(&server, &[]).await;
+    assert!(said.contains("asked for the scopes `vault:close`"), "{said}");
+    assert!(
+        said.contains("`[mcp_servers.vault.oauth]` does not have them"),
+        "{said}"
+    );
+    assert_eq!(vault.state().logins[1]["scope"], "vault:open");
+    let said = commands(&server, &["list"]).await;
+    assert!(said.contains("missing scopes: `vault:close`"), "{said}");
+    server
+        .is_reconfigured("[\"vault:open\"]", "[\"vault:open\", \"vault:close\"]")
+        .await;
+    let result = opens(&server).await;
+    assert!(
+        result.contains("the login does not have them: an operator has to run `adjutant mcp login vault`"),
+        "{result}"
+    );
+    server.is_stopped().await;
+    let said = logs_in_with(&server, &[]).await;
+    assert!(!said.contains("asked for the scopes"), "{said}");
+    assert_eq!(vault.state().logins[2]["scope"], "vault:open vault:close");
+    server.is_stopped_and_started_again().await;
+    assert_eq!(opens(&server).await, "vault__open: open");
+}
+
 async fn two_servers_refresh_a_token_once(server: TestServer) {
     let vault = logged_in(&server).await;
     let clock = stopped_clock();
@@ -523,6 +594,16 @@ async fn a_running_server_notices_logins_and_logouts(server: TestServer) {
     let said = commands(&server, &["logout", "vault"]).await;
     assert!(said.contains("has no address at which tokens are revoked"), "{said}");
     eventually(async || opens(&server).await.contains("no operator has logged in")).await;
+}
+
+async fn a_running_server_uses_the_scopes_of_a_new_login(server: TestServer) {
+    let vault = logged_in(&server).await;
+    vault.behaves(|manners| manners.call_needs = Some("vault:close"));
+    let result = opens(&server).await;
+    assert!(result.contains("`adjutant mcp login vault`"), "{result}");
+    logs_in_with(&server, &[]).await;
+    assert_eq!(opens(&server).await, "vault__open: open");
+    assert_eq!(last_call(&vault), "Bearer access-t0ken-2-x");
 }
 
 async fn a_redirect_with_another_state_changes_nothing(server: TestServer) {

@@ -1,10 +1,10 @@
 //! MCP servers that require access tokens.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Form, Json, Router};
@@ -22,6 +22,12 @@ on_both_engines! {
     a_token_that_has_expired_is_replaced,
     the_client_may_prove_its_identity_in_the_form,
     a_refusal_of_the_authorization_server_shows_no_secret,
+    a_token_gets_the_scopes_that_calls_lack_and_the_calls_are_made_again,
+    the_scopes_that_a_token_had_are_not_lost,
+    configured_scopes_are_a_limit,
+    a_call_that_always_lacks_a_scope_is_made_twice,
+    a_server_stays_usable_when_its_authorization_server_refuses_a_scope,
+    a_call_that_is_forbidden_for_another_reason_is_made_once,
 }
 
 /// The secret of the client.
@@ -38,8 +44,18 @@ struct Protected {
 struct ProtectedState {
     /// The requests for tokens, each with the header `authorization`.
     asked: Vec<(Option<String>, Value)>,
-    /// The tokens that the MCP server accepts.
-    valid: BTreeSet<String>,
+    /// The tokens that the MCP server accepts, with their scopes.
+    valid: BTreeMap<String, String>,
+    /// The scopes of tokens that are asked for without any, which the authorization server names.
+    default_scopes: Option<&'static str>,
+    /// True if no token gets the scopes that it is asked for with.
+    gives_no_scopes: bool,
+    /// The scope that tool calls need.
+    call_needs: Option<&'static str>,
+    /// True if tool calls are forbidden for a reason that is none of scopes.
+    forbids_calls: bool,
+    /// The number of tool calls that were refused.
+    refused_calls: usize,
     /// The seconds for which a token is said to be valid.
     expires_in: Option<u64>,
     /// True if the authorization server refuses the client.
@@ -91,23 +107,61 @@ tools = ["vault/*"]
         self.state().asked.clone()
     }
 
+    /// Returns the scopes of all requests for tokens; none for those without any.
+    fn asked_scopes(&self) -> Vec<Option<String>> {
+        let scope_of = |form: &Value| form["scope"].as_str().map(str::to_owned);
+        self.state().asked.iter().map(|(_, form)| scope_of(form)).collect()
+    }
+
     fn revokes_all(&self) {
         self.state().valid.clear();
+    }
+}
+
+impl ProtectedState {
+    /// Returns the refusal of a tool call with this header `authorization`, if there is one.
+    fn refusal(&mut self, sent: &str) -> Option<Response> {
+        let needed = self.call_needs.unwrap_or_default();
+        let has_scope = needed.is_empty() || self.valid[sent].split(' ').any(|scope| scope == needed);
+        let code = match self.forbids_calls {
+            true => "invalid_request",
+            false if has_scope => return None,
+            false => "insufficient_scope",
+        };
+        self.refused_calls += 1;
+        let challenge = format!("Bearer error=\"{code}\", scope=\"{needed}\"");
+        Some(
+            (
+                StatusCode::FORBIDDEN,
+                [(header::WWW_AUTHENTICATE, challenge)],
+                "no entry",
+            )
+                .into_response(),
+        )
     }
 }
 
 async fn issue(State(protected): State<Protected>, headers: HeaderMap, Form(form): Form<Value>) -> Response {
     let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
     let mut state = protected.state();
+    let asked_scopes = form["scope"].as_str().map(str::to_owned);
     state.asked.push((authorization.map(str::to_owned), form));
     if state.refuses {
         let refusal = json!({"error": "invalid_client", "error_description": format!("not {SECRET}")});
         return (StatusCode::UNAUTHORIZED, Json(refusal)).into_response();
     }
     let token = format!("token-{}", state.asked.len());
-    state.valid.insert(format!("Bearer {token}"));
-    let expires_in = state.expires_in;
-    Json(json!({"access_token": token, "token_type": "bearer", "expires_in": expires_in})).into_response()
+    let default_scopes = state.default_scopes.filter(|_| asked_scopes.is_none());
+    let scopes = match state.gives_no_scopes {
+        true => String::new(),
+        false => asked_scopes.unwrap_or_else(|| default_scopes.unwrap_or_default().to_owned()),
+    };
+    state.valid.insert(format!("Bearer {token}"), scopes);
+    let mut answer = json!({"access_token": token, "token_type": "bearer", "expires_in": state.expires_in});
+    if let Some(scopes) = default_scopes {
+        answer["scope"] = json!(scopes);
+    }
+    Json(answer).into_response()
 }
 
 async fn resource(State(protected): State<Protected>) -> Json<Value> {
@@ -121,7 +175,8 @@ async fn issuer(State(protected): State<Protected>) -> Json<Value> {
 /// Answers a message of the MCP client.
 async fn answer(State(protected): State<Protected>, headers: HeaderMap, Json(message): Json<Value>) -> Response {
     let sent = headers.get("authorization").and_then(|value| value.to_str().ok());
-    if !protected.state().valid.contains(sent.unwrap_or_default()) {
+    let sent = sent.unwrap_or_default();
+    if !protected.state().valid.contains_key(sent) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
     let result = match message["method"].as_str().unwrap_or_default() {
@@ -131,7 +186,10 @@ async fn answer(State(protected): State<Protected>, headers: HeaderMap, Json(mes
             "serverInfo": {"name": "vault", "version": "1"},
         }),
         "tools/list" => json!({"tools": [{"name": "open", "inputSchema": {"type": "object"}}]}),
-        "tools/call" => json!({"content": [{"type": "text", "text": "open"}]}),
+        "tools/call" => match protected.state().refusal(sent) {
+            Some(refusal) => return refusal,
+            None => json!({"content": [{"type": "text", "text": "open"}]}),
+        },
         _ => return StatusCode::ACCEPTED.into_response(),
     };
     Json(json!({"jsonrpc": "2.0", "id": message["id"], "result": result})).into_response()
@@ -236,4 +294,106 @@ async fn a_refusal_of_the_authorization_server_shows_no_secret(server: TestServe
         "{result}"
     );
     assert!(!result.contains(SECRET), "{result}");
+}
+
+async fn a_token_gets_the_scopes_that_calls_lack_and_the_calls_are_made_again(server: TestServer) {
+    let protected = Protected::start(&server, token_url).await;
+    assert_eq!(opens(&server).await, "vault__open: open");
+    let mut asked = vec![None];
+    for (needed, scopes) in [("files:write", "files:write"), ("files:read", "files:write files:read")] {
+        protected.state().call_needs = Some(needed);
+        protected.state().refused_calls = 0;
+        assert_eq!(opens(&server).await, "vault__open: open");
+        assert_eq!(protected.state().refused_calls, 1);
+        asked.push(Some(scopes.to_owned()));
+        assert_eq!(protected.asked_scopes(), asked);
+    }
+    // Later tokens have the scopes from the start.
+    protected.revokes_all();
+    assert_eq!(opens(&server).await, "vault__open: open");
+    assert_eq!(protected.state().refused_calls, 1);
+    asked.push(Some("files:write files:read".to_owned()));
+    assert_eq!(protected.asked_scopes(), asked);
+}
+
+async fn the_scopes_that_a_token_had_are_not_lost(server: TestServer) {
+    let protected = Protected::start(&server, token_url).await;
+    protected.state().default_scopes = Some("files:list");
+    protected.state().call_needs = Some("files:write");
+    assert_eq!(opens(&server).await, "vault__open: open");
+    assert_eq!(
+        protected.asked_scopes(),
+        [None, Some("files:list files:write".to_owned())]
+    );
+}
+
+async fn configured_scopes_are_a_limit(server: TestServer) {
+    let more = |base: &str| format!("{}\nscopes = [\"files:read\"]", token_url(base));
+    let protected = Protected::start(&server, more).await;
+    protected.state().call_needs = Some("files:write");
+    let result = opens(&server).await;
+    let way_out = "requires scopes that its access token lacks: `files:write`; an operator has to add `files:write` to \
+                   `scopes` in `[mcp_servers.vault.oauth]`";
+    assert!(result.contains("the MCP server `vault`"), "{result}");
+    assert!(result.contains(way_out), "{result}");
+    assert_eq!(protected.state().refused_calls, 1);
+    assert_eq!(protected.asked_scopes(), [Some("files:read".to_owned())]);
+    // A scope that is configured and that the authorization server has not given.
+    protected.state().gives_no_scopes = true;
+    protected.state().call_needs = Some("files:read");
+    protected.revokes_all();
+    let result = opens(&server).await;
+    assert!(
+        result.contains("has them, so an operator has to allow them at the authorization server"),
+        "{result}"
+    );
+}
+
+async fn a_call_that_always_lacks_a_scope_is_made_twice(server: TestServer) {
+    let protected = Protected::start(&server, token_url).await;
+    protected.state().gives_no_scopes = true;
+    protected.state().call_needs = Some("files:write");
+    let result = opens(&server).await;
+    assert!(result.contains("the MCP server `vault`"), "{result}");
+    assert!(result.contains("`files:write`"), "{result}");
+    assert!(
+        result.contains("to set `scopes` in `[mcp_servers.vault.oauth]`"),
+        "{result}"
+    );
+    assert_eq!(protected.state().refused_calls, 2);
+    let asked = [None, Some("files:write".to_owned())];
+    assert_eq!(protected.asked_scopes(), asked);
+    // The token was asked for with the scope already.
+    let result = opens(&server).await;
+    assert!(result.contains("`files:write`"), "{result}");
+    assert_eq!(protected.state().refused_calls, 3);
+    assert_eq!(protected.asked_scopes(), asked);
+}
+
+async fn a_server_stays_usable_when_its_authorization_server_refuses_a_scope(server: TestServer) {
+    let protected = Protected::start(&server, token_url).await;
+    assert_eq!(opens(&server).await, "vault__open: open");
+    protected.state().refuses = true;
+    protected.state().call_needs = Some("files:write");
+    let result = opens(&server).await;
+    assert!(
+        result.contains("`files:write`; its authorization server answered with status 401: invalid_client"),
+        "{result}"
+    );
+    assert!(!result.contains(SECRET), "{result}");
+    assert_eq!(protected.state().refused_calls, 1);
+    // The token from before is still used.
+    protected.state().call_needs = None;
+    assert_eq!(opens(&server).await, "vault__open: open");
+    assert_eq!(protected.asked().len(), 2);
+}
+
+async fn a_call_that_is_forbidden_for_another_reason_is_made_once(server: TestServer) {
+    let protected = Protected::start(&server, token_url).await;
+    protected.state().call_needs = Some("files:write");
+    protected.state().forbids_calls = true;
+    let result = opens(&server).await;
+    assert!(result.contains("it answered with status 403: no entry"), "{result}");
+    assert_eq!(protected.state().refused_calls, 1);
+    assert_eq!(protected.asked().len(), 1);
 }

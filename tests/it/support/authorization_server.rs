@@ -48,8 +48,12 @@ pub(crate) struct Issued {
     pub(crate) revocations: Vec<Fields>,
     /// The values of the header `authorization` of tool calls that were accepted.
     pub(crate) calls: Vec<String>,
-    /// The access tokens that the MCP server accepts.
-    valid: BTreeSet<String>,
+    /// The number of tool calls that were refused since their token lacks a scope.
+    pub(crate) refused_calls: usize,
+    /// The access tokens that the MCP server accepts, with their scopes.
+    valid: BTreeMap<String, String>,
+    /// The scopes that the last login was asked for with, which its tokens have.
+    scopes: String,
     /// The refresh tokens that were not used yet.
     refresh: BTreeSet<String>,
     /// The code challenges of codes that were not used yet.
@@ -80,6 +84,8 @@ pub(crate) struct Manners {
     pub(crate) holds_refreshes: bool,
     /// The status of a refusal of each refresh that is none of the token.
     pub(crate) refresh_fails: Option<u16>,
+    /// The scope that tool calls need.
+    pub(crate) call_needs: Option<&'static str>,
 }
 
 impl Default for Manners {
@@ -93,6 +99,7 @@ impl Default for Manners {
             redirect: json!({}),
             holds_refreshes: false,
             refresh_fails: None,
+            call_needs: None,
         }
     }
 }
@@ -187,7 +194,7 @@ impl Issued {
         self.count += 1;
         let access = format!("access-t0ken-{}-x", self.count);
         let refresh = format!("refresh-t0ken-{}-x", self.count);
-        self.valid.insert(format!("Bearer {access}"));
+        self.valid.insert(format!("Bearer {access}"), self.scopes.clone());
         let mut answer = json!({"access_token": access, "token_type": "Bearer"});
         if let Some(seconds) = self.manners.expires_in {
             answer["expires_in"] = json!(seconds);
@@ -197,6 +204,18 @@ impl Issued {
             self.refresh.insert(refresh);
         }
         Json(answer).into_response()
+    }
+
+    /// Returns the refusal of a tool call with this header `authorization`, if its token lacks a scope.
+    fn refusal_for_lack_of_scopes(&mut self, sent: &str) -> Option<Response> {
+        let needed = self.manners.call_needs?;
+        if self.valid[sent].split(' ').any(|scope| scope == needed) {
+            return None;
+        }
+        self.refused_calls += 1;
+        let challenge = format!("Bearer error=\"insufficient_scope\", scope=\"{needed}\"");
+        let challenge = HeaderValue::from_str(&challenge).expect("a header");
+        Some((StatusCode::FORBIDDEN, [(header::WWW_AUTHENTICATE, challenge)]).into_response())
     }
 }
 
@@ -264,6 +283,7 @@ async fn authorize(State(server): State<AuthorizationServer>, Query(query): Quer
         let value = value.as_str().expect("a text");
         address.query_pairs_mut().append_pair(name, value);
     }
+    state.scopes = query.get("scope").cloned().unwrap_or_default();
     state.logins.push(query);
     Redirect::to(address.as_str())
 }
@@ -315,7 +335,7 @@ async fn revoke(State(server): State<AuthorizationServer>, Form(form): Form<Fiel
 async fn answer(State(server): State<AuthorizationServer>, headers: HeaderMap, Json(message): Json<Value>) -> Response {
     let sent = headers.get("authorization").and_then(|value| value.to_str().ok());
     let sent = sent.unwrap_or_default().to_owned();
-    if !server.state().valid.contains(&sent) {
+    if !server.state().valid.contains_key(&sent) {
         let metadata = format!(
             "Bearer error=\"invalid_token\", resource_metadata=\"{}/metadata-of-mcp\", scope=\"vault:open\"",
             server.base
@@ -331,7 +351,11 @@ async fn answer(State(server): State<AuthorizationServer>, headers: HeaderMap, J
         }),
         "tools/list" => json!({"tools": [{"name": "open", "inputSchema": {"type": "object"}}]}),
         "tools/call" => {
-            server.state().calls.push(sent);
+            let mut state = server.state();
+            if let Some(refusal) = state.refusal_for_lack_of_scopes(&sent) {
+                return refusal;
+            }
+            state.calls.push(sent);
             json!({"content": [{"type": "text", "text": "open"}]})
         }
         _ => return StatusCode::ACCEPTED.into_response(),

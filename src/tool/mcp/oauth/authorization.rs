@@ -24,6 +24,7 @@ use super::{MAX_ANSWER_BYTES, TIMEOUT, invalid, parse, send};
 use crate::definition::mcp::{ClientAuthentication, McpOAuth, McpServerDefinition};
 use crate::domain::id::LoginVersion;
 use crate::domain::mcp_login::{GivenTokens, LoginKey, LoginSecrets, LoginStatus, McpLogin};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::Timestamp;
 use crate::net::{describe_error, read_bounded};
 use crate::tool::remote;
@@ -44,6 +45,8 @@ pub struct LoginTarget<'a> {
     pub definition: &'a McpServerDefinition,
     /// The address on this machine to which the browser is redirected at the end.
     pub redirect: Url,
+    /// The scopes that earlier logins have lacked. The login asks for them, unless the scopes are configured.
+    pub further_scopes: OAuthScopes,
 }
 
 /// A login that waits for the user.
@@ -61,6 +64,10 @@ pub struct PendingLogin {
     state: String,
     verifier: String,
     address: Url,
+    /// The further scopes that the login asks for.
+    added_scopes: OAuthScopes,
+    /// The further scopes that the settings do not allow.
+    missing_scopes: OAuthScopes,
 }
 
 /// The client that logs in.
@@ -108,6 +115,7 @@ impl PendingLogin {
             client,
             definition,
             redirect,
+            further_scopes,
         } = target;
         let settings = definition.oauth.clone().unwrap_or_default();
         let server = Url::parse(definition.url.as_deref().unwrap_or_default());
@@ -133,7 +141,13 @@ impl PendingLogin {
             false => configured_client(&settings),
             true => register(&client, &search, &found, &redirect).await?,
         };
-        let scope = scope_of(&settings, &challenge, &found);
+        let configured = settings.configured_scopes();
+        let missing_scopes = match configured.is_empty() {
+            true => OAuthScopes::default(),
+            false => further_scopes.without(&configured),
+        };
+        let added_scopes = further_scopes.without(&missing_scopes);
+        let scope = scope_of(&settings, &challenge, &found, &added_scopes);
         let mut pending = Self {
             token_url: search.allowed(&metadata.token_endpoint)?,
             revocation_url: revocation.map(|address| search.allowed(address)).transpose()?,
@@ -150,6 +164,8 @@ impl PendingLogin {
             state: random_text()?,
             verifier: random_text()?,
             address: endpoint,
+            added_scopes,
+            missing_scopes,
         };
         pending.complete_address(scope.as_deref());
         Ok(pending)
@@ -175,6 +191,11 @@ impl PendingLogin {
     /// Returns the address that the user opens in a browser.
     pub fn address(&self) -> &Url {
         &self.address
+    }
+
+    /// Returns the scopes that earlier logins have lacked and that the settings do not allow.
+    pub fn missing_scopes(&self) -> &OAuthScopes {
+        &self.missing_scopes
     }
 
     /// Reads the query of the address to which a browser was redirected.
@@ -253,6 +274,8 @@ impl PendingLogin {
                 resource: self.resource,
                 access_token: String::new(),
                 refresh_token: None,
+                missing_scopes: self.missing_scopes,
+                added_scopes: self.added_scopes,
             },
             version: LoginVersion::mint(),
         };
@@ -305,11 +328,13 @@ async fn challenge_of(
     }
 }
 
-/// Returns the scopes to ask for: the configured ones, or those that the server needs, or all that it names.
-fn scope_of(settings: &McpOAuth, challenge: &Challenge, found: &FoundIssuer) -> Option<String> {
+/// Returns the scopes to ask for: the configured ones; or else those that the server needs, or all that it names, and the
+/// further ones.
+fn scope_of(settings: &McpOAuth, challenge: &Challenge, found: &FoundIssuer, further: &OAuthScopes) -> Option<String> {
     let configured = Some(settings.scopes.join(" ")).filter(|scopes| !scopes.is_empty());
-    let named = || Some(found.scopes.join(" ")).filter(|scopes| !scopes.is_empty());
-    configured.or_else(|| challenge.scope.clone()).or_else(named)
+    let named = || challenge.scope.clone().unwrap_or_else(|| found.scopes.join(" "));
+    let scopes = configured.unwrap_or_else(|| further.added_to(&named()));
+    Some(scopes).filter(|scopes| !scopes.is_empty())
 }
 
 fn configured_client(settings: &McpOAuth) -> RegisteredClient {
@@ -429,6 +454,8 @@ mod tests {
             // The example of RFC 7636, appendix B.
             verifier: "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk".to_owned(),
             address: url("https://login.test/authorize?tenant=1"),
+            added_scopes: OAuthScopes::default(),
+            missing_scopes: OAuthScopes::default(),
         };
         pending.complete_address(Some("a b"));
         pending

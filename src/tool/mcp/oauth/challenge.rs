@@ -2,6 +2,8 @@
 
 use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
 
+use crate::domain::oauth_scopes::OAuthScopes;
+
 /// The longest value of the header that is read, in bytes.
 const MAX_BYTES: usize = 8 * 1024;
 
@@ -12,6 +14,8 @@ pub(super) struct Challenge {
     pub(super) resource_metadata: Option<String>,
     /// The scopes that the request needs, separated by spaces.
     pub(super) scope: Option<String>,
+    /// The code of the reason why a request was refused.
+    error: Option<String>,
 }
 
 impl Challenge {
@@ -21,6 +25,12 @@ impl Challenge {
         let texts = texts.filter_map(|value| value.to_str().ok());
         let mut readable = texts.filter(|text| text.len() <= MAX_BYTES);
         readable.find_map(Self::in_text).unwrap_or_default()
+    }
+
+    /// Returns the scopes that the request needs, if it was refused since its token lacks them (RFC 6750, section 3.1).
+    pub(super) fn insufficient_scope(&self) -> Option<OAuthScopes> {
+        let is_insufficient = self.error.as_deref() == Some("insufficient_scope");
+        is_insufficient.then(|| OAuthScopes::read(self.scope.as_deref().unwrap_or_default()))
     }
 
     fn in_text(text: &str) -> Option<Self> {
@@ -51,6 +61,7 @@ impl Challenge {
                 match word.to_ascii_lowercase().as_str() {
                     "resource_metadata" => challenge.resource_metadata = Some(value),
                     "scope" => challenge.scope = Some(value),
+                    "error" => challenge.error = Some(value),
                     _ => {}
                 }
             }
@@ -97,6 +108,13 @@ mod tests {
         [challenge.resource_metadata, challenge.scope]
     }
 
+    /// Reads the scopes that a request lacks.
+    fn lacking(text: &'static str) -> Option<String> {
+        let headers = HeaderMap::from_iter([(WWW_AUTHENTICATE, HeaderValue::from_static(text))]);
+        let needed = Challenge::read(&headers).insufficient_scope();
+        needed.map(|needed| needed.parameter())
+    }
+
     fn is(metadata: Option<&str>, scope: Option<&str>) -> [Option<String>; 2] {
         [metadata.map(str::to_owned), scope.map(str::to_owned)]
     }
@@ -129,5 +147,44 @@ mod tests {
         ] {
             assert_eq!(read(&[text]), is(None, None), "{text}");
         }
+    }
+
+    #[test]
+    fn a_refusal_for_lack_of_scopes_names_them() {
+        for text in [
+            "Bearer error=\"insufficient_scope\", scope=\"files:read files:write\"",
+            "bearer Error=insufficient_scope, resource_metadata=\"https://a.test/x\", SCOPE=\"files:read  files:write\"",
+            "Basic realm=\"x\", Bearer scope=\"files:read files:write files:read\", error=\"insufficient_scope\"",
+            "Bearer error=\"insufficient_scope\", error_description=\"scope=\\\"x\\\", more\", scope=\"files:read files:write\"",
+            "Bearer error=\"insufficient_scope\", scope=\"files:read a\\\"b files:write c\\\\d\"",
+        ] {
+            assert_eq!(lacking(text).as_deref(), Some("files:read files:write"), "{text}");
+        }
+        assert_eq!(lacking("Bearer error=insufficient_scope").as_deref(), Some(""));
+    }
+
+    #[test]
+    fn a_refusal_for_another_reason_lacks_no_scopes() {
+        for text in [
+            "",
+            "Bearer",
+            "Bearer scope=\"files:write\"",
+            "Bearer error=\"invalid_token\", scope=\"files:write\"",
+            "Bearer error=\"INSUFFICIENT_SCOPE\", scope=\"files:write\"",
+            "Basic error=\"insufficient_scope\", scope=\"files:write\"",
+            "Bearer error=\"insufficient_scope\", scope=\"files:write",
+        ] {
+            assert_eq!(lacking(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_scopes_of_a_refusal_are_bounded() {
+        let many: Vec<String> = (0..500).map(|at| format!("s{at}")).collect();
+        let text = format!("Bearer error=\"insufficient_scope\", scope=\"{}\"", many.join(" "));
+        let header = HeaderValue::from_str(&text).expect("a header");
+        let headers = HeaderMap::from_iter([(WWW_AUTHENTICATE, header)]);
+        let needed = Challenge::read(&headers).insufficient_scope().expect("scopes");
+        assert_eq!(needed.parameter().split(' ').count(), 32);
     }
 }

@@ -1,7 +1,8 @@
 //! Access tokens by the grant *client credentials*.
 //!
 //! The address for tokens is the configured one, or else the one that the metadata name. A token is asked for when a message
-//! is to be sent, is used until shortly before it expires, and is replaced once when the server refuses it.
+//! is to be sent, is used until shortly before it expires, and is replaced once when the server refuses it. A server that asks
+//! for further scopes gets a token with them, unless the scopes are configured.
 
 use std::time::Duration;
 
@@ -13,9 +14,11 @@ use tokio::time::Instant;
 use super::super::connection::ConnectionError;
 use super::challenge::Challenge;
 use super::metadata::MetadataSearch;
-use super::token_request::{ClientIdentity, bearer, request_tokens};
+use super::scope_settings::ScopeSettings;
+use super::token_request::{ClientIdentity, TokenError, bearer, refusal, request_tokens};
 use crate::definition::mcp::{ClientAuthentication, McpOAuth};
 use crate::domain::Invalid;
+use crate::domain::oauth_scopes::OAuthScopes;
 
 /// The time for which a token is used that does not say when it expires.
 const DEFAULT_LIFETIME: Duration = Duration::from_mins(5);
@@ -30,7 +33,25 @@ pub(in super::super) struct ClientTokens {
     /// The configured address for tokens.
     endpoint: Option<Url>,
     settings: McpOAuth,
-    current: Mutex<Option<AccessToken>>,
+    scopes: ScopeSettings,
+    held: Mutex<HeldToken>,
+}
+
+/// The last token, and the scopes of the next.
+#[derive(Default)]
+struct HeldToken {
+    token: Option<AccessToken>,
+    /// The scopes that tokens are asked for with, since the server has asked for them.
+    scopes: OAuthScopes,
+}
+
+impl HeldToken {
+    /// Returns the value of the header `authorization` with the token, if it can still be used.
+    fn header(&self) -> Option<HeaderValue> {
+        let token = self.token.as_ref();
+        let usable = token.filter(|token| Instant::now() < token.replaced_at);
+        usable.map(|token| token.header.clone())
+    }
 }
 
 /// A token that was received.
@@ -39,22 +60,25 @@ struct AccessToken {
     header: HeaderValue,
     /// The time from which it is not used any more.
     replaced_at: Instant,
+    /// The scopes, if the authorization server named them.
+    scopes: OAuthScopes,
 }
 
 impl ClientTokens {
-    /// Creates the tokens of a server. Nothing is sent yet.
+    /// Creates the tokens of a server with this name. Nothing is sent yet.
     ///
     /// # Errors
     /// The field of the settings that is invalid.
-    pub(in super::super) fn new(client: Client, server: Url, settings: McpOAuth) -> Result<Self, Invalid> {
+    pub(in super::super) fn new(client: Client, server: Url, settings: McpOAuth, name: &str) -> Result<Self, Invalid> {
         let endpoint = settings.token_url.as_deref().map(Url::parse).transpose();
         let endpoint = endpoint.map_err(|error| Invalid::new("oauth.token_url", error.to_string()))?;
         Ok(Self {
             client,
             server,
             endpoint,
+            scopes: ScopeSettings::of(name, &settings),
             settings,
-            current: Mutex::default(),
+            held: Mutex::default(),
         })
     }
 
@@ -63,27 +87,84 @@ impl ClientTokens {
     /// # Errors
     /// If the authorization server cannot be found or reached, or refuses the client.
     pub(super) async fn header(&self) -> Result<HeaderValue, ConnectionError> {
-        let mut current = self.current.lock().await;
-        if let Some(token) = current.as_ref().filter(|token| Instant::now() < token.replaced_at) {
-            return Ok(token.header.clone());
+        let mut held = self.held.lock().await;
+        if let Some(header) = held.header() {
+            return Ok(header);
         }
-        let token = current.insert(self.fetch().await?);
-        Ok(token.header.clone())
+        let token = self.fetch(&held.scopes).await?;
+        let header = token.header.clone();
+        held.token = Some(token);
+        Ok(header)
     }
 
     /// Forgets a token that the server has refused, unless it was replaced already.
     pub(super) async fn forget(&self, refused: &HeaderValue) {
-        let mut current = self.current.lock().await;
-        current.take_if(|token| token.header == *refused);
+        let mut held = self.held.lock().await;
+        held.token.take_if(|token| token.header == *refused);
     }
 
-    async fn fetch(&self) -> Result<AccessToken, ConnectionError> {
+    /// Returns the value of the header `authorization` with a token that was asked for with further scopes. Later tokens are
+    /// asked for with them, too.
+    ///
+    /// # Errors
+    /// [`ConnectionError::ScopesMissing`] if the settings do not allow further scopes, if the token was asked for with these
+    /// scopes already, or if the authorization server refuses them; others if it cannot be reached.
+    pub(super) async fn with_scopes(
+        &self,
+        refused: &HeaderValue,
+        needed: &OAuthScopes,
+    ) -> Result<HeaderValue, ConnectionError> {
+        if needed.is_empty() || !self.scopes.allow_others() {
+            return Err(self.lack(needed));
+        }
+        let mut held = self.held.lock().await;
+        let is_current = held.token.as_ref().is_some_and(|token| token.header == *refused);
+        let is_asked_for = needed.are_among(&held.scopes);
+        if is_asked_for && is_current {
+            return Err(self.lack(needed));
+        }
+        // Another call may have got a token with these scopes.
+        if is_asked_for && let Some(header) = held.header() {
+            return Ok(header);
+        }
+        // Without scopes in its request a token has those that the authorization server chooses, which must not get lost.
+        let given = held.token.as_ref().map(|token| &token.scopes);
+        let wanted = given.map_or_else(|| held.scopes.clone(), |given| held.scopes.with(given));
+        let wanted = wanted.with(needed);
+        if !needed.are_among(&wanted) {
+            return Err(self.lack(needed));
+        }
+        match self.fetch(&wanted).await {
+            Ok(token) => {
+                tracing::info!(server = self.scopes.server, scopes = %wanted, "got an access token with further scopes");
+                let header = token.header.clone();
+                *held = HeldToken {
+                    token: Some(token),
+                    scopes: wanted,
+                };
+                Ok(header)
+            }
+            Err(TokenError::Refused { status, code }) => Err(self.scopes.not_given(needed, &refusal(status, &code))),
+            Err(TokenError::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Returns the error that a token lacks scopes.
+    pub(super) fn lack(&self, needed: &OAuthScopes) -> ConnectionError {
+        self.scopes.client_lacks(needed)
+    }
+
+    /// Asks for a token: with the configured scopes, or with `further` ones if there are none.
+    async fn fetch(&self, further: &OAuthScopes) -> Result<AccessToken, TokenError> {
         let endpoint = match &self.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => self.find_endpoint().await?,
         };
         let settings = &self.settings;
-        let scopes = settings.scopes.join(" ");
+        let scopes = match self.scopes.allow_others() {
+            true => further.parameter(),
+            false => settings.scopes.join(" "),
+        };
         let mut form = vec![("grant_type", "client_credentials")];
         if !scopes.is_empty() {
             form.push(("scope", &scopes));
@@ -100,6 +181,7 @@ impl ClientTokens {
             header: bearer(&given.access)?,
             // A message that is sent now may arrive later.
             replaced_at: Instant::now() + lifetime.mul_f64(0.9),
+            scopes: given.scopes,
         })
     }
 

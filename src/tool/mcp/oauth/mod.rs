@@ -8,6 +8,7 @@
 //! | `metadata` | the search for the authorization server of a server, and the rules for addresses that it names |
 //! | `token_request` | a request for tokens, and its answer |
 //! | `challenge` | the header `www-authenticate` |
+//! | `scope_settings` | the scopes in the settings of a server, and the errors about scopes that a token lacks |
 //!
 //! `rmcp` has a module for OAuth, which does not fit here: it measures the lifetime of tokens by the clock of the machine, so
 //! that no test could move it; it looks for the metadata anew in each process before it can refresh; it reads the store for
@@ -17,6 +18,7 @@ mod authorization;
 mod challenge;
 mod client_credentials;
 mod metadata;
+mod scope_settings;
 mod stored_login;
 mod token_request;
 
@@ -24,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::HeaderValue;
-use reqwest::{RequestBuilder, Response};
+use reqwest::{RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 
 pub use authorization::{AuthorizationCode, LoginTarget, PendingLogin, RedirectAnswer, revoke_tokens};
@@ -32,8 +34,11 @@ pub(super) use client_credentials::ClientTokens;
 pub(super) use stored_login::{LoginParts, LoginTokens};
 pub use stored_login::{LoginStore, LoginStoreError};
 
+use challenge::Challenge;
+
 use super::connection::ConnectionError;
 use crate::domain::json_limits::read_foreign;
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::net::describe_error;
 
 /// The time limit of one request.
@@ -68,6 +73,39 @@ impl AccessTokens {
             Self::Client(tokens) => tokens.forget(refused).await,
             Self::Login(tokens) => tokens.forget(refused).await,
         }
+    }
+
+    /// Returns the value of the header `authorization` for a request that the server has refused, since its token lacks scopes.
+    ///
+    /// # Errors
+    /// [`ConnectionError::ScopesMissing`] if there is no token with these scopes; others if the authorization server cannot be
+    /// reached.
+    pub(super) async fn with_scopes(
+        &self,
+        refused: &HeaderValue,
+        needed: &OAuthScopes,
+    ) -> Result<HeaderValue, ConnectionError> {
+        match self {
+            Self::Client(tokens) => tokens.with_scopes(refused, needed).await,
+            Self::Login(tokens) => tokens.with_scopes(refused, needed).await,
+        }
+    }
+
+    /// Returns the error that a token lacks scopes. A login remembers them.
+    pub(super) async fn lack(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
+        match self {
+            Self::Client(tokens) => tokens.lack(needed),
+            Self::Login(tokens) => tokens.lack(refused, needed).await,
+        }
+    }
+}
+
+/// Returns the scopes that a request needs, if a server has refused it since the access token lacks them. There may be none: a
+/// server need not name them.
+pub(super) fn missing_scopes(response: &Response) -> Option<OAuthScopes> {
+    match response.status() {
+        StatusCode::FORBIDDEN => Challenge::read(response.headers()).insufficient_scope(),
+        _ => None,
     }
 }
 

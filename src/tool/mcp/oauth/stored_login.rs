@@ -16,10 +16,13 @@ use tokio::time::{Instant, sleep};
 use super::super::SpawnServer;
 use super::super::connection::ConnectionError;
 use super::invalid;
+use super::scope_settings::ScopeSettings;
 use super::token_request::{TokenError, bearer, request_tokens};
+use crate::definition::mcp::McpOAuth;
 use crate::domain::backoff::Backoff;
 use crate::domain::id::LoginVersion;
 use crate::domain::mcp_login::{GivenTokens, LoginKey, McpLogin};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::domain::time::{Clock, Timestamp};
 
 /// The time for which a login that was read is used before it is read again, so that a logout has its effect soon.
@@ -68,10 +71,18 @@ pub trait LoginStore: Send + Sync {
     /// # Errors
     /// When the database fails.
     async fn release_refresh(&self, login: &McpLogin) -> Result<(), LoginStoreError>;
+
+    /// Adds scopes to those that a login lacks, unless its tokens have changed since it was read.
+    ///
+    /// # Errors
+    /// When the database fails.
+    async fn add_missing_scopes(&self, login: &McpLogin, missing: &OAuthScopes) -> Result<(), LoginStoreError>;
 }
 
 /// The dependencies of the tokens of a login.
 pub(in super::super) struct LoginParts {
+    /// The name of the server.
+    pub(in super::super) name: String,
     pub(in super::super) client: Client,
     /// None if logins cannot be read here.
     pub(in super::super) store: Option<Arc<dyn LoginStore>>,
@@ -85,6 +96,7 @@ pub(in super::super) struct LoginParts {
 pub(in super::super) struct LoginTokens {
     parts: LoginParts,
     server: Url,
+    scopes: ScopeSettings,
     held: Mutex<Held>,
 }
 
@@ -104,8 +116,9 @@ struct HeldLogin {
 
 impl LoginTokens {
     /// Creates the tokens for a server. Nothing is read or sent yet.
-    pub(in super::super) fn new(parts: LoginParts, server: Url) -> Self {
+    pub(in super::super) fn new(parts: LoginParts, server: Url, settings: &McpOAuth) -> Self {
         Self {
+            scopes: ScopeSettings::of(&parts.name, settings),
             parts,
             server,
             held: Mutex::default(),
@@ -143,6 +156,44 @@ impl LoginTokens {
         let mut held = self.held.lock().await;
         held.login.take_if(|held| held.header == *refused);
         held.refused = Some(refused.clone());
+    }
+
+    /// Returns the value of the header `authorization` for a request whose token lacks scopes: that of another token, if an
+    /// operator has logged in again since the token was read.
+    ///
+    /// # Errors
+    /// [`ConnectionError::ScopesMissing`] if there is no other token; others as [`LoginTokens::header`].
+    pub(super) async fn with_scopes(
+        self: &Arc<Self>,
+        refused: &HeaderValue,
+        needed: &OAuthScopes,
+    ) -> Result<HeaderValue, ConnectionError> {
+        {
+            let mut held = self.held.lock().await;
+            held.login.take_if(|held| held.header == *refused);
+        }
+        let header = self.header().await?;
+        match header == *refused {
+            true => Err(self.lack(refused, needed).await),
+            false => Ok(header),
+        }
+    }
+
+    /// Remembers in the login that its token lacks scopes, and returns the error that says so.
+    pub(super) async fn lack(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
+        let login = match self.read().await {
+            Ok(login) => login,
+            Err(error) => return error,
+        };
+        let key = &login.status.key;
+        let is_its_token = bearer(&login.secrets.access_token).as_ref() == Ok(refused);
+        if is_its_token
+            && let Some(store) = &self.parts.store
+            && let Err(error) = store.add_missing_scopes(&login, needed).await
+        {
+            tracing::warn!(server = key.server, %error, "the scopes that a login lacks were not stored");
+        }
+        self.scopes.login_lacks(needed, key)
     }
 
     /// Returns a login whose token can be sent: not due, and not refused.

@@ -5,10 +5,12 @@ use std::time::Duration;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::super::connection::ConnectionError;
 use super::{MAX_ANSWER_BYTES, invalid, parse, send};
 use crate::domain::mcp_login::{GivenTokens, LoginSecrets};
+use crate::domain::oauth_scopes::OAuthScopes;
 use crate::net::read_bounded;
 
 /// The maximum length of a token, in bytes.
@@ -61,16 +63,19 @@ impl From<TokenError> for ConnectionError {
     fn from(error: TokenError) -> Self {
         match error {
             TokenError::Failed(error) => error,
-            TokenError::Refused { status, code } => {
-                let status = status.as_u16();
-                let about = match code.as_str() {
-                    "" => String::new(),
-                    code => format!(": {code}"),
-                };
-                invalid(format!("its authorization server answered with status {status}{about}"))
-            }
+            TokenError::Refused { status, code } => invalid(refusal(status, &code)),
         }
     }
+}
+
+/// Returns the text about a refusal with this error code.
+pub(super) fn refusal(status: StatusCode, code: &str) -> String {
+    let status = status.as_u16();
+    let about = match code {
+        "" => String::new(),
+        code => format!(": {code}"),
+    };
+    format!("its authorization server answered with status {status}{about}")
 }
 
 /// Asks for tokens with the fields of a form, to which those that prove the client's identity are added.
@@ -104,6 +109,7 @@ pub(super) async fn request_tokens(
         lifetime: answer
             .expires_in
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        scopes: OAuthScopes::read(answer.scope.as_str().unwrap_or_default()),
     })
 }
 
@@ -158,6 +164,9 @@ struct TokenAnswer {
     token_type: String,
     expires_in: Option<f64>,
     refresh_token: Option<String>,
+    /// The scopes. A server that gives them in another form than a text has given tokens nevertheless.
+    #[serde(default)]
+    scope: Value,
 }
 
 #[derive(Deserialize)]
