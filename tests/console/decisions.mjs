@@ -116,10 +116,11 @@ await play(async (tab) => {
 
   // Two calls of one answer that are asked about one by one.
   const single = await runs("single", script(calls(email("c1", "gina"), email("c2", "hans")), says("both are decided")));
+  const cardOf = (text) => cards.filter({ hasText: text });
   await tab.open("/approvals");
   await tab.field("Tool").selectOption("send_email");
+  await cardOf("gina").waitFor();
   await tab.open(`/threads/${single}?tab=details`);
-  const cardOf = (text) => cards.filter({ hasText: text });
   await tab.until("two questions", () => document.querySelectorAll(".interrupt").length === 2);
   await looks(tab);
   await cardOf("hans").getByRole("button", { name: "Reject…" }).click();
