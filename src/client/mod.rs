@@ -1,5 +1,5 @@
-//! The commands that talk to a server over HTTP: the chat in a terminal, and lists of runs, threads, interrupts and
-//! agents. They use the API that all clients use, so the server may be anywhere.
+//! The commands that talk to a server over HTTP: the chat in a terminal, and lists of runs, threads, interrupts,
+//! approvals and agents. They use the API that all clients use, so the server may be anywhere.
 //!
 //! Texts of agents and tools are shown only through [`escape`]: they must not be able to drive the terminal.
 
@@ -35,6 +35,7 @@ pub async fn run(api: &ApiClient, command: &ClientCommand, clock: &dyn Clock) ->
         ClientCommand::Runs(command) => resources::runs::run(api, command, clock).await?,
         ClientCommand::Threads(command) => resources::threads::run(api, command, clock).await?,
         ClientCommand::Interrupts(command) => resources::interrupts::run(api, command, clock).await?,
+        ClientCommand::Approvals(command) => resources::approvals::run(api, command).await?,
         ClientCommand::Agents(command) => resources::agents::run(api, command).await?,
     }
     Ok(0)

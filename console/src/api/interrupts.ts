@@ -15,11 +15,33 @@ export interface ReviewConfig {
   args_schema?: JsonObject;
 }
 
+/** What a decision covers beyond its call: later calls on the thread, perhaps only those with the same arguments. */
+export interface Reach {
+  scope?: "thread";
+  for?: "same_arguments";
+}
+
 export type Decision =
-  | { type: "approve"; scope?: "thread" }
+  | ({ type: "approve" } & Reach)
   | { type: "edit"; edited_action: { name: string; args: JsonObject } }
-  | { type: "reject"; message?: string; scope?: "thread" }
+  | ({ type: "reject"; message?: string } & Reach)
   | { type: "respond"; message: string };
+
+/** A decision that holds for the rest of a thread. */
+export interface RememberedDecision {
+  id: string;
+  thread_id: string;
+  interrupt_id: string;
+  agent_name: string;
+  agent_path: string[];
+  tool: string;
+  decision: "approve" | "reject";
+  message: string | null;
+  /** The condition on the arguments: tables of tests by argument, one of which has to hold. */
+  for: JsonObject | JsonObject[] | null;
+  decided_by: string | null;
+  created_at: string;
+}
 
 /** A question of the tool `ask_user`. */
 export interface UserQuestion {
@@ -97,6 +119,19 @@ export function usePendingInterrupts() {
     queryFn: async ({ signal }) => (await request<{ interrupts: Interrupt[] }>("/interrupts", { query: { status: "pending", limit: PENDING_LIMIT }, signal })).interrupts,
     refetchInterval: 4_000,
   });
+}
+
+/** The decisions that hold for the rest of a thread, the oldest first. */
+export function useRememberedDecisions(threadId: string) {
+  return useQuery({
+    queryKey: ["interrupts", threadId, "remembered"],
+    queryFn: async ({ signal }) => (await request<{ approvals: RememberedDecision[] }>(`/threads/${threadId}/approvals`, { signal })).approvals,
+    refetchInterval: 5_000,
+  });
+}
+
+export function revokeDecision({ thread_id, id }: RememberedDecision): Promise<unknown> {
+  return request(`/threads/${thread_id}/approvals/${id}`, { method: "DELETE" });
 }
 
 export function resolveInterrupt(interrupt: Interrupt, answer: { decisions: Decision[] } | { response: Json }): Promise<unknown> {

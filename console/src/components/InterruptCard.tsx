@@ -2,7 +2,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 
 import { ApiError } from "../api/client";
-import { type ActionRequest, actionsOf, allowedFor, type Decision, type Interrupt, mayBeRemembered, questionsOf, resolveInterrupt } from "../api/interrupts";
+import { type ActionRequest, actionsOf, allowedFor, type Decision, type Interrupt, mayBeRemembered, type Reach, questionsOf, resolveInterrupt } from "../api/interrupts";
 import type { Json, JsonObject } from "../api/types";
 import { href } from "../lib/router";
 import { argsSchemaOf, initialOf, placeOf } from "../lib/schema";
@@ -47,17 +47,24 @@ interface ActionProperties {
   errors: FormErrors;
 }
 
+/** The part of a decision that says what it covers. */
+function reachOf(isAlways: boolean, isSame: boolean): Reach {
+  if (!isAlways) return {};
+  return isSame ? { scope: "thread", for: "same_arguments" } : { scope: "thread" };
+}
+
 function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isLasting, isBusy, errors }: ActionProperties) {
   const [mode, setMode] = useState<Decision["type"]>();
   const [args, setArgs] = useState<JsonObject>(action.args);
   const [text, setText] = useState("");
   const [isAlways, setAlways] = useState(false);
-  const scope = isAlways ? { scope: "thread" as const } : {};
+  const [isSame, setSame] = useState(false);
+  const reach = reachOf(isAlways, isSame);
   const schema = argsSchemaOf(interrupt.response_schema, action.name);
   const choose = (type: Decision["type"]) => {
     if (type === "approve") {
       setMode(undefined);
-      onDecide({ type, ...scope });
+      onDecide({ type, ...reach });
     } else {
       setMode(mode === type ? undefined : type);
       setText("");
@@ -65,10 +72,24 @@ function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isLast
   };
   const confirm = () => {
     if (mode === "edit") onDecide({ type: "edit", edited_action: { name: action.name, args } });
-    else if (mode === "reject") onDecide(text.trim() ? { type: "reject", message: text, ...scope } : { type: "reject", ...scope });
+    else if (mode === "reject") onDecide(text.trim() ? { type: "reject", message: text, ...reach } : { type: "reject", ...reach });
     else if (mode === "respond") onDecide({ type: "respond", message: text });
     if (!isOnly) setMode(undefined);
   };
+  const changeReach = (always: boolean, same: boolean) => {
+    setAlways(always);
+    setSame(same);
+    // A decision that waits for those about the other calls is sent as it stands in the form.
+    if (isOnly || !decision) return;
+    if (decision.type === "approve") onDecide({ type: "approve", ...reachOf(always, same) });
+    else if (decision.type === "reject") {
+      const { message } = decision;
+      onDecide(message === undefined ? { type: "reject", ...reachOf(always, same) } : { type: "reject", message, ...reachOf(always, same) });
+    }
+  };
+  const chosen = mode ?? decision?.type;
+  // Only approvals and rejections can be remembered.
+  const offersReach = isLasting && (allowed.includes("approve") || allowed.includes("reject")) && chosen !== "edit" && chosen !== "respond";
   // The server writes a description of its own when the configuration has none. It says what stands here anyway.
   const isOwn = action.description && !action.description.startsWith("Tool execution requires approval");
   return (
@@ -76,7 +97,7 @@ function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isLast
       <div className="action-head">
         <Icon name="tool" size={15} />
         <strong className="mono">{action.name}</strong>
-        {decision && !isOnly && <Badge tone={decision.type === "reject" ? "danger" : "success"}>{said[decision.type]}</Badge>}
+        {decision && !isOnly && <Badge tone={decision.type === "reject" ? "danger" : "success"}>{said[decision.type]}{"scope" in decision && " for the thread"}</Badge>}
       </div>
       {isOwn && <p className="action-description">{action.description}</p>}
       {mode !== "edit" && <Arguments action={decision?.type === "edit" ? { ...action, args: decision.edited_action.args } : action} />}
@@ -97,10 +118,16 @@ function Action({ action, interrupt, allowed, decision, onDecide, isOnly, isLast
           </Button>
         ))}
       </div>
-      {isLasting && (allowed.includes("approve") || allowed.includes("reject")) && (
-        <label className="row muted">
-          <input type="checkbox" checked={isAlways} disabled={isBusy} onChange={(event) => setAlways(event.target.checked)} />
+      {offersReach && (
+        <label className="checkbox muted">
+          <input type="checkbox" checked={isAlways} disabled={isBusy} onChange={(event) => changeReach(event.target.checked, isSame)} />
           Decide so about {action.name} for the rest of this thread
+        </label>
+      )}
+      {offersReach && isAlways && Object.keys(action.args).length > 0 && (
+        <label className="checkbox muted">
+          <input type="checkbox" checked={isSame} disabled={isBusy} onChange={(event) => changeReach(isAlways, event.target.checked)} />
+          Only about calls with the same arguments
         </label>
       )}
       {mode && mode !== "approve" && (
@@ -178,12 +205,11 @@ function errorsOf(error: unknown): { action: number; errors: FormErrors } | unde
   const place = placeOf(error.message);
   if (!place) return undefined;
   const [, word, index, ...rest] = place.path;
-  if (word !== "decisions" || index === undefined) {
-    const path = place.path[0] === "resume" ? place.path.slice(1) : place.path;
-    return { action: 0, errors: { [path.join(".")]: place.message } };
-  }
-  const inside = rest[0] === "edited_action" && rest[1] === "args" ? rest.slice(2) : rest;
-  return { action: Number(index), errors: { [inside.join(".")]: place.message } };
+  const isListed = word === "decisions" && index !== undefined;
+  // The decision about one call alone is in no list.
+  const path = isListed ? rest : place.path[0] === "resume" ? place.path.slice(1) : place.path;
+  const inside = path[0] === "edited_action" && path[1] === "args" ? path.slice(2) : path;
+  return { action: isListed ? Number(index) : 0, errors: { [inside.join(".")]: place.message } };
 }
 
 /** A question to a human, with all that is needed to answer it. */

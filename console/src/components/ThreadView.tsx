@@ -2,7 +2,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { type ReactNode, useCallback, useEffect, useRef, useState } from "react";
 
 import { request, sdk } from "../api/client";
-import type { Interrupt } from "../api/interrupts";
+import { actionsOf, type Interrupt } from "../api/interrupts";
 import { type ThreadStorage, useThread, useThreadInterrupts } from "../api/threads";
 import type { JsonObject } from "../api/types";
 import { useAgents } from "../lib/feed";
@@ -13,6 +13,7 @@ import { Composer } from "./Composer";
 import { MessageList } from "./Conversation";
 import { InterruptCard } from "./InterruptCard";
 import { JsonView } from "./JsonView";
+import { RememberedDecisions } from "./RememberedDecisions";
 import { type Session, SessionProvider, useFeed } from "./Session";
 import { StateView } from "./StateView";
 import { Timeline } from "./Timeline";
@@ -71,8 +72,13 @@ function Announcer({ isLoading, waiting }: { isLoading: boolean; waiting: number
 /** What a human has decided, in words. */
 function decisionOf(interrupt: Interrupt): string {
   const answer = interrupt.resolution?.answer;
-  const decisions = answer && typeof answer === "object" && !Array.isArray(answer) ? answer["decisions"] : undefined;
-  if (!Array.isArray(decisions)) return interrupt.status === "resolved" ? "answered" : interrupt.status;
+  const given = answer && typeof answer === "object" && !Array.isArray(answer) ? answer : {};
+  const decisions = given["decisions"];
+  if (!Array.isArray(decisions)) {
+    // The decision about one call alone, and the answer to questions of the agent, are in no list.
+    if (typeof given["type"] === "string") return given["type"];
+    return interrupt.status === "resolved" ? "answered" : interrupt.status;
+  }
   return decisions.map((decision) => (decision && typeof decision === "object" && !Array.isArray(decision) ? String(decision["type"]) : "?")).join(", ");
 }
 
@@ -92,7 +98,7 @@ function PastQuestions({ threadId }: { threadId: string }) {
           <li key={interrupt.id} className="past-question">
             <span className="row">
               <StatusBadge status={interrupt.status} label={decisionOf(interrupt)} />
-              <span className="mono">{interrupt.value.action_requests?.map((action) => action.name).join(", ") ?? "question"}</span>
+              <span className="mono">{actionsOf(interrupt).map((action) => action.name).join(", ") || "question"}</span>
             </span>
             <span className="muted">
               {interrupt.agent_path.join(" › ")}, <Time value={interrupt.resolution?.resolved_at ?? interrupt.created_at} />
@@ -148,6 +154,7 @@ function Details({ threadId }: { threadId: string }) {
           </>
         )}
       </dl>
+      <RememberedDecisions threadId={threadId} />
       <PastQuestions threadId={threadId} />
       <section>
         <h2 className="panel-heading">Metadata</h2>

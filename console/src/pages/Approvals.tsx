@@ -1,6 +1,6 @@
 import { useMemo } from "react";
 
-import { type Interrupt, PENDING_LIMIT, usePendingInterrupts } from "../api/interrupts";
+import { actionsOf, type Interrupt, PENDING_LIMIT, usePendingInterrupts } from "../api/interrupts";
 import { InterruptCard } from "../components/InterruptCard";
 import { EmptyState, ErrorNotice, Loading, PageHeader } from "../components/ui";
 import { plural } from "../lib/format";
@@ -8,7 +8,7 @@ import { setQuery, useLocation } from "../lib/router";
 
 /** What a question is about, as the filter shows it: the agent and its tools. */
 function topics(interrupt: Interrupt): string[] {
-  return [...new Set((interrupt.value.action_requests ?? []).map((action) => action.name))];
+  return [...new Set(actionsOf(interrupt).map((action) => action.name))];
 }
 
 /** The questions of all threads that wait for a human. */

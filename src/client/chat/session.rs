@@ -16,7 +16,7 @@ use super::view::{View, ViewStyle};
 use crate::client::api::ApiClient;
 use crate::client::error::{ClientError, ClientResult};
 use crate::client::resources::threads::{self, ThreadFilter};
-use crate::client::resources::{agents, find, text};
+use crate::client::resources::{agents, approvals, find, text};
 use crate::client::{escape, output};
 use crate::domain::id::RunId;
 
@@ -275,6 +275,8 @@ impl Session {
                 self.put_off.clear();
                 self.go_on().await?;
             }
+            "/decisions" => self.show_decisions().await?,
+            "/revoke" if !argument.is_empty() => self.revoke(argument).await?,
             "/cancel" => self.cancel_all().await?,
             _ => self.remark(&format!("there is no command `{command}` like this; /help lists all"))?,
         }
@@ -302,14 +304,28 @@ impl Session {
         self.write(&format!("{}\n", escape::text(&content)))
     }
 
+    /// Shows the decisions that hold for the rest of the thread.
+    async fn show_decisions(&self) -> ClientResult<()> {
+        let found = find::approvals(&self.api, self.known_thread()?).await?;
+        let page = approvals::page(&found);
+        self.write(if page.is_empty() { "there are none\n" } else { &page })
+    }
+
+    /// Revokes a decision that holds for the rest of the thread.
+    async fn revoke(&mut self, given: &str) -> ClientResult<()> {
+        let revoked = approvals::revoke(&self.api, self.known_thread()?, given).await?;
+        self.remark(&revoked)
+    }
+
+    /// Returns the thread, which a command needs.
+    fn known_thread(&self) -> ClientResult<&str> {
+        let missing = || ClientError::NotFound("there is no thread yet: send a message".to_owned());
+        self.thread().ok_or_else(missing)
+    }
+
     /// Returns the values of the thread.
     pub(super) async fn values(&self) -> ClientResult<Value> {
-        let Some(thread) = &self.thread else {
-            return Err(ClientError::NotFound(
-                "there is no thread yet: send a message".to_owned(),
-            ));
-        };
-        let mut state = self.api.get(&["threads", thread, "state"], &[]).await?;
+        let mut state = self.api.get(&["threads", self.known_thread()?, "state"], &[]).await?;
         Ok(state["values"].take())
     }
 

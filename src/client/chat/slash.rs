@@ -11,7 +11,7 @@ pub(super) struct SlashCommand {
 }
 
 /// All commands.
-pub(super) const COMMANDS: [SlashCommand; 12] = [
+pub(super) const COMMANDS: [SlashCommand; 14] = [
     of("/help", "", "shows this list"),
     of("/agents", "", "lists the agents"),
     of("/agent", "NAME", "talks to another agent, on a new thread"),
@@ -22,6 +22,8 @@ pub(super) const COMMANDS: [SlashCommand; 12] = [
     of("/files", "[PATH]", "lists the files of the thread, or shows one"),
     of("/todos", "", "shows the todos"),
     of("/approvals", "", "answers the questions for which the thread waits"),
+    of("/decisions", "", "lists the decisions for the rest of the thread"),
+    of("/revoke", "ID", "revokes one of them"),
     of("/cancel", "", "cancels the runs of the thread"),
     of("/quit", "", "leaves; so does Ctrl-D"),
 ];

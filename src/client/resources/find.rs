@@ -282,3 +282,19 @@ pub(super) async fn interrupt(api: &ApiClient, given: &str, statuses: &[&str], m
     let one = found.into_iter().find(|interrupt| text(interrupt, "id") == id);
     one.ok_or_else(|| ClientError::NotFound(format!("there is no interrupt `{given}`")))
 }
+
+/// Returns the decisions that hold for the rest of a thread, the oldest first.
+pub(in crate::client) async fn approvals(api: &ApiClient, thread: &str) -> ClientResult<Vec<Value>> {
+    let mut found = api.get(&["threads", thread, "approvals"], &[]).await?;
+    Ok(items(found["approvals"].take()))
+}
+
+/// Returns the id of the decision of a thread that a person means: a whole id, or the beginning of one.
+pub(super) async fn approval(api: &ApiClient, thread: &str, given: &str) -> ClientResult<String> {
+    let given = given.trim();
+    if is_uuid(given) {
+        return Ok(given.to_owned());
+    }
+    let found = approvals(api, thread).await?;
+    unique("decision", given, found.iter().map(|one| text(one, "id")).collect())
+}

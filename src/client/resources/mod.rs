@@ -1,6 +1,7 @@
 //! Lists and pages of the resources of a server.
 
 pub(super) mod agents;
+pub(super) mod approvals;
 pub(super) mod find;
 pub(super) mod interrupts;
 pub(super) mod runs;

@@ -27,6 +27,9 @@ pub enum ClientCommand {
     /// Lists, shows and answers interrupts: approvals and other questions to people.
     #[command(subcommand)]
     Interrupts(InterruptsCommand),
+    /// Lists and revokes approvals and rejections that hold for the rest of a thread.
+    #[command(subcommand)]
+    Approvals(ApprovalsCommand),
     /// Lists and shows agents.
     #[command(subcommand)]
     Agents(AgentsCommand),
@@ -63,6 +66,9 @@ impl ClientCommand {
                 InterruptsCommand::List { server, .. } | InterruptsCommand::Show { server, .. } => server,
                 InterruptsCommand::Resolve(arguments) => &arguments.server,
             },
+            Self::Approvals(command) => match command {
+                ApprovalsCommand::List { server, .. } | ApprovalsCommand::Revoke { server, .. } => server,
+            },
             Self::Agents(command) => match command {
                 AgentsCommand::List { server, .. }
                 | AgentsCommand::Show { server, .. }
@@ -89,6 +95,9 @@ impl ClientCommand {
             Self::Interrupts(command) => match command {
                 InterruptsCommand::List { server, .. } | InterruptsCommand::Show { server, .. } => server,
                 InterruptsCommand::Resolve(arguments) => &mut arguments.server,
+            },
+            Self::Approvals(command) => match command {
+                ApprovalsCommand::List { server, .. } | ApprovalsCommand::Revoke { server, .. } => server,
             },
             Self::Agents(command) => match command {
                 AgentsCommand::List { server, .. }
@@ -391,6 +400,32 @@ pub struct AnswerOptions {
     /// A list with one decision for each tool call, as JSON. `@FILE` reads a file, `@-` standard input.
     #[arg(long, value_name = "JSON")]
     pub decisions: Option<String>,
+}
+
+/// The commands about decisions that hold for the rest of a thread.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ApprovalsCommand {
+    /// Lists the decisions that hold for the rest of a thread, the oldest first.
+    List {
+        /// The id of the thread, or the beginning of it, or `last`.
+        thread: String,
+        /// The output.
+        #[command(flatten)]
+        output: OutputOptions,
+        /// The server.
+        #[command(flatten)]
+        server: ServerOptions,
+    },
+    /// Revokes such a decision: the next call that it covers is asked about again.
+    Revoke {
+        /// The id of the thread, or the beginning of it, or `last`.
+        thread: String,
+        /// The id of the decision, or the beginning of it.
+        approval: String,
+        /// The server.
+        #[command(flatten)]
+        server: ServerOptions,
+    },
 }
 
 /// The commands about agents.

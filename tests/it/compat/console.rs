@@ -25,6 +25,7 @@ without_postgres! {
     threads_are_found_opened_and_deleted,
     a_conversation_shows_every_agent_while_it_works,
     approvals_are_answered_in_their_thread_and_in_the_inbox,
+    decisions_for_the_rest_of_a_thread_are_given_listed_and_revoked,
     a_thread_is_continued_from_any_checkpoint_of_its_timeline,
     twenty_subagents_that_speak_at_once_are_followed_smoothly,
     agents_and_assistants_are_shown_with_graphs_and_versions,
@@ -79,6 +80,10 @@ async fn a_conversation_shows_every_agent_while_it_works(server: TestServer) {
 
 async fn approvals_are_answered_in_their_thread_and_in_the_inbox(server: TestServer) {
     play_alone("approvals.mjs", server).await;
+}
+
+async fn decisions_for_the_rest_of_a_thread_are_given_listed_and_revoked(server: TestServer) {
+    play_alone("decisions.mjs", server).await;
 }
 
 async fn a_thread_is_continued_from_any_checkpoint_of_its_timeline(server: TestServer) {

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde_json::json;
+
 use crate::support::server::skipped;
 use crate::support::{TestServer, on_both_engines};
 
@@ -114,6 +116,8 @@ fn the_page_lists(said: &str, column: usize) {
 on_both_engines! {
     the_python_sdk_drives_the_whole_flow,
     the_javascript_sdk_drives_the_whole_flow,
+    the_python_sdk_answers_questions_and_single_calls,
+    the_javascript_sdk_answers_questions_and_single_calls,
     the_python_sdk_follows_threads,
     the_javascript_sdk_follows_threads,
     a_page_in_a_browser_follows_threads,
@@ -136,6 +140,45 @@ async fn the_javascript_sdk_drives_the_whole_flow(server: TestServer) {
     };
     assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
     assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+}
+
+/// The agents of the scripts about interrupts: one with questions to the user, and one that asks about each call.
+const ASKING_AGENTS: &str = r#"
+[agents.curious]
+name = "curious-agent"
+model = "scripted:lab"
+system_prompt = "You ask."
+ask_user = true
+
+[agents.single]
+name = "single-agent"
+model = "scripted:lab"
+system_prompt = "You send mails."
+tools = ["send_email"]
+interrupt_mode = "per_call"
+interrupt_on = { send_email = true }
+"#;
+
+/// Plays a script about interrupts, in which one call is edited and another one rejected.
+async fn answers_interrupts(scene: Command, server: &TestServer) {
+    assert_eq!(runs_to_its_end(scene).await, "the flow is complete\n");
+    let calls = server.tools.calls_of("send_email");
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    assert_eq!(calls[0]["args"], json!({"to": "bob", "body": "hello"}));
+}
+
+async fn the_python_sdk_answers_questions_and_single_calls(server: TestServer) {
+    server.is_configured_with(ASKING_AGENTS).await;
+    if let Some(scene) = in_python("interrupts.py", &server) {
+        answers_interrupts(scene, &server).await;
+    }
+}
+
+async fn the_javascript_sdk_answers_questions_and_single_calls(server: TestServer) {
+    server.is_configured_with(ASKING_AGENTS).await;
+    if let Some(scene) = in_javascript("interrupts.mjs", &RUNS, &server) {
+        answers_interrupts(scene, &server).await;
+    }
 }
 
 async fn the_python_sdk_follows_threads(server: TestServer) {

@@ -16,6 +16,9 @@ without_postgres! {
     a_call_can_be_edited_in_a_line,
     a_rejected_call_is_not_made,
     several_calls_are_asked_about_one_after_the_other,
+    a_decision_for_the_rest_of_the_thread_is_listed_and_revoked,
+    calls_are_asked_about_one_by_one,
+    questions_to_the_user_are_asked_with_their_choices,
     a_question_put_off_is_asked_again,
     ctrl_c_cancels_the_run_and_the_conversation_goes_on,
     an_answer_of_another_client_is_noticed,
@@ -24,6 +27,23 @@ without_postgres! {
     a_paste_of_several_lines_is_one_message,
     a_free_question_is_asked_by_its_schema,
 }
+
+/// An agent with questions to the user, and one that asks about each call.
+const AGENTS: &str = r#"
+[agents.curious]
+name = "curious-agent"
+model = "scripted:lab"
+system_prompt = "You ask."
+ask_user = true
+
+[agents.single]
+name = "single-agent"
+model = "scripted:lab"
+system_prompt = "You send mails."
+tools = ["send_email"]
+interrupt_mode = "per_call"
+interrupt_on = { send_email = true }
+"#;
 
 /// Opens a conversation with an agent, and waits until it can be typed into.
 async fn chat(server: &TestServer, folder: &Path, agent: &str, variables: &[(&str, &str)]) -> Option<Terminal> {
@@ -152,6 +172,103 @@ async fn several_calls_are_asked_about_one_after_the_other(server: TestServer) {
     let calls = server.tools.calls_of("send_email");
     assert_eq!(calls.len(), 1);
     assert_eq!(calls[0]["args"]["to"], "eve");
+    leaves(terminal).await;
+}
+
+async fn a_decision_for_the_rest_of_the_thread_is_listed_and_revoked(server: TestServer) {
+    let folder = folder();
+    let Some(mut terminal) = chat(&server, folder.path(), "agent", &[]).await else {
+        return;
+    };
+    terminal.types("/decisions\r");
+    terminal.shows("there is no thread yet").await;
+    terminal.types(&format!("{}\r", script().calls(mail("m1", "bob")).says("first")));
+    terminal.shows("al[w]ays approve  always [d]eny").await;
+    terminal.types("w\r");
+    terminal.shows("main-agent │ first").await;
+    terminal.shows("── completed after ").await;
+    terminal.types(&format!("{}\r", script().calls(mail("m2", "eve")).says("second")));
+    terminal.shows("main-agent │ second").await;
+    terminal.shows("── completed after ").await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
+    terminal.types("/decisions\r");
+    terminal.shows("Decision   approve").await;
+    terminal.shows("Tool       send_email").await;
+    terminal.shows("Arguments  any").await;
+
+    let found = server.client().post("/threads/search", json!({})).await.ok();
+    let path = format!(
+        "/threads/{}/approvals",
+        found[0]["thread_id"].as_str().expect("a thread")
+    );
+    let all = server.client().get(&path).await.ok();
+    let id = all["approvals"][0]["id"].as_str().expect("an id");
+    terminal.types(&format!("/revoke {id}\r"));
+    terminal.shows("is revoked").await;
+    terminal.types("/decisions\r");
+    terminal.shows("there are none").await;
+
+    terminal.types(&format!("{}\r", script().calls(mail("m3", "kim")).says("third")));
+    terminal.shows("always [d]eny").await;
+    terminal.types("d no mails\r");
+    terminal.shows("main-agent │ third").await;
+    terminal.shows("── completed after ").await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
+    let all = server.client().get(&path).await.ok();
+    let denied = &all["approvals"][0];
+    assert_eq!([&denied["decision"], &denied["message"]], ["reject", "no mails"]);
+    leaves(terminal).await;
+}
+
+async fn calls_are_asked_about_one_by_one(server: TestServer) {
+    server.is_configured_with(AGENTS).await;
+    let folder = folder();
+    let Some(mut terminal) = chat(&server, folder.path(), "single", &[]).await else {
+        return;
+    };
+    let text = script()
+        .calls_all([mail("m1", "bob"), mail("m2", "bob")])
+        .says("both are decided");
+    terminal.types(&format!("{text}\r"));
+    terminal.shows("single-agent asks: may it call send_email?").await;
+    terminal.shows("[a]pprove").await;
+    terminal.types("a\r");
+    terminal.shows("single-agent asks: may it call send_email?").await;
+    terminal.shows("[r]eject").await;
+    terminal.types("r once is enough\r");
+    terminal.shows("single-agent │ both are decided").await;
+    terminal.shows("── completed after ").await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
+    leaves(terminal).await;
+}
+
+async fn questions_to_the_user_are_asked_with_their_choices(server: TestServer) {
+    server.is_configured_with(AGENTS).await;
+    let folder = folder();
+    let Some(mut terminal) = chat(&server, folder.path(), "curious", &[]).await else {
+        return;
+    };
+    let questions = json!({"questions": [
+        {"question": "Which colour?", "type": "multiple_choice", "allow_other": false,
+            "choices": [{"value": "red"}, {"value": "blue"}]},
+        {"question": "Why?", "type": "text", "required": false},
+    ]});
+    let text = script().calls(call("q1", "ask_user", questions)).says("thanks");
+    terminal.types(&format!("{text}\r"));
+    terminal.shows("curious-agent asks:").await;
+    terminal.shows("2. blue").await;
+    terminal.shows("Answer (a number or a text): ").await;
+    terminal.types("green\r");
+    terminal.shows("it is none of the list").await;
+    terminal.shows("Answer (a number or a text): ").await;
+    terminal.types("2\r");
+    terminal.shows("Why?").await;
+    terminal.shows("Answer: ").await;
+    terminal.types("It is calm.\r");
+    terminal.shows("curious-agent │ thanks").await;
+    terminal.shows("── completed after ").await;
+    let told = "Question: Which colour?\nAnswer: blue\nQuestion: Why?\nAnswer: It is calm.";
+    assert_eq!(messages(&server).await[2]["content"], told);
     leaves(terminal).await;
 }
 

@@ -1,4 +1,4 @@
-//! `adjutant runs`, `threads`, `interrupts` and `agents`.
+//! `adjutant runs`, `threads`, `interrupts`, `approvals` and `agents`.
 
 use serde_json::{Value, json};
 
@@ -13,6 +13,7 @@ on_both_engines! {
 
 without_postgres! {
     an_interrupt_is_answered_in_every_way,
+    decisions_for_the_rest_of_a_thread_are_listed_and_revoked,
     agents_are_listed_shown_and_drawn,
     a_question_is_answered_with_a_response,
     what_agents_say_is_escaped_in_lists,
@@ -218,6 +219,44 @@ async fn an_interrupt_is_answered_in_every_way(server: TestServer) {
     }
 }
 
+async fn decisions_for_the_rest_of_a_thread_are_listed_and_revoked(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    let edited = ["interrupts", "resolve", question.id(), "--edit", "{}", "--always"];
+    assert_eq!(
+        cli(&server, &edited).await.code,
+        2,
+        "only an approval or a rejection is remembered"
+    );
+    let resolved = json(
+        &server,
+        &["interrupts", "resolve", question.id(), "--approve", "--always"],
+    )
+    .await;
+    let run = resolved["run_id"].as_str().expect("a run");
+    alice.client().get(&alice.path(&format!("/runs/{run}/join"))).await.ok();
+    alice.says(script().calls(mail("m2", "eve")).says("sent")).await;
+    assert!(alice.questions().await.is_empty());
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
+
+    let all = json(&server, &["approvals", "list", "last"]).await;
+    assert_eq!([&all[0]["tool"], &all[0]["decision"]], ["send_email", "approve"]);
+    let id = all[0]["id"].as_str().expect("an id");
+    let table = succeeds(&server, &["approvals", "list", &alice.thread]).await;
+    assert!(table.starts_with("APPROVAL "), "{table}");
+    assert!(table.contains(id) && table.contains("send_email"), "{table}");
+
+    let beginning = &id[..id.len() - 1];
+    let revoked = succeeds(&server, &["approvals", "revoke", &alice.thread, beginning]).await;
+    assert!(revoked.contains(id), "{revoked}");
+    assert_eq!(json(&server, &["approvals", "list", &alice.thread]).await, json!([]));
+    let again = cli(&server, &["approvals", "revoke", &alice.thread, id]).await;
+    assert_eq!(again.code, 3, "{}", again.all());
+    alice.says(script().calls(mail("m3", "kim")).says("sent")).await;
+    alice.question().await;
+}
+
 async fn agents_are_listed_shown_and_drawn(server: TestServer) {
     let table = succeeds(&server, &["agents", "list", "--name", "deep"]).await;
     assert!(table.contains("deep") && table.contains("researcher"), "{table}");
@@ -279,6 +318,8 @@ async fn wrong_options_are_refused(server: TestServer) {
         vec!["runs", "list", "--server", "ftp://example.org"],
         vec!["threads", "show", "01"],
         vec!["interrupts", "resolve", "0123456789"],
+        vec!["approvals", "list"],
+        vec!["approvals", "revoke", "01", "0123456789"],
         vec!["interrupts", "resolve", "0123456789", "--approve", "--reject"],
     ] {
         let done = cli(&server, &arguments).await;
