@@ -317,7 +317,7 @@ fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
 }
 
 /// Returns whether a URL is that of a Postgres.
-pub fn is_postgres(url: &str) -> bool {
+pub(super) fn is_postgres(url: &str) -> bool {
     url.starts_with("postgres:") || url.starts_with("postgresql:")
 }
 
