@@ -463,16 +463,18 @@ fn kwargs(run: &Run) -> Value {
         .unwrap_or("async");
     let mut config = request.config.clone();
     let mut configurable = object(&config, "configurable").unwrap_or_default();
-    configurable.extend([
-        ("run_id".to_owned(), json!(run.id)),
-        ("thread_id".to_owned(), json!(run.thread)),
-        (
-            "graph_id".to_owned(),
-            run.metadata.get("graph_id").cloned().unwrap_or_default(),
-        ),
-        ("assistant_id".to_owned(), json!(run.assistant)),
-        ("user_id".to_owned(), json!("")),
-    ]);
+    let own = [
+        ("langgraph_auth_user", Value::Null),
+        ("langgraph_auth_permissions", json!([])),
+        ("__request_start_time_ms__", json!(run.created_at.millis())),
+        ("__after_seconds__", json!(run.due_at.since(run.created_at).as_secs())),
+        ("run_id", json!(run.id)),
+        ("thread_id", json!(run.thread)),
+        ("graph_id", run.metadata.get("graph_id").cloned().unwrap_or_default()),
+        ("assistant_id", json!(run.assistant)),
+        ("user_id", json!("")),
+    ];
+    configurable.extend(own.map(|(name, value)| (name.to_owned(), value)));
     config.insert("configurable".to_owned(), configurable.into());
     config.insert("metadata".to_owned(), run.metadata.clone().into());
     let mut kwargs = json!({

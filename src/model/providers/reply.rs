@@ -30,10 +30,10 @@ pub(super) fn message(response: &CompletionResponse, kind: Protocol, model: &str
             .additional_kwargs
             .insert("reasoning_content".to_owned(), reasoning.into());
     }
-    if let Some(refusal) = &response.error {
-        message
-            .additional_kwargs
-            .insert("refusal".to_owned(), refusal.as_str().into());
+    // LangChain's messages of OpenAI's chat completions always have it.
+    if kind == Protocol::OpenAi || response.error.is_some() {
+        let refusal = response.error.as_deref();
+        message.additional_kwargs.insert("refusal".to_owned(), json!(refusal));
     }
     if let Some(native) = native::keep(response, kind) {
         message.additional_kwargs.insert(native::KEY.to_owned(), native);
