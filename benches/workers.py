@@ -92,7 +92,7 @@ async def waits(port):
     script = json.dumps({"script": [{"text": "hello"}]})
     body = json.dumps({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": script}]}}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /runs/wait HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = f"POST /runs/wait HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     answer = await reader.read()
     writer.close()
