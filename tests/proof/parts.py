@@ -1,8 +1,10 @@
 """The processes of the system: Postgres, NATS, the servers and HAProxy."""
 
 import asyncio
+import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -11,9 +13,13 @@ from pathlib import Path
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a free port below those that the system gives to outgoing connections, which could take it before its use."""
+    while True:
+        port = random.SystemRandom().randrange(10_240, 32_768)
+        with socket.socket() as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
 
 
 async def listens(port):

@@ -130,10 +130,16 @@ impl Drop for RentedPostgres {
     }
 }
 
-/// Returns a port that is free now.
+/// Returns a port that is free now, below those that the system gives to outgoing connections: one of these could take it
+/// before its use.
 pub(super) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("an address").port()
+    let random_port = || {
+        let bytes = uuid::Uuid::new_v4().into_bytes();
+        10_240 + u16::from_le_bytes([bytes[0], bytes[1]]) % 22_528
+    };
+    let mut ports = std::iter::repeat_with(random_port);
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.find(is_free).expect("a free port")
 }
 
 /// A certificate authority.
