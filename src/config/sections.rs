@@ -136,7 +136,7 @@ pub struct Storage {
     /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions, such as
     /// PgBouncer with `pool_mode = transaction`. One connection that listens, and migrations, go past the pooler.
     pub direct_url: Option<DatabaseUrl>,
-    /// Whether statements of Postgres are prepared once for each connection. The default is true, and false with
+    /// True if statements of Postgres are prepared once for each connection. The default is true, and false with
     /// `direct_url`: a pooler has to keep prepared statements (PgBouncer with `max_prepared_statements`).
     pub prepared_statements: Option<bool>,
     /// The maximum time of one statement, including the wait for locks, in seconds.
