@@ -140,12 +140,12 @@ async fn the_cost_of_all_agents_counts_in_the_tree(server: TestServer) {
 async fn the_time_limit_of_a_tree_aborts_running_calls(server: TestServer) {
     server.tools.hold("lookup");
     let work = script().calls(lookup("l1", "x")).says("written");
-    let (_, _, courier) = begins(&server, "wall_s = 2.5", work).await;
+    let (_, _, courier) = begins(&server, "wall_s = 6.5", work).await;
     let end = is_over(&courier).await;
     server.tools.let_go("lookup");
     assert_eq!(end["status"], "error");
     let said = courier.transcript().await;
-    assert!(said[2].contains("`wall_s` = 2.5"), "{said:#?}");
+    assert!(said[2].contains("`wall_s` = 6.5"), "{said:#?}");
     assert!(said[2].contains("was cut off"), "{said:#?}");
     let record = courier.run(&end).record().await;
     assert!(record["usage"]["seconds"].as_f64().unwrap() < 30.0, "{record:#}");
