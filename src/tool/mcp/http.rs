@@ -16,7 +16,7 @@ use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
 use super::inbox::Inbox;
 use super::message::{self, Incoming};
-use super::oauth::{AccessTokens, missing_scopes};
+use super::oauth::AccessTokens;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
 use crate::net::sse::Frames;
@@ -203,15 +203,10 @@ impl Server {
             token = tokens.header().await?;
             response = open(text.clone(), Some(token.clone())).await?;
         }
-        let Some(needed) = missing_scopes(response.head()) else {
-            return Ok(response);
-        };
-        let token = tokens.with_scopes(&token, &needed).await?;
-        let response = open(text, Some(token.clone())).await?;
-        match missing_scopes(response.head()) {
-            Some(needed) => Err(tokens.lack(&token, &needed).await),
-            None => Ok(response),
-        }
+        let repeat = async |token: HeaderValue| open(text, Some(token)).await;
+        tokens
+            .repeat_with_scopes(&token, response, PieceReader::head, repeat)
+            .await
     }
 
     /// Sends request `id` and receives its answer.

@@ -15,7 +15,6 @@ use super::connection::{ConnectionError, Signals, abandoned};
 use super::http::{Address, POST_TIMEOUT, UnansweredPosts, too_long};
 use super::inbox::Inbox;
 use super::message;
-use super::oauth::missing_scopes;
 use crate::net::sse::Frames;
 
 /// An open event stream, and the address for messages.
@@ -98,15 +97,11 @@ async fn post_request(address: &Address, text: String) -> Result<(), ConnectionE
     let token = tokens.header().await?;
     let response = post(text.clone(), Some(token.clone())).await?;
     address.forget_refused(Some(&token), response.status()).await;
-    let Some(needed) = missing_scopes(&response) else {
-        return check_status(&response, |status| status.is_success());
-    };
-    let token = tokens.with_scopes(&token, &needed).await?;
-    let response = post(text, Some(token.clone())).await?;
-    match missing_scopes(&response) {
-        Some(needed) => Err(tokens.lack(&token, &needed).await),
-        None => check_status(&response, |status| status.is_success()),
-    }
+    let repeat = async |token: HeaderValue| post(text, Some(token)).await;
+    let response = tokens
+        .repeat_with_scopes(&token, response, |response| response, repeat)
+        .await?;
+    check_status(&response, |status| status.is_success())
 }
 
 impl Transport<RoleClient> for SseTransport {

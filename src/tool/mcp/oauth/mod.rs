@@ -75,16 +75,36 @@ impl AccessTokens {
         }
     }
 
+    /// Returns the response to a request that was sent with a token. If the server has refused the request since the token lacks
+    /// scopes, the request is repeated once, with a token that has them. `head` returns the head of a response.
+    ///
+    /// # Errors
+    /// [`ConnectionError::ScopesMissing`] if there is no token with these scopes; others if the authorization server or the
+    /// server cannot be reached.
+    pub(super) async fn repeat_with_scopes<R>(
+        &self,
+        token: &HeaderValue,
+        response: R,
+        head: impl Fn(&R) -> &Response,
+        repeat: impl AsyncFnOnce(HeaderValue) -> Result<R, ConnectionError>,
+    ) -> Result<R, ConnectionError> {
+        let Some(needed) = missing_scopes(head(&response)) else {
+            return Ok(response);
+        };
+        let token = self.with_scopes(token, &needed).await?;
+        let response = repeat(token.clone()).await?;
+        match missing_scopes(head(&response)) {
+            Some(needed) => Err(self.lack(&token, &needed).await),
+            None => Ok(response),
+        }
+    }
+
     /// Returns the value of the header `authorization` for a request that the server has refused, since its token lacks scopes.
     ///
     /// # Errors
     /// [`ConnectionError::ScopesMissing`] if there is no token with these scopes; others if the authorization server cannot be
     /// reached.
-    pub(super) async fn with_scopes(
-        &self,
-        refused: &HeaderValue,
-        needed: &OAuthScopes,
-    ) -> Result<HeaderValue, ConnectionError> {
+    async fn with_scopes(&self, refused: &HeaderValue, needed: &OAuthScopes) -> Result<HeaderValue, ConnectionError> {
         match self {
             Self::Client(tokens) => tokens.with_scopes(refused, needed).await,
             Self::Login(tokens) => tokens.with_scopes(refused, needed).await,
@@ -92,7 +112,7 @@ impl AccessTokens {
     }
 
     /// Returns the error that a token lacks scopes. A login remembers them.
-    pub(super) async fn lack(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
+    async fn lack(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
         match self {
             Self::Client(tokens) => tokens.lack(needed),
             Self::Login(tokens) => tokens.lack(refused, needed).await,
@@ -102,7 +122,7 @@ impl AccessTokens {
 
 /// Returns the scopes that a request needs, if a server has refused it since the access token lacks them. There may be none: a
 /// server need not name them.
-pub(super) fn missing_scopes(response: &Response) -> Option<OAuthScopes> {
+fn missing_scopes(response: &Response) -> Option<OAuthScopes> {
     match response.status() {
         StatusCode::FORBIDDEN => Challenge::read(response.headers()).insufficient_scope(),
         _ => None,
