@@ -10,8 +10,10 @@ use uuid::Uuid;
 
 use super::{Object, word};
 use crate::domain::account::MAX_PRIORITY;
+use crate::domain::id::{AssistantId, RunId};
 use crate::domain::identity::{Identity, UserRole};
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
+use crate::domain::time::Timestamp;
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::stream::StreamMode;
@@ -452,6 +454,26 @@ impl RunView {
     }
 }
 
+/// Returns the keys that the LangGraph Platform adds to `configurable` of a run that begins at once.
+pub fn platform_settings(
+    run: RunId,
+    assistant: AssistantId,
+    graph_id: Value,
+    created_at: Timestamp,
+) -> impl Iterator<Item = (String, Value)> {
+    let settings = [
+        ("langgraph_auth_user", Value::Null),
+        ("langgraph_auth_permissions", json!([])),
+        ("__request_start_time_ms__", json!(created_at.millis())),
+        ("__after_seconds__", json!(0)),
+        ("run_id", json!(run)),
+        ("graph_id", graph_id),
+        ("assistant_id", json!(assistant)),
+        ("user_id", json!("")),
+    ];
+    settings.into_iter().map(|(name, value)| (name.to_owned(), value))
+}
+
 /// The parameters of a run in the shape of the LangGraph Platform.
 fn kwargs(run: &Run) -> Value {
     let request = &run.request;
@@ -463,18 +485,11 @@ fn kwargs(run: &Run) -> Value {
         .unwrap_or("async");
     let mut config = request.config.clone();
     let mut configurable = object(&config, "configurable").unwrap_or_default();
-    let own = [
-        ("langgraph_auth_user", Value::Null),
-        ("langgraph_auth_permissions", json!([])),
-        ("__request_start_time_ms__", json!(run.created_at.millis())),
-        ("__after_seconds__", json!(run.due_at.since(run.created_at).as_secs())),
-        ("run_id", json!(run.id)),
-        ("thread_id", json!(run.thread)),
-        ("graph_id", run.metadata.get("graph_id").cloned().unwrap_or_default()),
-        ("assistant_id", json!(run.assistant)),
-        ("user_id", json!("")),
-    ];
-    configurable.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    let graph_id = run.metadata.get("graph_id").cloned().unwrap_or_default();
+    configurable.extend(platform_settings(run.id, run.assistant, graph_id, run.created_at));
+    let after = run.due_at.since(run.created_at).as_secs();
+    configurable.insert("__after_seconds__".to_owned(), json!(after));
+    configurable.insert("thread_id".to_owned(), json!(run.thread));
     config.insert("configurable".to_owned(), configurable.into());
     config.insert("metadata".to_owned(), run.metadata.clone().into());
     let mut kwargs = json!({

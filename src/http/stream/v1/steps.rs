@@ -23,6 +23,7 @@ use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
 use crate::http::stream::frame::Frame;
+use crate::http::wire::run::platform_settings;
 
 /// Creates the frames of steps for one reader.
 pub(super) struct Steps<'a> {
@@ -281,17 +282,8 @@ impl Steps<'_> {
         let Value::Object(mut configurable) = self.checkpoint_config(agent, checkpoint) else {
             return Value::Null;
         };
-        let more = [
-            ("langgraph_auth_user", Value::Null),
-            ("langgraph_auth_permissions", json!([])),
-            ("__request_start_time_ms__", json!(info.created_at.millis())),
-            ("__after_seconds__", json!(0)),
-            ("run_id", json!(info.run)),
-            ("graph_id", json!(info.graph_id)),
-            ("assistant_id", json!(info.assistant)),
-            ("user_id", json!("")),
-        ];
-        configurable.extend(more.map(|(name, value)| (name.to_owned(), value)));
+        let graph_id = json!(info.graph_id);
+        configurable.extend(platform_settings(info.run, info.assistant, graph_id, info.created_at));
         if !agent.fold.is_main() {
             configurable.insert("ls_agent_type".to_owned(), json!("subagent"));
         }
