@@ -197,10 +197,10 @@ pub(super) async fn open(
         let pool = open_postgres(address, &outfit, limits).await?;
         let targets = notifications::ListenerTargets {
             direct: postgres_options(address.session_url())?,
-            pooler: match address.direct_url {
-                Some(_) => Some(pool_options(address)?),
-                None => None,
-            },
+            pooler: address
+                .direct_url
+                .as_ref()
+                .map(|_| PgConnectOptions::clone(&pool.connections.connect_options())),
         };
         spawn(
             "database listener",
@@ -361,7 +361,8 @@ async fn open_postgres(address: &DbAddress, outfit: &WriterParts, limits: DbLimi
     });
     let connections = pool.connect_with(pool_options(address)?).await?;
     if is_pooled {
-        session_lock::check_same_database(&mut first, &connections).await?;
+        let mut pooled = acquire(&connections).await?;
+        session_lock::check_same_database(&mut first, &mut pooled).await?;
     }
     first.close().await?;
     Ok(PostgresPool::new(connections, is_pooled.then_some(&settings)))

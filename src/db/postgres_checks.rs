@@ -126,13 +126,9 @@ pub async fn keeps_sessions(url: &str, limits: DbLimits) -> DbResult<bool> {
 pub async fn check_address(address: &DbAddress, limits: DbLimits) -> DbResult<()> {
     let mut direct = connect(address.session_url(), limits).await?;
     let options = pool_options(address)?.application_name("adjutant check");
-    connect_postgres(&options, limits).await?.close().await?;
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(limits.connect)
-        .connect_lazy_with(options);
-    check_same_database(&mut direct, &pool).await?;
-    pool.close().await;
+    let mut pooled = connect_postgres(&options, limits).await?;
+    check_same_database(&mut direct, &mut pooled).await?;
+    pooled.close().await?;
     direct.close().await?;
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! at once, and its runs stay with it.
 
 use sqlx::postgres::PgListener;
-use sqlx::{PgConnection, PgExecutor, PgPool, query, query_scalar};
+use sqlx::{Connection, PgConnection, PgExecutor, query, query_scalar};
 use tokio::sync::watch;
 
 use super::error::{DbError, DbResult};
@@ -42,15 +42,15 @@ impl SessionLock {
     }
 }
 
-/// Checks that a direct connection and a pool lead to the same database: that a lock of the one is seen by the other.
+/// Checks that a direct connection and one through a pooler lead to the same database: that a lock of the one is seen by the other.
 /// Otherwise all processes would take each other for ended.
 ///
 /// # Errors
 /// [`DbError::CannotOpen`] if they do not, and if the database fails.
-pub(super) async fn check_same_database(direct: &mut PgConnection, pool: &PgPool) -> DbResult<()> {
+pub(super) async fn check_same_database(direct: &mut PgConnection, pooled: &mut PgConnection) -> DbResult<()> {
     const SQL: &str = concat!("select ", is_held!("$1"));
     let lock = SessionLock::take(direct).await?;
-    let mut transaction = pool.begin().await?;
+    let mut transaction = pooled.begin().await?;
     let seen = query_scalar(SQL).bind(lock.0).persistent(false);
     let is_seen: bool = seen.fetch_one(&mut *transaction).await?;
     transaction.rollback().await?;
