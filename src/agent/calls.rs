@@ -102,14 +102,14 @@ impl Loop<'_> {
     /// Counts the sizes and claims the files of what the step has written already: calls may have been answered before
     /// an interrupt, or by a process that lost the run.
     fn begin_step(&self, machine: &Machine) {
-        let written = machine.answered_writes();
-        self.state_size
-            .begin_step(written.map(|(_, writes)| size::of_update(writes)).sum());
+        let mut written = 0;
         self.scope.files.begin_step();
         for (at, writes) in machine.answered_writes() {
+            written += size::of_update(writes);
             let claims = self.scope.files.of_call(machine.call_task(at), &self.scope.agent);
             claims.restore(writes.files.keys());
         }
+        self.state_size.begin_step(written);
     }
 
     fn start_call<'a>(&'a self, job: PreparedCall, state: &Arc<State>) -> BoxFuture<'a, (usize, CallResult)> {
