@@ -237,12 +237,10 @@ impl Logins<'_> {
     }
 
     async fn list(&self, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {
-        let read = self.db.read(|tx| Box::pin(async move { mcp_logins::list(tx).await }));
-        let logins = read.await?;
-        let read = self
-            .db
-            .read(|tx| Box::pin(async move { mcp_logins::missing_scopes(tx).await }));
-        let missing = read.await?;
+        let read = self.db.read(|tx| {
+            Box::pin(async move { Ok((mcp_logins::list(tx).await?, mcp_logins::missing_scopes(tx).await?)) })
+        });
+        let (logins, missing) = read.await?;
         let text = self.table(&logins, &missing, SystemClock.now())?;
         output.write_all(text.as_bytes())?;
         Ok(())
