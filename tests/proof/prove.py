@@ -98,13 +98,17 @@ class Driver:
             subject, fault = self.choose()
             if subject in self.busy:
                 continue
-            self.busy.add(subject)
-            try:
-                self.done.append(f"{fault.__name__} {subject.name}")
-                print(f"{time.strftime('%H:%M:%S')} {self.done[-1]}", flush=True)
-                await fault(subject)
-            finally:
-                self.busy.discard(subject)
+            await self.make(fault, subject)
+
+    async def make(self, fault, subject):
+        """Makes a part fail that is not failing already."""
+        self.busy.add(subject)
+        try:
+            self.done.append(f"{fault.__name__} {subject.name}")
+            print(f"{time.strftime('%H:%M:%S')} {self.done[-1]}", flush=True)
+            await fault(subject)
+        finally:
+            self.busy.discard(subject)
 
     def choose(self):
         cluster = self.cluster
@@ -148,17 +152,14 @@ class Driver:
             await asyncio.sleep(pause)
             while server in self.busy:
                 await asyncio.sleep(0.1)
-            self.busy.add(server)
             if number == 0:
                 # The first one brings the tables up to date. A server that fails from now on comes back as the new program.
                 for other in self.cluster.servers:
                     other.command[0] = str(program)
-            self.done.append(f"upgrades {server.name}")
-            print(f"{time.strftime('%H:%M:%S')} {self.done[-1]}", flush=True)
-            try:
-                await self.restarts(server)
-            finally:
-                self.busy.discard(server)
+            await self.make(self.upgrades, server)
+
+    async def upgrades(self, server):
+        await self.restarts(server)
 
     async def cuts(self, link):
         link.cut()
