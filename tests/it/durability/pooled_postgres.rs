@@ -7,10 +7,11 @@ use serde_json::json;
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 
+use super::takeover;
 use crate::support::actors::Human;
 use crate::support::pgbouncer::{PgBouncer, SESSIONS};
 use crate::support::postgres::fresh_database;
-use crate::support::{Engine, TestServer, eventually, lookup, mail, play, script, task};
+use crate::support::{Engine, TestServer, lookup, mail, play, script, task};
 
 /// Returns the name of the server's database.
 fn database_name(server: &TestServer) -> String {
@@ -80,32 +81,7 @@ async fn many_runs_share_few_sessions() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_behind_a_pooler_is_replaced_before_its_lease_is_over() {
     play_behind_a_pooler(async |server, _| {
-        server
-            .is_reconfigured("lease_s = 2.0\nheartbeat_s = 0.5", "lease_s = 600.0\nheartbeat_s = 0.5")
-            .await;
-        server.moves_into_a_process().await;
-        server.tools.hold("lookup");
-        let alice = server.human("plain").await;
-        alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-        server.tools.called("lookup", 1).await;
-        let second = server.starts_second_process().await;
-        eventually(async || {
-            server
-                .number_in_database("select count(*) from workers where session_lock is not null")
-                .await
-                == 2
-        })
-        .await;
-        server.is_killed().await;
-        server.tools.called("lookup", 2).await;
-        server.tools.let_go("lookup");
-        let thread = alice.path("").rsplit('/').next().unwrap_or_default().to_owned();
-        let alice = Human::at(second.client(), "plain", &thread);
-        let runs = alice.runs().await;
-        let run = alice.run(&runs[0]);
-        run.finishes().await;
-        assert_eq!(run.status().await, "success");
-        second.is_stopped().await;
+        takeover::a_killed_process_is_replaced_before_its_lease_is_over(server).await;
     })
     .await;
 }
@@ -118,8 +94,7 @@ async fn a_run_is_cancelled_through_another_server_behind_a_pooler() {
         let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
         server.tools.called("lookup", 1).await;
         let twin = server.starts_twin().await;
-        let thread = alice.path("").rsplit('/').next().unwrap_or_default().to_owned();
-        let there = Human::at(twin.client.clone(), "plain", &thread);
+        let there = Human::at(twin.client.clone(), "plain", &alice.thread);
         there.run(&run.record().await).is_cancelled("interrupt").await.ok();
         assert_eq!(run.status().await, "interrupted");
         server.tools.let_go("lookup");

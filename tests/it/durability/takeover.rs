@@ -27,7 +27,7 @@ async fn holds_locks(server: &TestServer, processes: i64) {
     .await;
 }
 
-async fn a_killed_process_is_replaced_before_its_lease_is_over(server: TestServer) {
+pub(super) async fn a_killed_process_is_replaced_before_its_lease_is_over(server: TestServer) {
     runs_in_a_process(&server).await;
     server.tools.hold("lookup");
     let alice = server.human("plain").await;
@@ -39,8 +39,7 @@ async fn a_killed_process_is_replaced_before_its_lease_is_over(server: TestServe
     // The call is known to be safe to repeat.
     server.tools.called("lookup", 2).await;
     server.tools.let_go("lookup");
-    let thread = alice.path("").rsplit('/').next().unwrap_or_default().to_owned();
-    let alice = Human::at(second.client(), "plain", &thread);
+    let alice = Human::at(second.client(), "plain", &alice.thread);
     let runs = alice.runs().await;
     let run = alice.run(&runs[0]);
     run.finishes().await;
