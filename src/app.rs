@@ -259,6 +259,7 @@ impl App {
                 streams: StreamLimiter::new(stream_limits, Arc::clone(&self.quotas)),
                 stored: self.runtime.stored.clone(),
                 call_tokens: self.runtime.call_tokens.clone(),
+                call_files: self.runtime.call_files.clone(),
                 quotas: Arc::clone(&self.quotas),
                 answers: ResponseBudget::new(self.config.server.max_answer_bytes),
                 settings: ApiSettings {

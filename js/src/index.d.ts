@@ -54,8 +54,9 @@ export class RunReader {
 
 export interface RunFile {
   path: string;
-  size: number;
-  encoding: "utf-8" | "base64";
+  /** Null where only reading the file tells it; so is `encoding`. */
+  size: number | null;
+  encoding: "utf-8" | "base64" | null;
   created_at?: string;
   modified_at?: string;
 }

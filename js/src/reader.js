@@ -37,7 +37,7 @@ export class RunReader {
     return (await this.#json("/state", [["fields", field], ["offset", offset], ["limit", limit]])).values[field] ?? [];
   }
 
-  /** Returns the path, the size and more of the files that can be read. */
+  /** Returns the path, the size and more of the files that can be read. What only reading tells is null. */
   async files({ offset = 0, limit = 100 } = {}) {
     return (await this.#json("/files", [["offset", offset], ["limit", limit]])).files;
   }

@@ -581,6 +581,7 @@ impl AgentFactory {
         stack.extend(CallPermissions::new(calls).map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(UsageLimits));
         let forks = self.forks(&draft);
+        let own_files = draft.files(&self.sandboxes);
         let fallbacks = self.fallbacks(&draft.spec);
         let is_fork = draft.fork_prompt.is_some();
         let checks: HashMap<_, _> = toolbox
@@ -624,6 +625,7 @@ impl AgentFactory {
                     .map(|delegations| delegations.registry),
                 forks,
                 summarization,
+                files: own_files,
             })),
         }
     }

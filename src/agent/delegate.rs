@@ -291,8 +291,7 @@ impl Loop<'_> {
         let registry = own.subagents.as_ref().ok_or_else(unknown)?;
         let depth = self.lineage.depth + 1 - self.base;
         let referenced = registry.referenced(name).cloned();
-        let fork = own.forks.get(name);
-        let here = fork.or_else(|| registry.get(name, depth));
+        let here = self.agent.own_subagent(name, depth);
         let is_remote = here.as_ref().is_some_and(|agent| agent.remote().is_some());
         let begins_itself = is_remote || referenced.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
         if begins_itself && !order.initial_messages.is_empty() {

@@ -41,6 +41,7 @@ use crate::middleware::Middleware;
 use crate::middleware::structured::{self, native::NativeAnswer};
 use crate::middleware::summarization::Summarization;
 use crate::model::{Model, ModelError};
+use crate::tool::files::AgentFiles;
 use crate::tool::{ArgumentCheck, Runnable, Scope, Tool, Toolbox};
 
 mod answer;
@@ -128,6 +129,8 @@ pub struct ModelLoop {
     pub settings_schema: Option<Value>,
     /// The policy that summarises its conversation, unless that is switched off.
     pub summarization: Option<Summarization>,
+    /// Its files, for the tools that read them while it works.
+    pub files: AgentFiles,
 }
 
 /// A model that is asked when the one before it fails.
@@ -260,6 +263,20 @@ impl Agent {
     /// Returns the subagents; none if the agent cannot delegate.
     pub fn subagents(&self) -> Option<&Arc<SubagentRegistry>> {
         self.model_loop()?.subagents.as_ref()
+    }
+
+    /// Returns the subagent of this name that is defined with the agent, for `depth` delegations below the top of that
+    /// definition.
+    pub fn own_subagent(&self, name: &str, depth: u32) -> Option<Arc<Self>> {
+        let own = self.model_loop()?;
+        let described = || own.subagents.as_ref()?.get(name, depth);
+        own.forks.get(name).or_else(described)
+    }
+
+    /// Returns its files, for the tools that read them while it works. Those of a program are in the state.
+    pub fn files(&self) -> AgentFiles {
+        self.model_loop()
+            .map_or_else(AgentFiles::default, |own| own.files.clone())
     }
 
     /// Returns the state fields of the middleware.

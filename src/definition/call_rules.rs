@@ -10,10 +10,10 @@ use globset::{GlobBuilder, GlobMatcher};
 use serde_json::Value;
 
 use super::mcp::model_tool_name;
-use super::permission::{Permission, PermissionMode, trunk};
+use super::permission::{Permission, PermissionMode};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
-use crate::domain::pattern::Pattern;
+use crate::domain::pattern::{Pattern, trunk};
 
 /// The maximum length of a pattern, in bytes.
 const LONGEST_PATTERN: usize = 1_000;

@@ -11,9 +11,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::check::is_word;
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::permission::{Permission, PermissionMode, trunk};
+use super::permission::{Permission, PermissionMode};
 use super::{AfterCrash, AgentDefinition, AgentSpec, Workspace, WorkspaceDefinition, WorkspaceKind};
 use crate::domain::path::{below, normalise};
+use crate::domain::pattern::trunk;
 
 /// The longest time-out of a command, in seconds.
 const LONGEST_TIMEOUT_S: u32 = 24 * 3_600;

@@ -14,7 +14,7 @@ use super::call_rules::{glob, tool_glob};
 use super::diagnostic::{Diagnostic, FieldPath};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
-use crate::domain::pattern::Pattern;
+use crate::domain::pattern::{Pattern, trunk};
 
 /// The maximum number of rules of an agent, and of paths of a rule.
 const MOST: usize = 256;
@@ -77,7 +77,11 @@ pub enum PermissionMode {
 
 /// The compiled rules of an agent. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct FileRules(Arc<[Rule]>);
+pub struct FileRules {
+    rules: Arc<[Rule]>,
+    /// True if no human can be asked, so that what needs approval is refused.
+    is_unattended: bool,
+}
 
 struct Rule {
     operations: Vec<FileOperation>,
@@ -96,18 +100,30 @@ impl FileRules {
             mode: permission.mode,
         };
         let of_files = permissions.iter().filter(|permission| permission.tools.is_empty());
-        Self(of_files.map(rule).collect())
+        Self {
+            rules: of_files.map(rule).collect(),
+            is_unattended: false,
+        }
+    }
+
+    /// Returns the rules for one who cannot ask a human: what needs approval is refused.
+    #[must_use]
+    pub fn unattended(&self) -> Self {
+        Self {
+            is_unattended: true,
+            ..self.clone()
+        }
     }
 
     /// Returns whether a rule may require approval.
     pub fn may_interrupt(&self) -> bool {
-        self.0.iter().any(|rule| rule.mode == PermissionMode::Interrupt)
+        self.rules.iter().any(|rule| rule.mode == PermissionMode::Interrupt)
     }
 
     /// Returns the decision about `operation` on `path`, which is normalised, and the pattern that matches.
     fn decision(&self, operation: FileOperation, path: &str) -> Option<(PermissionMode, &str)> {
         let relative = path.trim_start_matches('/');
-        let rules = self.0.iter().filter(|rule| rule.operations.contains(&operation));
+        let rules = self.rules.iter().filter(|rule| rule.operations.contains(&operation));
         rules
             .filter_map(|rule| {
                 let (text, ..) = rule.paths.iter().find(|(_, pattern, _)| pattern.matches(relative))?;
@@ -128,6 +144,13 @@ impl FileRules {
                     "Error: permission denied: you may not {word} '{path}' (rule for {pattern})"
                 ))
             }
+            Some((PermissionMode::Interrupt, pattern)) if self.is_unattended => {
+                let word = operation.word();
+                Err(format!(
+                    "Error: permission denied: a human has to approve that you {word} '{path}' (rule for {pattern}), and \
+                     none can be asked here"
+                ))
+            }
             Some((PermissionMode::Allow | PermissionMode::Interrupt, _)) | None => Ok(()),
         }
     }
@@ -142,7 +165,7 @@ impl FileRules {
             self.decision(operation, path)
                 .is_some_and(|(mode, _)| mode == PermissionMode::Interrupt)
         };
-        if asks(target) && !asks(path) {
+        if asks(target) && !asks(path) && !self.is_unattended {
             return Err(format!(
                 "Error: '{path}' leads to '{target}', for which a human has to be asked. Name that path instead."
             ));
@@ -176,23 +199,12 @@ impl FileRules {
 
     /// Returns whether a rule that requires approval may concern `operation` at or below `path`.
     fn may_be_below(&self, operation: FileOperation, path: &str) -> bool {
-        let asking = self.0.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
+        let asking = self.rules.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
         let mut trunks = asking
             .filter(|rule| rule.operations.contains(&operation))
             .flat_map(|rule| &rule.paths);
         trunks.any(|(_, _, trunk)| trunk == path || below(trunk, path).is_some() || below(path, trunk).is_some())
     }
-}
-
-/// Returns the folder that holds all paths that a pattern matches, or the path itself if the pattern matches no other.
-pub(super) fn trunk(pattern: &str) -> String {
-    let plain = |part: &&str| !part.contains(['*', '?', '[', '{']);
-    let parts: Vec<&str> = pattern
-        .split('/')
-        .filter(|part| !part.is_empty())
-        .take_while(plain)
-        .collect();
-    format!("/{}", parts.join("/"))
 }
 
 /// Checks the rules in `field`.
@@ -325,6 +337,31 @@ mod tests {
                 .is_err_and(|text| text.contains("may not read '/secret/a' (rule for /secret/**)"))
         );
         assert!(may(read, "/secrets") && FileRules::default().check(write, "/x").is_ok());
+    }
+
+    #[test]
+    fn what_a_human_has_to_approve_is_refused_where_none_can_be_asked() {
+        let rules = rules(json!([
+            {"operations": ["read"], "paths": ["/ask/free.txt"]},
+            {"operations": ["read"], "paths": ["/ask/**"], "mode": "interrupt"},
+            {"operations": ["read"], "paths": ["/secret/**"], "mode": "deny"},
+        ]));
+        let unattended = rules.unattended();
+        let read = FileOperation::Read;
+        assert!(rules.check(read, "/ask/x").is_ok());
+        let refused = unattended.check(read, "/ask/x");
+        assert!(
+            refused
+                .is_err_and(|text| text.contains("a human has to approve that you read '/ask/x' (rule for /ask/**)"))
+        );
+        let target = unattended.check_target(read, "/link", "/ask/x");
+        assert!(target.is_err_and(|text| text.contains("a human has to approve")));
+        assert!(unattended.check(read, "/ask/free.txt").is_ok() && unattended.check(read, "/x").is_ok());
+        assert!(
+            unattended
+                .check(read, "/secret/x")
+                .is_err_and(|text| text.contains("you may not read"))
+        );
     }
 
     #[test]

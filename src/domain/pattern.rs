@@ -80,6 +80,18 @@ impl Pattern {
     }
 }
 
+/// Returns the folder that holds all paths that a pattern for all paths matches, or the path itself if the pattern matches
+/// no other.
+pub fn trunk(pattern: &str) -> String {
+    let plain = |part: &&str| !part.contains(['*', '?', '[', '{', '\\']);
+    let parts: Vec<&str> = pattern
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .take_while(plain)
+        .collect();
+    format!("/{}", parts.join("/"))
+}
+
 /// Expands the braces of `pattern` into `into`: `{a,b}/c` becomes `a/c` and `b/c`.
 fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), String> {
     let Some(Braces { open, choices, close }) = first_braces(pattern)? else {

@@ -1,10 +1,13 @@
 //! What a call of a tool may read of its run, as the definition of the tool declares it. Nothing is readable that is not
 //! declared.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::item::Namespace;
-use super::pattern::Pattern;
+use super::path::below;
+use super::pattern::{Pattern, trunk};
 
 /// The parts of its run that each call of a tool may read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -14,7 +17,7 @@ pub struct ReadAccess {
     /// The fields of the state, such as `messages`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub state: Vec<String>,
-    /// The files of the state: absolute patterns, in which `**` spans folders.
+    /// The files of the agent that makes the call: absolute patterns, in which `**` spans folders.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
     /// The namespaces of the Store, each with all below it. `{name}` in a label is replaced by the entry `name` of the
@@ -36,13 +39,19 @@ impl ReadAccess {
 
     /// Returns the files that can be read.
     pub fn readable_files(&self) -> ReadableFiles {
-        let patterns = self.files.iter();
-        // A pattern that cannot be used was refused when the definition was read; it would match nothing.
-        ReadableFiles(
-            patterns
-                .filter_map(|pattern| Pattern::with_dots(pattern).ok())
-                .collect(),
-        )
+        let mut patterns = vec![];
+        let mut trunks = BTreeSet::new();
+        for text in &self.files {
+            // A pattern that cannot be used was refused when the definition was read; it would match nothing.
+            if let Ok(pattern) = Pattern::with_dots(text) {
+                patterns.push(pattern);
+                trunks.insert(trunk(text));
+            }
+        }
+        let is_inside = |path: &String, folder: &String| folder != path && below(path, folder).is_some();
+        let is_outermost = |path: &&String| !trunks.iter().any(|folder| is_inside(path, folder));
+        let roots = trunks.iter().filter(is_outermost).cloned().collect();
+        ReadableFiles { patterns, roots }
     }
 
     /// Returns whether all namespaces at and below this one can be read. The labels of the declared ones are taken as they
@@ -57,19 +66,47 @@ impl ReadAccess {
 
 /// The files that can be read.
 #[derive(Debug)]
-pub struct ReadableFiles(Vec<Pattern>);
+pub struct ReadableFiles {
+    patterns: Vec<Pattern>,
+    roots: Vec<String>,
+}
 
 impl ReadableFiles {
     /// Returns whether the file at this normalised path can be read.
     pub fn has(&self, path: &str) -> bool {
         let relative = path.trim_start_matches('/');
-        self.0.iter().any(|pattern| pattern.matches(relative))
+        self.patterns.iter().any(|pattern| pattern.matches(relative))
+    }
+
+    /// Returns the folders and files at and below which all files lie that can be read. None is below another.
+    pub fn roots(&self) -> &[String] {
+        &self.roots
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_roots_of_patterns_hold_all_that_they_match_and_are_not_inside_each_other() {
+        let roots = |files: &[&str]| {
+            let access = ReadAccess {
+                files: files.iter().map(|file| (*file).to_owned()).collect(),
+                ..ReadAccess::default()
+            };
+            access.readable_files().roots().to_vec()
+        };
+        assert_eq!(
+            roots(&["/a/b/**", "/a.md", "/a/*.md", "/a/b/c.md", "/a/**"]),
+            ["/a", "/a.md"]
+        );
+        assert_eq!(roots(&["/{a,b}/**", "/a/x.md"]), ["/"]);
+        assert_eq!(roots(&["/**", "/**/*.md"]), ["/"]);
+        assert_eq!(roots(&["/ab/x", "/a/**"]), ["/a", "/ab/x"]);
+        assert_eq!(roots(&["/a\\b/x"]), ["/"]);
+        assert_eq!(roots(&[]), [""; 0]);
+    }
 
     #[test]
     fn only_what_is_declared_can_be_read() {

@@ -98,6 +98,16 @@ impl File {
         }
     }
 
+    /// Returns what is known of the file without its content.
+    pub fn facts(&self) -> FileFacts {
+        FileFacts {
+            size: u64::try_from(self.size()).ok(),
+            encoding: Some(self.encoding),
+            created_at: self.created_at.clone(),
+            modified_at: self.modified_at.clone(),
+        }
+    }
+
     /// Returns the bytes.
     ///
     /// # Errors
@@ -108,6 +118,19 @@ impl File {
             Encoding::Base64 => STANDARD.decode(&self.content),
         }
     }
+}
+
+/// What is known of a file without its content. Not every workspace knows all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FileFacts {
+    /// The size, in bytes.
+    pub size: Option<u64>,
+    /// The encoding of the content.
+    pub encoding: Option<Encoding>,
+    /// The time of the first write, ISO 8601.
+    pub created_at: Option<String>,
+    /// The time of the last write, ISO 8601.
+    pub modified_at: Option<String>,
 }
 
 /// The writes of a step. Serialised, an update is the delta of a checkpoint and the payload of an `updates` event.

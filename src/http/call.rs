@@ -26,6 +26,8 @@ use crate::domain::path;
 
 /// The number of bytes of a file that are read at once unless the request says otherwise.
 const DEFAULT_BYTES: u32 = 1024 * 1024;
+/// The size of what is said about a file besides its path, in bytes, approximately.
+const FACTS_BYTES: usize = 200;
 /// The header with the size of a file.
 const FILE_SIZE: HeaderName = HeaderName::from_static("x-file-size");
 
@@ -147,31 +149,55 @@ fn part_of(entries: Vec<Value>, page: Page, most: usize) -> Vec<Value> {
 }
 
 /// Lists the files that the call may read, in the order of their paths.
+///
+/// They are those that the agent that makes the call may read itself, in its workspace. Up to 10,000 files are listed.
 #[utoipa::path(get, path = "/call/files", tag = "Calls",
     params(("offset" = Option<u32>, Query, description = "The number of files to skip"),
         ("limit" = Option<u32>, Query, description = "The maximum number of files, up to 1000; 100 if absent")),
     responses((status = 200, description = "A page of files", body = CallFilesView),
         (status = 401, description = "The token is unknown, or its call is over", body = ErrorBody),
-        (status = 403, description = "The tool declares no files", body = ErrorBody)))]
+        (status = 403, description = "The tool declares no files", body = ErrorBody),
+        (status = 409, description = "The agent is not configured on this server any more", body = ErrorBody),
+        (status = 424, description = "The workspace of the agent cannot be read", body = ErrorBody)))]
 pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiError> {
     if api.call.access.files.is_empty() {
-        return Err(ApiError::not_declared("no file"));
+        return Err(ApiError::not_declared("the list of files"));
     }
     let page = params.page(100)?;
     let permit = api.answers.permit().await?;
-    let machine = api.machine().await?;
-    let readable = api.call.access.readable_files();
-    let all = machine.state.files.iter();
-    let found: Vec<_> = all.filter(|(path, _)| readable.has(path)).collect();
-    let total = found.len();
-    let shown = page.part(found);
+    let open = api.call_files.open(&api.call).await?;
+    let found = open.list().await?;
+    let total = found.paths.len();
+    let shown = fitting(page.part(found.paths), api.answers.bytes());
+    let mut facts = open.facts(&shown).await?;
+    let view = |path: String| {
+        let known = facts.remove(&path).unwrap_or_default();
+        CallFileView::new(path, known)
+    };
     permit.answer(&CallFilesView {
-        files: shown.map(|(path, file)| CallFileView::of(path, file)).collect(),
+        files: shown.into_iter().map(view).collect(),
         total,
+        truncated: found.is_cut,
     })
 }
 
+/// Returns as many of these paths as fit into an answer of `most` bytes, at least one.
+fn fitting(paths: impl Iterator<Item = String>, most: usize) -> Vec<String> {
+    let mut length = 0_usize;
+    let mut fitting: Vec<String> = vec![];
+    for path in paths {
+        length = length.saturating_add(path.len()).saturating_add(FACTS_BYTES);
+        if length > most && !fitting.is_empty() {
+            break;
+        }
+        fitting.push(path);
+    }
+    fitting
+}
+
 /// Returns the bytes of a file, or a part of them.
+///
+/// It is read as the agent that makes the call reads it, in its workspace and with its permissions.
 #[utoipa::path(get, path = "/call/files/content", tag = "Calls",
     params(("path" = String, Query, description = "The absolute path"),
         ("offset" = Option<u64>, Query, description = "The number of bytes to skip"),
@@ -179,8 +205,10 @@ pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiE
     responses((status = 200, description = "The bytes", body = Vec<u8>, content_type = "application/octet-stream",
             headers(("x-file-size" = u64, description = "The size of the file, in bytes"))),
         (status = 401, description = "The token is unknown, or its call is over", body = ErrorBody),
-        (status = 403, description = "The tool does not declare the file", body = ErrorBody),
-        (status = 404, description = "The file does not exist", body = ErrorBody)))]
+        (status = 403, description = "The tool or its agent may not read the file", body = ErrorBody),
+        (status = 404, description = "The file does not exist", body = ErrorBody),
+        (status = 409, description = "The agent is not configured on this server any more", body = ErrorBody),
+        (status = 424, description = "The workspace of the agent, or the file, cannot be read", body = ErrorBody)))]
 pub(super) async fn file_content(api: CallApi, params: Params) -> Result<Response, ApiError> {
     let given = params
         .text("path")
@@ -193,10 +221,9 @@ pub(super) async fn file_content(api: CallApi, params: Params) -> Result<Respons
     let limit = params.count("limit", 1, most)?.unwrap_or(DEFAULT_BYTES.min(most));
     let offset = params.count("offset", 0, u32::MAX)?.unwrap_or(0);
     let permit = api.answers.permit().await?;
-    let machine = api.machine().await?;
-    let file = machine.state.files.get(&path);
-    let file = file.ok_or_else(|| ApiError::not_found("file_not_found"))?;
-    let bytes = file.to_bytes().map_err(|error| ApiError::fault(&error))?;
+    let open = api.call_files.open(&api.call).await?;
+    let bytes = open.read(&path).await?;
+    let bytes = bytes.ok_or_else(|| ApiError::not_found("file_not_found"))?;
     let begin = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
     let length = usize::try_from(limit).unwrap_or(usize::MAX);
     let end = begin.saturating_add(length).min(bytes.len());

@@ -24,10 +24,12 @@ use crate::domain::identity::Tenant;
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::{
-    AssignedToOthers, AssistantError, CancelError, CronError, DefinitionError, ResolveError, RevokeError, StartError,
-    StateWriteError, StoreError,
+    AssignedToOthers, AssistantError, CallFileError, CancelError, CronError, DefinitionError, ResolveError,
+    RevokeError, StartError, StateWriteError, StoreError,
 };
 
+/// The maximum length of a path in a message, in characters.
+const MAX_PATH_CHARS: usize = 200;
 /// The code of a stream that cannot be resumed where the client left it.
 pub const RESUME_GAP: &str = "resume_gap";
 
@@ -748,6 +750,31 @@ impl From<CronError> for ApiError {
             CronError::Invalid(error) => error.into(),
             CronError::Refused(error) => error.into(),
             CronError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<CallFileError> for ApiError {
+    #[track_caller]
+    fn from(error: CallFileError) -> Self {
+        match error {
+            CallFileError::NotReadable(path) => {
+                let path: String = path.chars().take(MAX_PATH_CHARS).collect();
+                Self::not_declared(&format!("the file `{path}`"))
+            }
+            CallFileError::Forbidden(reason) => {
+                let message = format!("Not allowed by the permissions of the agent that makes the call: {reason}");
+                Self::new(StatusCode::FORBIDDEN, "forbidden_to_agent", message)
+            }
+            CallFileError::Failed(reason) => {
+                let message = format!("The workspace of the agent that makes the call cannot be read: {reason}");
+                Self::new(StatusCode::FAILED_DEPENDENCY, "workspace_failed", message)
+            }
+            CallFileError::NoAgent => {
+                let message = "The agent that makes the call is not configured on this server any more";
+                Self::new(StatusCode::CONFLICT, "agent_gone", message)
+            }
+            CallFileError::Fault(error) => error.into(),
         }
     }
 }

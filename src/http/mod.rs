@@ -25,7 +25,7 @@ use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::runtime::{
-    AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, StoredBytes,
+    AccessControl, Assistants, Audit, CallFiles, Crons, Definitions, Deliveries, Interrupts, Runs, Store, StoredBytes,
     StoredCallTokens, Threads,
 };
 
@@ -132,6 +132,8 @@ pub struct ApiParts {
     pub stored: StoredBytes,
     /// The tokens with which tools read what they may of the run that calls them.
     pub call_tokens: StoredCallTokens,
+    /// The files that tools read of the agents that call them.
+    pub call_files: CallFiles,
     /// The quotas of accounts, and the prices of models.
     pub quotas: Arc<Quotas>,
     /// The settings of the HTTP side.

@@ -7,6 +7,7 @@ use crate::domain::approvers::Approvers;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::quota::QuotaReached;
 use crate::model::ModelError;
+use crate::tool::files::FileRefusal;
 
 /// An open interrupt that is assigned to others than the caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -298,4 +299,34 @@ pub enum AssistantError {
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),
+}
+
+/// The reason why a tool cannot read files of the agent that calls it.
+#[derive(Debug, thiserror::Error)]
+pub enum CallFileError {
+    /// The file at this path is not among those that the tool may read.
+    #[error("the tool may not read {0}")]
+    NotReadable(String),
+    /// The permissions of the agent refuse it.
+    #[error("{0}")]
+    Forbidden(String),
+    /// The workspace refuses it or has failed.
+    #[error("{0}")]
+    Failed(String),
+    /// The agent that makes the call is not configured on this server.
+    #[error("the agent that makes the call is not configured")]
+    NoAgent,
+    /// The database failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+impl From<FileRefusal> for CallFileError {
+    fn from(refusal: FileRefusal) -> Self {
+        match refusal {
+            FileRefusal::NotReadable(path) => Self::NotReadable(path),
+            FileRefusal::Forbidden(reason) => Self::Forbidden(reason),
+            FileRefusal::Failed(reason) => Self::Failed(reason),
+        }
+    }
 }

@@ -13,6 +13,7 @@
 //! | `quotas.rs`, `stored_bytes.rs` | what accounts may use |
 //! | `prepare.rs` | the state with which a run begins |
 //! | `journal.rs` | the transactions of a run at work |
+//! | `call_tokens.rs`, `call_files.rs` | what tools read of the run that calls them |
 //! | `interrupts.rs` | answers to interrupts, and runs that continue with them |
 //! | `background/` | background tasks |
 //! | `jobs/` | everything that is due later |
@@ -48,6 +49,7 @@ mod admission;
 mod assistants;
 mod audit;
 mod background;
+mod call_files;
 mod call_tokens;
 mod cancel;
 mod children;
@@ -83,13 +85,14 @@ pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
 pub use audit::{Audit, AuditSettings, interrupt_text};
 pub use background::known_status;
+pub use call_files::{CallFileList, CallFiles, OpenCallFiles};
 pub use call_tokens::StoredCallTokens;
 pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
 pub use error::{
-    AssignedToOthers, AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError,
-    RevokeError, StartError, StateWriteError,
+    AssignedToOthers, AssistantError, BatchError, CallFileError, CancelError, CreateThreadError, CronError, OpenError,
+    ResolveError, RevokeError, StartError, StateWriteError,
 };
 pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
 pub use jobs::Deliveries;
@@ -264,6 +267,8 @@ pub struct RuntimeHandles {
     pub stored: StoredBytes,
     /// The tokens of tool calls.
     pub call_tokens: StoredCallTokens,
+    /// The files that tools read of the agents that call them.
+    pub call_files: CallFiles,
     tasks: BackgroundTasks,
     core: Arc<Core>,
 }
@@ -318,6 +323,7 @@ impl RuntimeHandles {
             audit: Audit::new(Arc::clone(&core)),
             stored: StoredBytes::new(Arc::clone(&core)),
             call_tokens: StoredCallTokens::new(Arc::clone(&core)),
+            call_files: CallFiles::new(dispatcher),
             runs,
             threads,
             tasks,

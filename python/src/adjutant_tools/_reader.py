@@ -58,7 +58,7 @@ class RunReader:
         return self._json("/state", query)["values"].get(field, [])
 
     def files(self, *, offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        """Returns the path, the size and more of the files that can be read."""
+        """Returns the path, the size and more of the files that can be read. What only reading tells is None."""
         return self._json("/files", [("offset", str(offset)), ("limit", str(limit))])["files"]
 
     def read_file(self, path: str) -> bytes:

@@ -8,8 +8,8 @@ use super::{Delegations, SharedState};
 use crate::definition::enclosed::agent_path;
 use crate::definition::mcp::McpOwner;
 use crate::definition::{
-    self, AgentSpec, BundledFiles, SkillSource, SubagentDefinition, SystemPrompt, THREAD_FOLDERS, WorkspaceDefinition,
-    WorkspaceKind,
+    self, AgentSpec, BundledFiles, FileRules, SkillSource, SubagentDefinition, SystemPrompt, THREAD_FOLDERS,
+    WorkspaceDefinition, WorkspaceKind,
 };
 use crate::domain::background::BackgroundAgent;
 use crate::domain::item::template::NamespaceTemplate;
@@ -20,7 +20,7 @@ use crate::middleware::skills::Skills;
 use crate::tool::Tool;
 use crate::tool::execute::{CommandLauncher, ExecuteTool, LocalSandbox};
 use crate::tool::files::{
-    DiskFiles, FileRoute, FileWorkspace, ReadOnlyFiles, RoutedFiles, StateFiles, StoreFiles, WithEnclosed,
+    AgentFiles, DiskFiles, FileRoute, FileWorkspace, ReadOnlyFiles, RoutedFiles, StateFiles, StoreFiles, WithEnclosed,
 };
 use crate::tool::sandboxes::{SandboxCommands, SandboxFiles, SandboxPlace, SandboxServices};
 
@@ -80,6 +80,11 @@ impl Draft {
         } else {
             Arc::new(WithEnclosed::new(own, workspace))
         }
+    }
+
+    /// Returns its files with its permissions, for the tools that read them while it works.
+    pub(super) fn files(&self, sandboxes: &SandboxServices) -> AgentFiles {
+        AgentFiles::new(self.workspace(sandboxes), &FileRules::new(&self.spec.permissions))
     }
 
     /// Returns the tool that runs commands, if the agent may.

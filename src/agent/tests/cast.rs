@@ -278,6 +278,7 @@ pub(super) fn agent_of(
             subagents: roster,
             forks: crate::agent::Forks::default(),
             summarization: None,
+            files: crate::tool::files::AgentFiles::default(),
         })),
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Object;
-use crate::domain::state::{Encoding, File};
+use crate::domain::state::{Encoding, FileFacts};
 
 /// Fields of the state of the agent that makes a call.
 #[derive(Debug, Serialize, ToSchema)]
@@ -24,11 +24,12 @@ pub struct CallStateView {
 pub struct CallFileView {
     /// The absolute path.
     pub path: String,
-    /// The size in bytes.
-    pub size: usize,
-    /// `utf-8` for text, `base64` for other bytes. The content is read as bytes in both cases.
-    #[schema(value_type = String)]
-    pub encoding: Encoding,
+    /// The size in bytes; null where only reading the file tells it.
+    pub size: Option<u64>,
+    /// `utf-8` for text, `base64` for other bytes; null where only reading the file tells it. The content is read as bytes
+    /// in all cases.
+    #[schema(value_type = Option<String>)]
+    pub encoding: Option<Encoding>,
     /// The time of the first write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created_at: Option<String>,
@@ -44,17 +45,21 @@ pub struct CallFilesView {
     pub files: Vec<CallFileView>,
     /// The number of files on all pages.
     pub total: usize,
+    /// True if there are more files than one list can have, or the search took too long: some are on no page.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(value_type = Option<bool>)]
+    pub truncated: bool,
 }
 
 impl CallFileView {
     /// Shows a file.
-    pub fn of(path: &str, file: &File) -> Self {
+    pub fn new(path: String, facts: FileFacts) -> Self {
         Self {
-            path: path.to_owned(),
-            size: file.size(),
-            encoding: file.encoding,
-            created_at: file.created_at.clone(),
-            modified_at: file.modified_at.clone(),
+            path,
+            size: facts.size,
+            encoding: facts.encoding,
+            created_at: facts.created_at,
+            modified_at: facts.modified_at,
         }
     }
 }

@@ -6,7 +6,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Dispatcher;
 use crate::agent::assemble::RegisteredAgent;
-use crate::domain::run::RunOrigin;
+use crate::domain::access::Ownership;
+use crate::domain::run::{Run, RunOrigin};
+use crate::domain::trace::TraceScope;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::sandboxes::StoredSandboxes;
 use crate::runtime::{BackgroundTasks, Runs, StoredCallTokens};
@@ -16,6 +18,7 @@ use crate::tool::remembered::NothingRemembered;
 use crate::tool::{CallSlots, ProgressSink, Scope};
 
 impl Dispatcher {
+    /// Returns the scope of a run that is driven.
     pub(super) fn scope(
         self: &Arc<Self>,
         run_context: &RunContext,
@@ -24,15 +27,29 @@ impl Dispatcher {
         stop: CancellationToken,
         budget: Budget,
     ) -> Scope {
-        let run = &run_context.run;
-        let ownership = run_context.ownership.clone();
+        Scope {
+            origin,
+            stop,
+            trace: run_context.trace.clone(),
+            ..self.scope_of(&run_context.run, &run_context.ownership, known, budget)
+        }
+    }
+
+    /// Returns the scope of a run on a thread that belongs to `ownership`. It is not traced, and nothing stops it.
+    pub(in crate::runtime) fn scope_of(
+        self: &Arc<Self>,
+        run: &Run,
+        ownership: &Ownership,
+        known: &RegisteredAgent,
+        budget: Budget,
+    ) -> Scope {
         Scope {
             agent: known.agent.name.clone(),
             path: run.lineage.path.clone().into(),
             thread: run.thread,
             ownership: ownership.clone(),
             run: run.id,
-            origin,
+            origin: RunOrigin::of(run.id),
             assistant: run.assistant,
             depth: 0,
             subagent: None,
@@ -40,16 +57,19 @@ impl Dispatcher {
             context: Arc::new(run.request.tool_context()),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.core.clock),
-            store: Arc::new(self.store.space_of(ownership)),
+            store: Arc::new(self.store.space_of(ownership.clone())),
             tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
             // A decision is given with an answer, which another run brings: this run meets none that is not there yet.
             remembered: Arc::new(NothingRemembered),
-            sandboxes: Arc::new(StoredSandboxes(self.core.db.clone())),
+            sandboxes: Arc::new(StoredSandboxes {
+                db: self.core.db.clone(),
+                replaces_lost: true,
+            }),
             tokens: Arc::new(StoredCallTokens::new(Arc::clone(&self.core))),
             task: None,
             step_limit: run.request.step_limit(),
             sizes: self.core.sizes,
-            stop,
+            stop: CancellationToken::new(),
             budget,
             slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),
             progress: ProgressSink::default(),
@@ -60,7 +80,7 @@ impl Dispatcher {
             delegations: Arc::default(),
             program: Arc::default(),
             files: FileClaims::default(),
-            trace: run_context.trace.clone(),
+            trace: TraceScope::default(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A workspace with the read-only files of the agent's definition.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -9,7 +9,7 @@ use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPa
 use crate::definition::BundledFiles;
 use crate::definition::enclosed::{FOLDER, is_bundled};
 use crate::domain::path::below;
-use crate::domain::state::{File, Update};
+use crate::domain::state::{File, FileFacts, Update};
 
 /// The files of a workspace and, in a folder of their own, the read-only files of the definition.
 ///
@@ -107,6 +107,14 @@ impl FileWorkspace for WithEnclosed {
             paths: files.filter(|path| query.admits(path)).cloned().collect(),
             stop: None,
         })
+    }
+
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        let others: Vec<String> = paths.iter().filter(|path| self.shows(path)).cloned().collect();
+        let mut all = self.workspace.facts(access, &others).await?;
+        let enclosed = paths.iter().filter(|path| is_bundled(path));
+        all.extend(enclosed.filter_map(|path| Some((path.clone(), self.enclosed.get(path)?.facts()))));
+        Ok(all)
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

@@ -7,6 +7,8 @@
 //!
 //! Of two changes of one file, the second is refused if its agent could not know of the first: in the state by the
 //! claims of calls that run at the same time (`claims`), elsewhere by what each agent has seen of a file (`seen`).
+//!
+//! [`AgentFiles`] are the files of an agent for those who read them while it works.
 
 use std::sync::Arc;
 
@@ -23,6 +25,7 @@ use crate::domain::pattern::Pattern;
 use crate::domain::state::{File, State, Update};
 use crate::model::ToolSpec;
 
+mod agent_files;
 mod change;
 mod claims;
 mod disk;
@@ -35,6 +38,7 @@ mod state;
 mod store;
 mod workspace;
 
+pub use agent_files::{AgentFiles, FileRefusal};
 pub use claims::FileClaims;
 pub use disk::DiskFiles;
 pub use enclosed::WithEnclosed;

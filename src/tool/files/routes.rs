@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
 use crate::domain::path::below;
-use crate::domain::state::{File, Update};
+use crate::domain::state::{File, FileFacts, Update};
 
 /// A workspace at a path.
 #[derive(Clone)]
@@ -166,6 +166,25 @@ impl FileWorkspace for RoutedFiles {
         Ok(all)
     }
 
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        let mut by_route: BTreeMap<Option<usize>, (Target<'_>, Vec<String>)> = BTreeMap::new();
+        for path in paths {
+            let target = self.target(path);
+            let own = target.path.clone();
+            by_route
+                .entry(target.route)
+                .or_insert_with(|| (target, vec![]))
+                .1
+                .push(own);
+        }
+        let mut all = BTreeMap::new();
+        for (target, own) in by_route.into_values() {
+            let known = target.workspace.facts(access, &own).await?;
+            all.extend(known.into_iter().map(|(path, facts)| (target.outer(&path), facts)));
+        }
+        Ok(all)
+    }
+
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {
         let target = self.target(path);
         target.workspace.read(access, &target.path).await
@@ -270,6 +289,10 @@ impl FileWorkspace for ReadOnlyFiles {
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
         self.0.paths(access, query).await
+    }
+
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        self.0.facts(access, paths).await
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

@@ -1,12 +1,13 @@
 //! A workspace in the state of the thread.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundPaths};
 use crate::domain::path::below;
-use crate::domain::state::{File, Update};
+use crate::domain::state::{File, FileFacts, Update};
 
 /// The files in the state of the thread, shared with subagents. Directories exist only through the files in them.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,6 +22,11 @@ impl FileWorkspace for StateFiles {
             paths: files.filter(|path| query.admits(path)).cloned().collect(),
             stop: None,
         })
+    }
+
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        let known = |path: &String| Some((path.clone(), access.state.files.get(path)?.facts()));
+        Ok(paths.iter().filter_map(known).collect())
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

@@ -1,6 +1,6 @@
 //! The trait for places where files live, and its queries.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use crate::definition::{FileOperation, FileRules};
 use crate::domain::path::below;
 use crate::domain::pattern::Pattern;
-use crate::domain::state::{Encoding, File, State, Update};
+use crate::domain::read_access::ReadableFiles;
+use crate::domain::state::{Encoding, File, FileFacts, State, Update};
 use crate::tool::Scope;
 
 /// The maximum duration of a search.
@@ -80,6 +81,16 @@ pub trait FileWorkspace: Send + Sync {
     /// # Errors
     /// The text for the model.
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String>;
+
+    /// Returns what the workspace knows of files without reading them, by path. Files of which it knows nothing are left
+    /// out.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        let _ = (access, paths);
+        Ok(BTreeMap::new())
+    }
 
     /// Returns the file at `path`, if there is one.
     ///
@@ -232,6 +243,8 @@ pub struct FileQuery {
     base: String,
     filter: Option<Arc<Pattern>>,
     rules: FileRules,
+    /// The files that may be results, whatever the rules say; all if none are given.
+    readable: Option<Arc<ReadableFiles>>,
     /// The maximum number of results.
     pub max: usize,
     deadline: Instant,
@@ -248,6 +261,7 @@ impl FileQuery {
             base: path.to_owned(),
             filter: None,
             rules: rules.clone(),
+            readable: None,
             max: usize::MAX,
             deadline: Instant::now() + MAX_SEARCH,
             is_complete: false,
@@ -272,6 +286,25 @@ impl FileQuery {
         }
     }
 
+    /// Admits only files that are among these.
+    #[must_use]
+    pub fn among(self, readable: Arc<ReadableFiles>) -> Self {
+        Self {
+            readable: Some(readable),
+            ..self
+        }
+    }
+
+    /// Returns the query for the files at and below `path`, within the same time.
+    #[must_use]
+    pub fn from_path(&self, path: &str) -> Self {
+        Self {
+            at: path.to_owned(),
+            base: path.to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// Returns the query for at most this number of results.
     #[must_use]
     pub fn at_most(self, max: usize) -> Self {
@@ -289,8 +322,13 @@ impl FileQuery {
 
     /// Returns whether the agent may see `path` of this workspace, whatever the filter.
     pub fn shows(&self, path: &str) -> bool {
-        let path = format!("{}{path}", self.mount);
-        self.rules.check(FileOperation::Read, &path).is_ok()
+        self.permits(&format!("{}{path}", self.mount))
+    }
+
+    /// Returns whether the file at `path`, as the agent sees it, may be read.
+    fn permits(&self, path: &str) -> bool {
+        self.readable.as_ref().is_none_or(|readable| readable.has(path))
+            && self.rules.check(FileOperation::Read, path).is_ok()
     }
 
     /// Returns whether `path` of this workspace is a result.
@@ -298,8 +336,7 @@ impl FileQuery {
         let path = format!("{}{path}", self.mount);
         let name = || path.rsplit('/').next().unwrap_or(&path);
         let relative = below(&path, &self.base).unwrap_or_else(name);
-        self.filter.as_ref().is_none_or(|filter| filter.matches(relative))
-            && self.rules.check(FileOperation::Read, &path).is_ok()
+        self.filter.as_ref().is_none_or(|filter| filter.matches(relative)) && self.permits(&path)
     }
 
     /// Returns whether the time for the query is over.

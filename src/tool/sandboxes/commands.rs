@@ -54,12 +54,12 @@ impl SandboxCommands {
         Self(place)
     }
 
-    async fn not_run(&self, id: SandboxId, error: SandboxError) -> Failure {
+    async fn not_run(&self, scope: &Scope, id: SandboxId, error: SandboxError) -> Failure {
         match error {
             // The service may have begun.
             SandboxError::Failed(_) | SandboxError::TooLarge(_) => unknown("ToolConnectionError", &error.to_string()),
             SandboxError::Gone | SandboxError::Refused { .. } | SandboxError::Unreachable(_) => {
-                failed(&self.0.explain(id, error).await)
+                failed(&self.0.explain(scope, id, error).await)
             }
         }
     }
@@ -96,7 +96,7 @@ impl Sandbox for SandboxCommands {
         let deadline = Instant::now() + command.timeout + KILL_TIME;
         let ended = match timeout_at(deadline, self.follow(request, &mut span, output)).await {
             Ok(Ok(end)) => Ok(end),
-            Ok(Err(error)) => Err(self.not_run(id, error).await),
+            Ok(Err(error)) => Err(self.not_run(scope, id, error).await),
             Err(_) => Err(unknown(
                 "ToolTimeoutError",
                 "the sandbox service did not end the command after its time",

@@ -36,8 +36,8 @@ impl SandboxFiles {
     }
 
     /// Returns the text for the model why something in the sandbox failed.
-    async fn explain(&self, id: SandboxId, error: SandboxError) -> String {
-        told(&self.0.explain(id, error).await)
+    async fn explain(&self, access: FileAccess<'_>, id: SandboxId, error: SandboxError) -> String {
+        told(&self.0.explain(access.scope, id, error).await)
     }
 
     /// Returns the entries at and below a path; none if there is nothing.
@@ -46,7 +46,7 @@ impl SandboxFiles {
         let found = match self.0.service.entries(id, query).await {
             Ok(found) => found,
             Err(error) if error.has_code("file_not_found") => return Ok(None),
-            Err(error) => return Err(self.explain(id, error).await),
+            Err(error) => return Err(self.explain(access, id, error).await),
         };
         if found.entries.len() > query.max || !found.entries.iter().all(|entry| is_inside(&entry.path, query.path)) {
             return Err(told(
@@ -156,7 +156,7 @@ impl FileWorkspace for SandboxFiles {
             Err(SandboxError::TooLarge(most)) => Err(told(&format!(
                 "'{path}' has more than {most} bytes; such files are not read. grep finds text in it"
             ))),
-            Err(error) => Err(self.explain(id, error).await),
+            Err(error) => Err(self.explain(access, id, error).await),
         }
     }
 
@@ -173,7 +173,7 @@ impl FileWorkspace for SandboxFiles {
         match self.0.service.write(id, path, content, before.as_deref()).await {
             Ok(()) => Ok(Update::none()),
             Err(error) if error.has_code("changed") => Err(conflict(path)),
-            Err(error) => Err(self.explain(id, error).await),
+            Err(error) => Err(self.explain(access, id, error).await),
         }
     }
 
@@ -182,7 +182,7 @@ impl FileWorkspace for SandboxFiles {
         match self.0.service.delete(id, path).await {
             Ok(()) => Ok(Some(Update::none())),
             Err(error) if error.has_code("file_not_found") => Ok(None),
-            Err(error) => Err(self.explain(id, error).await),
+            Err(error) => Err(self.explain(access, id, error).await),
         }
     }
 
@@ -203,7 +203,7 @@ impl FileWorkspace for SandboxFiles {
             };
             let searched = match searched {
                 Ok(searched) => searched,
-                Err(error) => return Err(self.explain(id, error).await),
+                Err(error) => return Err(self.explain(access, id, error).await),
             };
             let wanted: BTreeSet<&String> = part.iter().collect();
             if !searched.matches.iter().all(|found| wanted.contains(&found.path)) {

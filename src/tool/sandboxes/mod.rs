@@ -34,6 +34,12 @@ pub trait ThreadSandboxes: Send + Sync {
     /// When it cannot be read or stored.
     async fn find_or_add(&self, key: &SandboxKey) -> Result<SandboxRecord, Failure>;
 
+    /// Returns whether a sandbox that the service knows no longer is created anew. One who reads for a tool leaves that to
+    /// the agent, whose model is told that its files are gone.
+    fn replaces_lost(&self) -> bool {
+        true
+    }
+
     /// Stores that the service has created a sandbox.
     ///
     /// # Errors
@@ -127,9 +133,9 @@ impl SandboxPlace {
     }
 
     /// Returns the reason for the model why something in the sandbox failed, without a full stop. A sandbox that the
-    /// service knows no longer is created anew.
-    async fn explain(&self, id: SandboxId, error: SandboxError) -> String {
-        if !matches!(error, SandboxError::Gone) {
+    /// service knows no longer is created anew, unless the scope is that of one who only reads for a tool.
+    async fn explain(&self, scope: &Scope, id: SandboxId, error: SandboxError) -> String {
+        if !matches!(error, SandboxError::Gone) || !scope.sandboxes.replaces_lost() {
             return error.to_string();
         }
         match self.service.create(id).await {

@@ -64,23 +64,23 @@ tools = ["peek"]
     )
 }
 
-fn peek(id: &str) -> Value {
+pub(super) fn peek(id: &str) -> Value {
     call(id, "peek", json!({}))
 }
 
-fn write(id: &str, path: &str, content: &str) -> Value {
+pub(super) fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
 }
 
 /// What a tool reads with.
-struct Reader {
-    client: Client,
-    access: Value,
+pub(super) struct Reader {
+    pub(super) client: Client,
+    pub(super) access: Value,
 }
 
 impl Reader {
     /// Waits for the `number`th call of `peek`, which is held back, and returns what it reads with.
-    async fn of_call(server: &TestServer, number: usize) -> Self {
+    pub(super) async fn of_call(server: &TestServer, number: usize) -> Self {
         server.tools.called("peek", number).await;
         let calls = server.tools.calls_of("peek");
         Self {
@@ -99,7 +99,7 @@ impl Reader {
         request.bearer_auth(self.token())
     }
 
-    async fn get(&self, path: &str) -> Reply {
+    pub(super) async fn get(&self, path: &str) -> Reply {
         reply(self.request(Method::GET, path)).await
     }
 
@@ -108,7 +108,7 @@ impl Reader {
     }
 
     /// Reads the bytes of a file, and its whole size.
-    async fn bytes(&self, query: &str) -> (Vec<u8>, usize) {
+    pub(super) async fn bytes(&self, query: &str) -> (Vec<u8>, usize) {
         let response = self
             .request(Method::GET, &format!("/files/content?{query}"))
             .send()

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use super::execute::{endless, is_running, marker_of, results, sh};
+use super::read_access::{Reader, peek};
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, task};
 
@@ -123,6 +124,7 @@ on_both_engines! {
     a_deleted_thread_ends_its_sandboxes,
     the_end_of_a_sandbox_waits_for_its_service,
     a_sandbox_that_is_gone_is_created_anew_and_the_model_is_told,
+    a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_anew,
     output_of_a_command_in_a_sandbox_is_streamed,
     a_command_in_a_sandbox_that_was_running_at_a_kill_is_asked_about_and_is_dead,
     a_cancelled_run_ends_its_command_in_the_sandbox,
@@ -320,6 +322,51 @@ async fn a_sandbox_that_is_gone_is_created_anew_and_the_model_is_told(server: Te
     assert!(
         said.contains(&"read_file failed: Error: File '/f' not found".to_owned()),
         "{said:#?}"
+    );
+}
+
+async fn a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_anew(server: TestServer) {
+    let Some(service) = Service::start(&server.path_of("sandboxes")) else {
+        return;
+    };
+    let tool = format!(
+        "[tools.peek]\nkind = \"http\"\ndescription = \"Looks.\"\nurl = \"{}/lookup\"\n\
+         parameters = {{ type = \"object\" }}\nread_access = {{ files = [\"/reports/**\"] }}\n\n\
+         [agents.inspected]\nmodel = \"scripted:lab\"\ntools = [\"peek\"]\n\
+         workspace = {{ kind = \"sandbox\", sandbox = \"lab\" }}\n",
+        server.tools.base
+    );
+    let lines = format!("{}\n{tool}", agents(&service.base, TOKEN));
+    server.is_configured_with(&lines).await;
+    server.tools.hold("peek");
+    let alice = server.human("inspected").await;
+    let work = script()
+        .calls(write("c1", "/reports/a.md", "in the sandbox"))
+        .calls(write("c2", "/other.md", "not declared"))
+        .calls(peek("p1"))
+        .calls(read("c3", "/reports/a.md"));
+    let run = alice.asks(work.says("done")).await;
+    let reader = Reader::of_call(&server, 1).await;
+    let listed = reader.get("/files").await.ok();
+    assert_eq!(listed["total"], 1, "{listed:#}");
+    assert_eq!(listed["files"][0]["path"], "/reports/a.md");
+    assert_eq!(listed["files"][0]["size"], Value::Null);
+    assert_eq!(reader.bytes("path=/reports/a.md").await.0, b"in the sandbox");
+    assert_eq!(reader.get("/files/content?path=/reports/none.md").await.status, 404);
+    fs::remove_dir_all(service.only()).expect("it goes");
+    for path in ["/files", "/files/content?path=/reports/a.md"] {
+        let refused = reader.get(path).await;
+        assert_eq!(refused.body["code"], "workspace_failed");
+        let text = refused.refused(424);
+        assert!(text.contains("the sandbox is gone"), "{path}: {text}");
+    }
+    assert!(service.sandboxes().is_empty());
+    server.tools.let_go("peek");
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said.iter().any(|line| line.contains("the sandbox was gone")),
+        "the model is told, since the tool has not created it anew: {said:#?}"
     );
 }
 

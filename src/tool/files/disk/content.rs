@@ -1,12 +1,13 @@
 //! Reading files.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
 use cap_std::fs::{Dir, File as DiskFile, Metadata, OpenOptions};
 
 use super::place::{is_absent, told};
 use super::relative;
-use crate::domain::state::File;
+use crate::domain::state::{File, FileFacts};
 use crate::domain::time::Timestamp;
 
 /// Opens the regular file at `path`; none if there is nothing.
@@ -83,6 +84,21 @@ pub(super) fn read(dir: &Dir, path: &str, max: usize) -> Result<Option<File>, St
         modified_at: found.modified().ok().and_then(time),
         ..File::from_bytes(bytes)
     }))
+}
+
+/// Returns what the directory entries of these files say, by path. What is no regular file is left out.
+pub(super) fn facts(dir: &Dir, paths: &[String]) -> BTreeMap<String, FileFacts> {
+    let known = |path: &String| {
+        let found = dir.symlink_metadata(relative(path)).ok().filter(Metadata::is_file)?;
+        let facts = FileFacts {
+            size: Some(found.len()),
+            encoding: None,
+            created_at: found.created().ok().and_then(time),
+            modified_at: found.modified().ok().and_then(time),
+        };
+        Some((path.clone(), facts))
+    };
+    paths.iter().filter_map(known).collect()
 }
 
 fn time(at: cap_std::time::SystemTime) -> Option<String> {

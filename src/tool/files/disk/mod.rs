@@ -4,7 +4,7 @@
 //! of it, also not while another program changes the directories. Only regular files are opened, and without blocking.
 //! The work is done on the threads for blocking work.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::store::fill;
 use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
 use crate::domain::item::Namespace;
 use crate::domain::item::template::NamespaceTemplate;
-use crate::domain::state::{File, Update};
+use crate::domain::state::{File, FileFacts, Update};
 use crate::tool::Scope;
 use crate::tool::store::server_value;
 
@@ -170,10 +170,20 @@ impl FileWorkspace for DiskFiles {
     }
 
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
-        let _turn = turn(query).await?;
+        let turn = turn(query).await?;
         let query = query.clone();
         let uses_ignore_files = self.uses_ignore_files;
-        self.work(access.scope, move |dir| walk::paths(dir, &query, uses_ignore_files))
+        self.work(access.scope, move |dir| {
+            // Held until the search has ended, also when its caller has gone.
+            let _turn = turn;
+            walk::paths(dir, &query, uses_ignore_files)
+        })
+        .await
+    }
+
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        let paths = paths.to_vec();
+        self.work(access.scope, move |dir| Ok(content::facts(dir, &paths)))
             .await
     }
 
@@ -213,11 +223,12 @@ impl FileWorkspace for DiskFiles {
     }
 
     async fn grep(&self, access: FileAccess<'_>, query: &FileQuery, text: &str) -> Result<FoundLines, String> {
-        let _turn = turn(query).await?;
+        let turn = turn(query).await?;
         let query = query.clone();
         let text = text.to_owned();
         let uses_ignore_files = self.uses_ignore_files;
         self.work(access.scope, move |dir| {
+            let _turn = turn;
             search::grep(dir, &query, &text, uses_ignore_files)
         })
         .await
