@@ -149,7 +149,20 @@ async fn find_server() -> Option<DatabaseServer> {
     execute(&server.admin, format!("create database {TEMPLATE} {}", server.clauses)).await;
     create_tables(&url_of_database(&server.ordinary, TEMPLATE)).await;
     server.clauses.push_str(&format!(" template {TEMPLATE}"));
+    if copies_files(&server.admin).await {
+        server.clauses.push_str(" strategy file_copy");
+    }
     Some(server)
+}
+
+/// Returns whether a database can be copied by its files, which takes an eighth of the time that it takes by the log. Before
+/// version 15 Postgres knows no other way, and no clause for it.
+async fn copies_files(url: &str) -> bool {
+    const SQL: &str = "select current_setting('server_version_num')::int >= 150000";
+    let mut conn = PgConnection::connect(url).await.expect("the test server answers");
+    let is_known: bool = query_scalar(SQL).fetch_one(&mut conn).await.expect("a version");
+    conn.close().await.expect("a clean close");
+    is_known
 }
 
 /// Creates the ordinary role, unless the role of `admin` is one.
