@@ -120,7 +120,7 @@ impl File {
     }
 }
 
-/// What is known of a file without its content. Not every workspace knows all of it.
+/// The facts about a file that are known without its content. Not every workspace knows all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileFacts {
     /// The size, in bytes.
