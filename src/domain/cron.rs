@@ -59,7 +59,31 @@ impl Cron {
 /// The maximum length of a schedule, in bytes.
 const MAX_SCHEDULE_BYTES: usize = 256;
 
-/// A cron expression of five fields (minute, hour, day of the month, month, day of the week) in a time zone.
+/// The nicknames of schedules, each with the fields for which it stands.
+const NICKNAMES: [(&str, &str); 7] = [
+    ("@hourly", "0 * * * *"),
+    ("@daily", "0 0 * * *"),
+    ("@midnight", "0 0 * * *"),
+    ("@weekly", "0 0 * * 0"),
+    ("@monthly", "0 0 1 * *"),
+    ("@yearly", "0 0 1 1 *"),
+    ("@annually", "0 0 1 1 *"),
+];
+
+/// Returns the fields of a schedule, which may be a nickname.
+fn fields_of(text: &str) -> &str {
+    let named = NICKNAMES
+        .iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(text.trim()))
+        .map(|(_, fields)| *fields);
+    named.unwrap_or(text)
+}
+
+/// A cron expression of five fields (minute, hour, day of the month, month, day of the week) in a time zone, or a
+/// nickname of one (`@daily`).
+///
+/// A sixth field is refused. It holds the seconds, and expressions are written with the seconds first as well as last:
+/// `0 0 9 * * *` is due once a day, or every second of the first minute of the ninth of each month.
 ///
 /// When the clocks of the zone go forward, a fixed time that is skipped becomes due right after the skipped hour; when
 /// they go back, a fixed time that occurs twice is due once, the first time. A schedule that repeats within an hour or
@@ -82,13 +106,15 @@ impl Schedule {
             Invalid::new("timezone", reason)
         })?;
         let invalid = |reason: String| {
-            let form = "five fields (minute hour day_of_month month day_of_week), as in '*/5 * * * *'";
+            let form = "five fields (minute hour day_of_month month day_of_week), as in '*/5 * * * *', or a nickname \
+                such as '@daily'";
             Invalid::new("schedule", format!("must be {form}: {reason}"))
         };
         if text.len() > MAX_SCHEDULE_BYTES {
             return Err(invalid(format!("this is longer than {MAX_SCHEDULE_BYTES} bytes")));
         }
-        if text.split_whitespace().count() != 5 {
+        let fields = fields_of(text);
+        if fields.split_whitespace().count() != 5 {
             return Err(invalid(format!("{text:?} does not have five")));
         }
         let parser = CronParser::builder()
@@ -96,7 +122,7 @@ impl Schedule {
             .year(Year::Disallowed)
             .build();
         let pattern = parser
-            .parse(text)
+            .parse(fields)
             .map_err(|error| invalid(format!("{text:?} is invalid: {error}")))?;
         let schedule = Self {
             text: text.to_owned(),

@@ -133,7 +133,11 @@ impl Destination {
 
 /// Parses the messages for the model.
 fn read_messages(input: &Value) -> Result<Vec<Message>, Invalid> {
-    let update = read_input(input).map_err(under("input"))?;
+    let update = read_input(input).map_err(|invalid| match invalid.field.as_str() {
+        // An error about the whole input names it already.
+        "input" => invalid,
+        _ => under("input")(invalid),
+    })?;
     if update.messages.is_empty() {
         return Err(Invalid::new(
             "input.messages",
@@ -255,6 +259,10 @@ mod tests {
             (
                 json!([{"node": "model", "input": {}}]),
                 "command.goto[0].input.messages: is missing",
+            ),
+            (
+                json!([{"node": "model", "input": [{"role": "user", "content": "x"}]}]),
+                "command.goto[0].input: must be an object",
             ),
             (
                 json!([{"node": "tools", "input": {"name": "x"}}]),

@@ -1,7 +1,7 @@
 //! The input of clients: parses the various forms of messages, files and fields.
 //!
-//! Clients may write a message as a text, as a pair `["user", "hello"]`, or as an object with `role` or `type`. All
-//! other modules know only one form, [`Message`].
+//! Clients may write a message as a text, as a pair `["user", "hello"]`, as an object with `role` or `type`, or as
+//! LangChain serialises its instances. All other modules know only one form, [`Message`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStat
 use super::path::{FOLDER, is_bundled, normalise};
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 use super::summarization;
+
+mod constructor;
 
 /// The maximum number of messages in one input.
 pub const MAX_MESSAGES: usize = 10_000;
@@ -33,11 +35,17 @@ pub fn is_output_only(field: &str) -> bool {
     OUTPUT_ONLY.contains(&field)
 }
 
-/// Parses the input of a run. Private and output-only fields are ignored. Messages without an id keep none.
+/// Parses the input of a run: an object, or null. Private and output-only fields are ignored. Messages without an id
+/// keep none.
 ///
 /// # Errors
-/// Names the invalid part of the input (`messages[2].role`) and what is expected.
+/// Names the invalid part of the input (`messages[2].role`) and what is expected. A list of messages is refused: as a
+/// list of updates ([`read_update`]) it would write fields that nobody reads.
 pub fn read_input(input: &Value) -> Result<Update, Invalid> {
+    if !matches!(input, Value::Null | Value::Object(_)) {
+        let wanted = r#"an object of state fields, as in {"messages": [...]}"#;
+        return Err(under("input")(unexpected(wanted, input)));
+    }
     let mut update = read_update(input)?;
     update.fields.retain(|name, _| !is_output_only(name));
     Ok(update)
@@ -183,6 +191,10 @@ fn read_message(value: &Value) -> Result<Message, Invalid> {
             }
             _ => Err(Invalid::new("", "must be a pair [role, content] when it is a list")),
         },
+        Value::Object(fields) if constructor::is_instance(fields) => {
+            let instance = constructor::read(fields)?;
+            message_of(&instance.role, "role", instance.fields).map_err(under("kwargs"))
+        }
         Value::Object(fields) => {
             let (name, role) = ["role", "type"]
                 .into_iter()

@@ -26,7 +26,12 @@ pub(super) enum HistorySlice {
     Newest,
     At(CheckpointId),
     /// The checkpoints whose metadata matches the filter; all when the filter is empty.
-    History(HistoryQuery, MetadataFilter),
+    History {
+        query: HistoryQuery,
+        /// The checkpoint at which the history begins: only this one and its ancestors. All branches if `None`.
+        from: Option<CheckpointId>,
+        filter: MetadataFilter,
+    },
 }
 
 /// The agent whose history is loaded: the main agent for an empty namespace, else the subagent of its last task.
@@ -240,33 +245,21 @@ impl HistoryLoader {
                 false,
             ),
             HistorySlice::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
-            HistorySlice::History(query, filter) => {
-                let before = seq_before(tx, thread, query.before).await?;
-                if filter.is_empty() {
-                    (
-                        checkpoints::sketches(tx, thread, lane, before, query.limit).await?,
-                        false,
-                    )
-                } else {
-                    let agent = child
-                        .as_ref()
-                        .map_or(self.agent.as_str(), |child| child.lineage.agent())
-                        .to_owned();
-                    (
-                        self.search(
-                            tx,
-                            Search {
-                                lane,
-                                before,
-                                limit: query.limit,
-                                filter,
-                                agent,
-                            },
-                        )
-                        .await?,
-                        true,
-                    )
-                }
+            HistorySlice::History { query, from, filter } => {
+                let agent = child
+                    .as_ref()
+                    .map_or(self.agent.as_str(), |child| child.lineage.agent())
+                    .to_owned();
+                let search = Search {
+                    lane,
+                    from,
+                    before: seq_before(tx, thread, query.before).await?,
+                    limit: query.limit,
+                    filter,
+                    agent,
+                };
+                let is_search = from.is_some() || !search.filter.is_empty();
+                (self.search(tx, search).await?, is_search)
             }
         };
         let count = summaries.len();
@@ -395,6 +388,8 @@ impl HistoryLoader {
 /// The conditions of a search among the checkpoints of a lane.
 struct Search {
     lane: Lane,
+    /// The checkpoint of which only the ancestors are searched, itself included.
+    from: Option<CheckpointId>,
     before: i64,
     limit: i64,
     filter: MetadataFilter,
@@ -402,25 +397,39 @@ struct Search {
     agent: String,
 }
 
+impl Search {
+    /// Up to `limit` checkpoints with numbers below `before`, whatever their metadata, newest first.
+    async fn page(
+        &self,
+        tx: &mut Tx<'_>,
+        thread: ThreadId,
+        before: i64,
+        limit: i64,
+    ) -> DbResult<Vec<CheckpointSummary>> {
+        match self.from {
+            Some(from) => checkpoints::sketches_back_from(tx, thread, self.lane, from, before, limit).await,
+            None => checkpoints::sketches(tx, thread, self.lane, before, limit).await,
+        }
+    }
+}
+
 impl HistoryLoader {
     /// The checkpoints whose metadata matches the filter, newest first.
     async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<CheckpointSummary>> {
-        let Search {
-            lane,
-            mut before,
-            limit,
-            filter,
-            agent,
-        } = search;
+        let thread = self.thread.id;
+        let mut before = search.before;
+        if search.filter.is_empty() {
+            return search.page(tx, thread, before, search.limit).await;
+        }
         let mut found_all = vec![];
         loop {
-            let page = checkpoints::sketches(tx, self.thread.id, lane, before, SEARCH_PAGE).await?;
+            let page = search.page(tx, thread, before, SEARCH_PAGE).await?;
             let Some(last) = page.last() else { return Ok(found_all) };
             before = last.seq;
             for chunk in page.chunks(COMPARE_CHUNK) {
-                for found in self.matching(tx, chunk, &filter, &agent).await? {
+                for found in self.matching(tx, chunk, &search.filter, &search.agent).await? {
                     found_all.push(found);
-                    if i64::try_from(found_all.len()).is_ok_and(|count| count >= limit) {
+                    if i64::try_from(found_all.len()).is_ok_and(|count| count >= search.limit) {
                         return Ok(found_all);
                     }
                 }

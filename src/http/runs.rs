@@ -493,9 +493,12 @@ fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError>
     Ok((!modes.is_empty()).then_some(modes))
 }
 
-/// The event named by `Last-Event-ID`.
+/// The event named by `Last-Event-ID`. An empty header, which some clients send before the first event, names none.
+///
+/// # Errors
+/// If the header names no event.
 pub(super) fn last_event_id(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
-    let Some(value) = headers.get("last-event-id") else {
+    let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else {
         return Ok(None);
     };
     let text = value.to_str().unwrap_or_default();

@@ -177,7 +177,8 @@ impl StateReader<'_> {
     }
 }
 
-/// Updates the state of a thread. Messages are appended; a message with the id of an older one replaces it.
+/// Updates the state of a thread. Messages are appended; a message with the id of an older one replaces it. An update
+/// as the node `__end__` ends the turn: no node follows, and open interrupts are dropped.
 #[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "State", params(ThreadPath, KeyHeader),
     request_body = StateUpdate,
     responses((status = 200, description = "The new checkpoint", body = StateUpdated),
@@ -232,7 +233,11 @@ pub(super) async fn history(
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let slice = HistorySlice::History(query(page, before), MetadataFilter::default());
+    let slice = HistorySlice::History {
+        query: query(page, before),
+        from: None,
+        filter: MetadataFilter::default(),
+    };
     respond_with_history(
         &api,
         HistoryTarget {
@@ -246,6 +251,9 @@ pub(super) async fn history(
 }
 
 /// Searches the history of a thread, newest checkpoint first; with `checkpoint.checkpoint_ns`, that of a subagent.
+///
+/// With `checkpoint.checkpoint_id`, the history begins at this checkpoint and continues with its ancestors, without
+/// other branches. It is empty if the checkpoint does not exist.
 ///
 /// If the response would exceed its maximum size, it has fewer checkpoints than `limit`, and `x-pagination-next` holds
 /// the checkpoint for the next `before`.
@@ -268,8 +276,12 @@ pub(super) async fn history_posted(
         .and_then(|before| before.get("configurable"))
         .and_then(Value::as_object);
     let (_, before) = wire::namespace_and_checkpoint(inner.or(before))?;
-    let (namespace, _) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
-    let slice = HistorySlice::History(query(page, before), metadata);
+    let (namespace, from) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
+    let slice = HistorySlice::History {
+        query: query(page, before),
+        from,
+        filter: metadata,
+    };
     respond_with_history(
         &api,
         HistoryTarget {

@@ -10,9 +10,10 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Entry;
 use crate::domain::checkpoint::{CheckpointSource, Lane};
+use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
-use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
+use crate::domain::machine::{END, MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::Update;
 use crate::domain::summarization;
@@ -42,8 +43,12 @@ pub(super) async fn write(
         digest,
         sizes,
     } = write;
-    let way = interrupts::check_way(tx, thread, caller.as_ref(), None).await?;
-    way.map_err(StateWriteError::WaitsForApprovers)?;
+    let ends = as_node.as_deref() == Some(END);
+    // The end alone withdraws open questions, which needs no approver.
+    if !ends || !update.is_empty() {
+        let way = interrupts::check_way(tx, thread, caller.as_ref(), None).await?;
+        way.map_err(StateWriteError::WaitsForApprovers)?;
+    }
     let known = registry.of_thread(tx, &found).await?;
     if let Some(known) = &known
         && digest.as_ref() != Some(&known.digest)
@@ -63,13 +68,15 @@ pub(super) async fn write(
     }
     let is_named = as_node.is_some();
     let node = as_node.unwrap_or(last);
-    if !has_node(&plan, &node) {
+    if !ends && !has_node(&plan, &node) {
         return Err(StateWriteError::NoNode(node));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
     // Without `as_node` on a finished thread, no node follows.
     let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
-    let entry = if is_aside {
+    let entry = if ends {
+        end_turn(&mut machine, &plan, update)
+    } else if is_aside {
         machine.append_update(&plan, update, CheckpointId::mint())
     } else {
         machine.apply_external(&plan, CheckpointSource::Update, &node, update, CheckpointId::mint())
@@ -85,7 +92,11 @@ pub(super) async fn write(
         at: now,
     };
     db::checkpoints::insert(tx, &placed).await?;
-    interrupts::drop_for_update(tx, thread, now).await?;
+    if ends {
+        interrupts::drop_for_end(tx, thread, now).await?;
+    } else {
+        interrupts::drop_for_update(tx, thread, now).await?;
+    }
     let done = machine.position.phase == Phase::Ended;
     let change = db::threads::ThreadChange {
         status: Some(if done {
@@ -129,6 +140,13 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
         None => START.to_owned(),
     };
     Ok(Base { machine, segment, last })
+}
+
+/// Applies an update after which nothing is left to do, like a command with `goto` to the end.
+fn end_turn(machine: &mut Machine, plan: &Plan, update: Update) -> Entry {
+    machine.prepare_for_run();
+    machine.jump_to(plan, &Destination::End);
+    machine.append_update(plan, update, CheckpointId::mint())
 }
 
 fn has_node(plan: &Plan, node: &str) -> bool {
@@ -223,10 +241,13 @@ impl History {
                 steps.push((after, machine.position.clone()));
                 continue;
             }
-            if !has_node(plan, &last) {
+            let entry = if last == END {
+                end_turn(&mut machine, plan, update)
+            } else if has_node(plan, &last) {
+                machine.apply_external(plan, CheckpointSource::Update, &last, update, CheckpointId::mint())
+            } else {
                 return Err(StateWriteError::NoNode(last));
-            }
-            let entry = machine.apply_external(plan, CheckpointSource::Update, &last, update, CheckpointId::mint());
+            };
             steps.push((entry, machine.position.clone()));
         }
         let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;

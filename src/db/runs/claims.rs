@@ -110,7 +110,7 @@ async fn end_unreadable(
         // The run never started, so its answers were not used: the interrupts are pending again.
         interrupts::restore(tx, run.thread, run.id).await?;
     } else {
-        stop_children(tx, run.thread, run.id, now).await?;
+        stop_children(tx, run.thread, Some(run.id), now).await?;
     }
     let left = threads::ThreadAfterRun {
         run: run.id,
@@ -438,9 +438,10 @@ pub async fn set_child_status(
     Ok(())
 }
 
-/// Sets all running subagents' runs of a thread to `interrupted`, on behalf of run `by` of the main agent, so that
-/// [`restore_children`] can undo it.
-pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Timestamp) -> DbResult<()> {
+/// Sets all running subagents' runs of a thread to `interrupted`. What is done on behalf of run `by` of the main agent
+/// can be undone by [`restore_children`].
+pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: Option<RunId>, now: Timestamp) -> DbResult<()> {
+    // Nothing is equal to null, or differs from it, so without a run the earlier status is not saved.
     const SQL: &str = concatcp!(
         "update runs set status = 'interrupted', updated_at = $3, ",
         SAVE_STATUS,
@@ -448,7 +449,7 @@ pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Ti
     );
     on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
-        .bind(by.0)
+        .bind(by.map(|run| run.0))
         .bind(now.0)
         .execute(conn)
         .await

@@ -19,6 +19,7 @@ on_both!(
     checkpoints_form_segments,
     forks_of_forks_are_folded,
     a_history_has_all_branches_newest_first,
+    the_way_back_from_a_checkpoint_has_no_other_branch,
     lanes_are_separate,
     states_are_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
@@ -228,6 +229,38 @@ async fn a_history_has_all_branches_newest_first(db: Db) {
         HistoryQuery { limit: 3, before: None }
     ));
     assert_eq!(found[2].entry, d);
+}
+
+async fn the_way_back_from_a_checkpoint_has_no_other_branch(db: Db) {
+    let thread = stored_thread(&db).await;
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let c = saying("c", Some(b.id), 1);
+    let mut d = saying("d", Some(a.id), 0);
+    d.source = CheckpointSource::Fork;
+    let e = saying("e", Some(d.id), 1);
+    let f = saying("f", Some(c.id), 2);
+    for (seq, entry) in (1..).zip([&a, &b, &c, &d, &e, &f]) {
+        add(&db, thread, seq, entry).await;
+    }
+    let back = async |from: CheckpointId, before: i64, limit: i64| {
+        let found = read!(db, |tx| checkpoints::sketches_back_from(
+            tx,
+            thread,
+            Lane::Main,
+            from,
+            before,
+            limit
+        ));
+        found.iter().map(|sketch| sketch.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(back(f.id, i64::MAX, 10).await, [6, 3, 2, 1]);
+    assert_eq!(back(e.id, i64::MAX, 10).await, [5, 4, 1]);
+    assert_eq!(back(c.id, i64::MAX, 2).await, [3, 2]);
+    assert_eq!(back(e.id, 5, 10).await, [4, 1]);
+    assert_eq!(back(e.id, 2, 10).await, [1]);
+    assert_eq!(back(e.id, i64::MIN, 10).await, Vec::<i64>::new());
+    assert_eq!(back(CheckpointId::mint(), i64::MAX, 10).await, Vec::<i64>::new());
 }
 
 async fn lanes_are_separate(db: Db) {

@@ -26,6 +26,29 @@ fn a_schedule_without_a_time_zone_is_in_utc() {
 }
 
 #[test]
+fn a_nickname_stands_for_five_fields() {
+    for (nickname, first, second) in [
+        ("@hourly", "2026-11-21T13:00", "2026-11-21T14:00"),
+        ("@daily", "2026-11-22T00:00", "2026-11-23T00:00"),
+        ("@midnight", "2026-11-22T00:00", "2026-11-23T00:00"),
+        ("@weekly", "2026-11-22T00:00", "2026-11-29T00:00"),
+        ("@monthly", "2026-12-01T00:00", "2027-01-01T00:00"),
+        ("@yearly", "2027-01-01T00:00", "2028-01-01T00:00"),
+        ("@Annually", "2027-01-01T00:00", "2028-01-01T00:00"),
+    ] {
+        assert_eq!(
+            times(nickname, None, "2026-11-21T12:30:00Z", 2),
+            [first, second],
+            "{nickname}"
+        );
+        let schedule = Schedule::read(nickname, None).expect("a schedule");
+        assert_eq!(schedule.text(), nickname);
+    }
+    let paris = times("@daily", Some("Europe/Paris"), "2026-11-21T12:30:00Z", 1);
+    assert_eq!(paris, ["2026-11-21T23:00"]);
+}
+
+#[test]
 fn the_next_due_time_is_strictly_later() {
     assert_eq!(
         times("*/15 * * * *", None, "2026-11-21T12:15:00Z", 2),
@@ -128,6 +151,9 @@ fn invalid_schedules_are_refused() {
         "nonsense",
         "* * * *",
         "* * * * * *",
+        "0 0 9 * * *",
+        "@reboot",
+        "@daily *",
         "61 * * * *",
         "0 0 30 2 *",
         "* * * * 9",

@@ -61,6 +61,64 @@ fn type_is_another_name_of_role() {
     );
 }
 
+/// Returns an instance as LangChain serialises it.
+fn instance(package: [&str; 2], class: &str, kwargs: Value) -> Value {
+    json!({"lc": 1, "type": "constructor", "id": [package[0], package[1], class], "kwargs": kwargs})
+}
+
+#[test]
+fn an_instance_of_langchain_is_the_message_of_its_arguments() {
+    let cases = [
+        ("HumanMessage", "human"),
+        ("HumanMessageChunk", "human"),
+        ("AIMessage", "ai"),
+        ("AIMessageChunk", "ai"),
+        ("SystemMessage", "system"),
+        ("SystemMessageChunk", "system"),
+        ("ToolMessage", "tool"),
+        ("ToolMessageChunk", "tool"),
+        ("FunctionMessage", "function"),
+        ("RemoveMessage", "remove"),
+    ];
+    let kwargs = json!({"content": [{"type": "text", "text": "x"}], "id": "i", "name": "n", "tool_call_id": "c",
+        "status": "error", "artifact": {"a": 1}, "additional_kwargs": {"k": 1}, "response_metadata": {"m": 2},
+        "tool_calls": [{"name": "f", "args": {"a": 1}, "id": "c1", "type": "tool_call"}], "invalid_tool_calls": []});
+    for (class, role) in cases {
+        let mut plain = kwargs.clone();
+        plain["role"] = json!(role);
+        for package in [["langchain_core", "messages"], ["langchain", "schema"]] {
+            let sent = instance(package, class, kwargs.clone());
+            assert_eq!(messages(json!([sent])), messages(json!([plain.clone()])), "{class}");
+        }
+    }
+    let chat = instance(
+        ["langchain_core", "messages"],
+        "ChatMessage",
+        json!({"role": "user", "content": "hi"}),
+    );
+    assert_eq!(messages(chat), vec![Message::human("hi")]);
+}
+
+#[test]
+fn an_instance_that_is_no_message_is_refused_by_its_class() {
+    let refused_as = |sent: Value| refused(json!({"messages": ["a", sent]}));
+    let of = |class: &str, kwargs: Value| refused_as(instance(["langchain_core", "messages"], class, kwargs));
+    let error = of("PromptTemplate", json!({}));
+    assert!(
+        error.starts_with("messages[1].id: names the class \"PromptTemplate\", but allowed are: HumanMessage, "),
+        "{error}"
+    );
+    assert!(of("HumanMessage", json!({})).starts_with("messages[1].kwargs.content: is missing"));
+    assert!(of("HumanMessage", json!("hi")).starts_with("messages[1].kwargs: must be an object"));
+    assert!(of("ChatMessage", json!({"content": "x"})).starts_with("messages[1].kwargs.role: is missing"));
+    let robot = json!({"role": "robot", "content": "x"});
+    assert!(of("ChatMessage", robot).starts_with("messages[1].kwargs.role: is \"robot\""));
+    let nameless = json!({"lc": 1, "type": "constructor", "id": [], "kwargs": {"content": "x"}});
+    assert!(refused_as(nameless).starts_with("messages[1].id: must be a list"));
+    let empty = json!({"lc": 1, "type": "constructor", "id": ["langchain_core", "messages", "HumanMessage"]});
+    assert!(refused_as(empty).starts_with("messages[1].kwargs: is missing"));
+}
+
 #[test]
 fn calls_come_in_two_forms() {
     let plain = messages(json!([{"role": "ai", "tool_calls": [{"id": "c", "name": "f", "args": {"a": 1}}]}]));
@@ -132,6 +190,24 @@ fn a_list_of_updates_is_applied_in_order() {
     let update = read_update(&json!([{"topic": "x"}, {"topic": "y"}])).expect("the values are good");
     assert_eq!(update.fields["topic"], "y");
     assert!(read_update(&json!([{"topic": "x"}, 7])).is_err_and(|error| error.field == "[1]"));
+}
+
+#[test]
+fn an_input_that_is_no_object_is_refused_with_the_way_out() {
+    for input in [
+        json!([{"role": "user", "content": "z"}]),
+        json!([]),
+        json!("z"),
+        json!(7),
+        json!(true),
+    ] {
+        let error = refused(input);
+        assert!(
+            error.starts_with(r#"input: must be an object of state fields, as in {"messages": [...]}, not "#),
+            "{error}"
+        );
+    }
+    assert_eq!(read_input(&Value::Null), Ok(Update::none()));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::db::{runs, threads};
 use crate::domain::access::Action;
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
@@ -128,15 +128,12 @@ impl CommandHandler<'_> {
             .check_and_record(Action::ThreadsCreateRun, ResourceRef::Collection, thread)
             .await
             .map_err(command_error)?;
-        let mut config = object_param(params, "config")?;
-        let checkpoint = take_checkpoint(config.as_mut())?;
         let strategy = params.get("multitaskStrategy").and_then(Value::as_str);
         let new_run = RunCreate {
             assistant_id: Some(assistant.to_owned()),
             input: params.get("input").filter(|input| !input.is_null()).cloned(),
-            config,
+            config: object_param(params, "config")?,
             metadata: object_param(params, "metadata")?,
-            checkpoint_id: checkpoint.map(|id| id.to_string()),
             multitask_strategy: Some(
                 strategy
                     .and_then(Multitask::from_word)
@@ -278,25 +275,6 @@ fn object_param(params: &Value, name: &str) -> Result<Option<Object>, CommandErr
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(fields)) => Ok(Some(fields.clone())),
         Some(_) => Err(CommandError::argument(format!("{name} must be an object."))),
-    }
-}
-
-/// Removes the checkpoint to start from, which clients send in `configurable`.
-fn take_checkpoint(config: Option<&mut Object>) -> Result<Option<CheckpointId>, CommandError> {
-    let configurable = config
-        .and_then(|config| config.get_mut("configurable"))
-        .and_then(Value::as_object_mut);
-    let named = configurable.and_then(|settings| settings.shift_remove("checkpoint_id"));
-    match named {
-        None | Some(Value::Null) => Ok(None),
-        Some(named) => {
-            let id = named.as_str().and_then(|text| text.parse().ok());
-            let given = named
-                .as_str()
-                .map_or_else(|| named.to_string(), |text| format!("'{text}'"));
-            id.map(Some)
-                .ok_or_else(|| CommandError::argument(format!("Invalid config.configurable.checkpoint_id: {given}.")))
-        }
     }
 }
 

@@ -62,7 +62,8 @@ impl ToSchema for CronCreate {
 /// The schedule of a cron.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CronTiming {
-    /// The schedule in five fields: minute, hour, day of the month, month, day of the week.
+    /// The schedule in five fields: minute, hour, day of the month, month, day of the week. Or one of `@hourly`,
+    /// `@daily`, `@midnight`, `@weekly`, `@monthly`, `@yearly`, `@annually`.
     #[schema(required = true, value_type = String, example = "0 9 * * 1-5")]
     schedule: Option<String>,
     /// The IANA name of the schedule's time zone; UTC when absent.
@@ -323,7 +324,7 @@ pub struct CronView {
     /// The time after which no more runs are started.
     #[schema(format = DateTime)]
     pub end_time: Option<String>,
-    /// The schedule in five fields.
+    /// The schedule as it was given.
     pub schedule: String,
     /// The IANA name of the schedule's time zone; null for UTC.
     pub timezone: Option<String>,

@@ -45,6 +45,9 @@ pub fn json(view: &impl serde::Serialize) -> Value {
     serde_json::to_value(view).unwrap_or_default()
 }
 
+/// The reason why a run or a write cannot name a checkpoint of a subagent.
+const MAIN_AGENT_ONLY: &str = "must be empty: only checkpoints of the main agent can be named";
+
 /// Reads a checkpoint from its id, or from an object with its id, which takes precedence.
 ///
 /// # Errors
@@ -52,8 +55,7 @@ pub fn json(view: &impl serde::Serialize) -> Value {
 pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<CheckpointId>, ApiError> {
     let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
     if within("checkpoint_ns").is_some_and(|namespace| !namespace.is_empty()) {
-        let reason = "must be empty: only checkpoints of the main agent can be named";
-        return Err(Invalid::new("checkpoint.checkpoint_ns", reason).into());
+        return Err(Invalid::new("checkpoint.checkpoint_ns", MAIN_AGENT_ONLY).into());
     }
     let id = within("checkpoint_id").or(id);
     id.map(|id| {
@@ -62,6 +64,34 @@ pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<Ch
             .map_err(|_| ApiError::bad_checkpoint_id())
     })
     .transpose()
+}
+
+/// Removes from the config of a run the checkpoint to start from, which clients of LangGraph name in `configurable`. It
+/// is no setting, so it is not stored with the others: the config of a run, sent again, does not start there again.
+///
+/// # Errors
+/// If the id is not a UUID, or the checkpoint is one of a subagent.
+pub fn take_checkpoint(config: &mut Object) -> Result<Option<CheckpointId>, Invalid> {
+    let Some(settings) = config.get_mut("configurable").and_then(Value::as_object_mut) else {
+        return Ok(None);
+    };
+    let namespace = settings.shift_remove("checkpoint_ns");
+    let named = settings.shift_remove("checkpoint_id");
+    let Some(named) = named.filter(|named| !named.is_null() && named.as_str() != Some("")) else {
+        return Ok(None);
+    };
+    let namespace = namespace.as_ref().and_then(Value::as_str);
+    if namespace.is_some_and(|namespace| !namespace.is_empty()) {
+        return Err(Invalid::new("config.configurable.checkpoint_ns", MAIN_AGENT_ONLY));
+    }
+    let id = named.as_str().and_then(|text| text.parse::<Uuid>().ok());
+    let wrong = || {
+        Invalid::new(
+            "config.configurable.checkpoint_id",
+            "must be the id of a checkpoint, a UUID",
+        )
+    };
+    id.map(|id| Some(CheckpointId(id))).ok_or_else(wrong)
 }
 
 /// Reads a namespace (`checkpoint_ns`, empty or absent for the main agent) and a checkpoint from an object.
@@ -123,6 +153,29 @@ mod tests {
         );
         let inner = json!({"checkpoint_id": id.0, "checkpoint_ns": "tools:x"});
         assert!(checkpoint(None, inner.as_object()).is_err());
+    }
+
+    #[test]
+    fn a_checkpoint_is_taken_out_of_the_settings_of_a_config() {
+        let id = CheckpointId::mint();
+        let taken = |configurable: Value| {
+            let mut config = Object::from_iter([("configurable".to_owned(), configurable)]);
+            let taken = take_checkpoint(&mut config).map_err(|invalid| invalid.field);
+            (taken, config["configurable"].clone())
+        };
+        let named = json!({"thread_id": "t", "checkpoint_id": id.0, "checkpoint_ns": "", "tone": "stern"});
+        let settings = json!({"thread_id": "t", "tone": "stern"});
+        assert_eq!(taken(named), (Ok(Some(id)), settings));
+        for none in [json!({}), json!({"checkpoint_id": null}), json!({"checkpoint_id": ""})] {
+            assert_eq!(taken(none), (Ok(None), json!({})));
+        }
+        for wrong in [json!("x"), json!(7)] {
+            let refused = Err("config.configurable.checkpoint_id".to_owned());
+            assert_eq!(taken(json!({"checkpoint_id": wrong})).0, refused);
+        }
+        let inner = json!({"checkpoint_id": id.0, "checkpoint_ns": "tools:x"});
+        assert_eq!(taken(inner).0, Err("config.configurable.checkpoint_ns".to_owned()));
+        assert_eq!(take_checkpoint(&mut Object::new()), Ok(None));
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub struct RunCreate {
     pub stream_subgraphs: Option<bool>,
     /// True if stream events have ids, so that the stream can be resumed.
     pub stream_resumable: Option<bool>,
-    /// The settings: `tags`, `recursion_limit`, `configurable`, `metadata`.
+    /// The settings: `tags`, `recursion_limit`, `configurable`, `metadata`. A `checkpoint_id` in `configurable` is the
+    /// checkpoint to start from, unless `checkpoint` or `checkpoint_id` names one.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
     /// The context of the run, which tools can read.
@@ -197,6 +198,7 @@ impl RunCreate {
     }
 
     fn request(&mut self, scope: RunScope) -> Result<RunRequest, ApiError> {
+        let of_config = self.config.as_mut().map(super::take_checkpoint).transpose()?.flatten();
         let (config, context) = self.config_and_context()?;
         let input = self.input.take().filter(|input| !input.is_null());
         if let (Some(input), Some(command)) = (&input, &self.command) {
@@ -223,7 +225,7 @@ impl RunCreate {
             stream_resumable: self.stream_resumable.unwrap_or(false),
             interrupt_before: texts("interrupt_before", self.interrupt_before.as_ref())?,
             interrupt_after: texts("interrupt_after", self.interrupt_after.as_ref())?,
-            checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?,
+            checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?.or(of_config),
             multitask: word("multitask_strategy", self.multitask_strategy.as_deref(), &strategies)?.unwrap_or_default(),
             temporary,
             held: false,
@@ -484,6 +486,9 @@ fn kwargs(run: &Run) -> Value {
         .and_then(Value::as_str)
         .unwrap_or("async");
     let mut config = request.config.clone();
+    // The config of an assistant may name a checkpoint. Shown here, it would start the next run of a client that sends
+    // the settings of this one again.
+    drop(super::take_checkpoint(&mut config));
     let mut configurable = object(&config, "configurable").unwrap_or_default();
     let graph_id = run.metadata.get("graph_id").cloned().unwrap_or_default();
     configurable.extend(platform_settings(run.id, run.assistant, graph_id, run.created_at));

@@ -299,7 +299,8 @@ pub struct StateUpdate {
     /// The values to write: an object, a list of objects, or null.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Value>,
-    /// The node that the update is attributed to; the last one when absent.
+    /// The node that the update is attributed to; the last one when absent. `__end__` ends the turn: no node follows, and
+    /// open interrupts are dropped.
     pub as_node: Option<String>,
     /// The checkpoint to update, if not the newest: an object with `checkpoint_id`.
     #[schema(value_type = Option<Object>)]
@@ -358,7 +359,8 @@ pub struct HistorySearch {
     /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// The agent: `{"checkpoint_ns": "tools:<task>"}` for the subagent of a task.
+    /// The agent, `{"checkpoint_ns": "tools:<task>"}` for the subagent of a task, and the checkpoint at which the history
+    /// begins, if not at the newest: `{"checkpoint_id": "…"}`.
     #[schema(value_type = Option<Object>)]
     pub checkpoint: Option<Object>,
     /// The fields to return; `values.<key>` selects one field of the values.

@@ -1,8 +1,9 @@
 //! Assigned interrupts: only their approvers answer them, and until then nobody else gets around them.
 //!
 //! All answers of clients pass [`check_answers`]. A request that would continue a thread beside an open interrupt (a
-//! write into its state, a jump, or a run from a checkpoint) passes [`check_way`]. New input and cancellations withdraw
-//! the question instead: what waited for the approval is not done then, and it is asked again before it ever is.
+//! write into its state, a jump, or a run from a checkpoint) passes [`check_way`]. New input, cancellations and the end
+//! of the turn (`__end__`) withdraw the question instead: what waited for the approval is not done then, and it is
+//! asked again before it ever is.
 
 use std::sync::Arc;
 

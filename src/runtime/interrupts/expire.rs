@@ -64,12 +64,18 @@ pub(in crate::runtime) async fn drop_for_input(
     now: Timestamp,
 ) -> DbResult<()> {
     db::interrupts::abandon(tx, thread, None, by, now).await?;
-    db::runs::stop_children(tx, thread, by, now).await
+    db::runs::stop_children(tx, thread, Some(by), now).await
 }
 
 /// Drops all open interrupts of a thread whose state a client has changed.
 pub(in crate::runtime) async fn drop_for_update(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     db::interrupts::drop_pending(tx, thread, None, now).await.map(drop)
+}
+
+/// Drops all open interrupts of a thread whose turn a client has ended, and stops the subagents that waited.
+pub(in crate::runtime) async fn drop_for_end(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+    drop_for_update(tx, thread, now).await?;
+    db::runs::stop_children(tx, thread, None, now).await
 }
 
 /// Drops the open interrupts of a subagent and of all agents below it, on behalf of run `by` of the main agent.

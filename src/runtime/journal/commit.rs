@@ -225,7 +225,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
         end.status,
         RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout
     ) {
-        db::runs::stop_children(tx, run_context.run.thread, run_context.run.id, at).await?;
+        db::runs::stop_children(tx, run_context.run.thread, Some(run_context.run.id), at).await?;
     }
     let status = match end.status {
         RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,

@@ -27,6 +27,7 @@ on_both_engines! {
     a_cron_does_not_get_past_an_approver,
     a_copy_of_the_thread_asks_the_same_approvers,
     new_input_withdraws_the_question_and_nothing_is_done,
+    the_end_of_the_turn_withdraws_the_question_unless_it_brings_values,
     a_cancelled_subagent_withdraws_its_question_and_nothing_is_done,
     approvers_themselves_may_change_the_thread_that_they_own,
     decisions_and_attempts_are_in_the_audit,
@@ -580,6 +581,23 @@ async fn new_input_withdraws_the_question_and_nothing_is_done(server: TestServer
     ann.client().post(&ann.path("/runs/wait"), end).await.ok();
     assert_eq!(mails(&server), 0);
     assert!(ann.questions().await.is_empty());
+}
+
+async fn the_end_of_the_turn_withdraws_the_question_unless_it_brings_values(server: TestServer) {
+    let keys = protected(&server).await;
+    let ann = ann_waits(&keys).await;
+    let question = ann.question().await;
+    let result = json!({"messages": [{"role": "tool", "tool_call_id": "m1", "name": "send_email", "content": "sent"}]});
+    let writes = json!({"values": result, "as_node": "__end__"});
+    let reply = ann.client().post(&ann.path("/state"), writes).await;
+    is_refused_as_assigned(&reply, &question);
+    let ends = json!({"values": null, "as_node": "__end__"});
+    ann.client().post(&ann.path("/state"), ends).await.ok();
+    assert_eq!(found(&keys.client("eve"), "").await, [""; 0]);
+    let eve = Human::at(keys.client("eve"), "guarded", &ann.thread);
+    eve.resolves(&question, approval()).await.refused(409);
+    assert_eq!(ann.status().await, "idle");
+    assert_eq!(mails(&server), 0);
 }
 
 async fn a_cancelled_subagent_withdraws_its_question_and_nothing_is_done(server: TestServer) {

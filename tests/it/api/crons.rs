@@ -77,6 +77,7 @@ pub(crate) async fn all_are_due(server: &TestServer) {
 
 on_both_engines! {
     a_run_is_started_at_every_due_time,
+    a_schedule_may_be_a_nickname,
     missed_due_times_start_one_run,
     a_stateless_cron_creates_a_thread_for_each_run,
     no_run_starts_after_the_end_time,
@@ -116,6 +117,24 @@ async fn a_run_is_started_at_every_due_time(server: TestServer) {
     assert_eq!(run["kwargs"]["config"]["configurable"]["cron_id"], cron["cron_id"]);
     let said = ["human: hello", "ai: echo: hello"].repeat(3);
     assert_eq!(alice.transcript().await, said);
+}
+
+async fn a_schedule_may_be_a_nickname(server: TestServer) {
+    let clock = clock_at("2026-11-21T11:59:30Z");
+    server.uses_clock(&clock).await;
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let body = cron_body("@hourly", json!({}));
+    let cron = client.post(&alice.path("/runs/crons"), body).await.ok();
+    assert_eq!(cron["schedule"], "@hourly");
+    assert_eq!(next(&client, &cron).await, "2026-11-21T12:00");
+    clock.advance(MINUTE);
+    has_run(&alice, 1).await;
+    assert_eq!(next(&client, &cron).await, "2026-11-21T13:00");
+    let daily = json!({"schedule": "@daily", "timezone": "Europe/Paris"});
+    let path = format!("/runs/crons/{}", id(&cron));
+    let patched = client.patch(&path, daily).await.ok();
+    assert_eq!(patched["next_run_date"], "2026-11-21T23:00:00.000000+00:00");
 }
 
 async fn missed_due_times_start_one_run(server: TestServer) {
@@ -355,6 +374,7 @@ async fn an_invalid_cron_is_refused_and_not_stored(server: TestServer) {
     let wrong = [
         (json!({"schedule": "nonsense"}), "schedule: "),
         (json!({"schedule": "* * * * * *"}), "schedule: "),
+        (json!({"schedule": "@reboot"}), "schedule: "),
         (json!({"schedule": "0 0 30 2 *"}), "schedule: "),
         (json!({"schedule": null}), "schedule: is missing"),
         (json!({"schedule": 5}), "schedule: "),

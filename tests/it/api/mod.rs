@@ -9,6 +9,7 @@ pub(crate) mod crons;
 mod disconnects;
 mod idempotency;
 mod info;
+mod inputs;
 mod interrupts;
 mod mcp_server;
 mod metrics;

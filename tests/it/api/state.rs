@@ -34,10 +34,16 @@ on_both_engines! {
     every_step_is_a_checkpoint_whose_parent_is_the_one_before,
     step_numbers_continue_over_runs,
     history_can_be_read_in_pages_and_from_a_point_back,
+    a_history_can_begin_at_an_older_checkpoint,
     the_state_at_any_checkpoint_can_be_read,
     a_client_can_update_the_state,
     an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused,
+    a_write_as_the_end_withdraws_the_question,
+    a_write_as_the_end_stops_subagents_that_wait,
+    a_write_as_the_end_follows_no_other_step,
     a_run_can_begin_at_an_older_checkpoint,
+    a_run_can_begin_at_the_checkpoint_of_its_config,
+    the_checkpoint_of_a_config_is_that_of_one_run,
     a_pending_step_of_an_older_checkpoint_can_be_run_again,
     a_subagent_has_a_history_of_its_own,
     a_history_is_searched_by_metadata,
@@ -122,6 +128,44 @@ async fn history_can_be_read_in_pages_and_from_a_point_back(server: TestServer) 
     );
 }
 
+async fn a_history_can_begin_at_an_older_checkpoint(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let after_one = alice.history().await;
+    alice.says("two").await;
+    let at = json!({"checkpoint_id": after_one[0]["checkpoint_id"], "checkpoint_ns": "", "thread_id": alice.thread});
+    let found = async |more: Value| {
+        let mut body = json!({"limit": 50, "checkpoint": at});
+        for (name, value) in more.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        client.post(&alice.path("/history"), body).await.ok()
+    };
+    assert_eq!(found(json!({})).await, json!(after_one));
+    assert_eq!(found(json!({"limit": 1})).await, json!(after_one[..1]));
+    assert_eq!(transcript(&after_one[0]["values"]), ["human: one", "ai: echo: one"]);
+    assert_eq!(after_one[0]["next"], json!([]));
+    let before = json!({"configurable": {"checkpoint_id": after_one[1]["checkpoint_id"]}});
+    assert_eq!(found(json!({"before": before})).await, json!(after_one[2..]));
+    let inputs = json!({"metadata": {"source": "input"}});
+    assert_eq!(found(inputs).await, json!(after_one[2..]));
+    let unknown = json!({"checkpoint": {"checkpoint_id": Uuid::now_v7()}});
+    assert_eq!(found(unknown).await, json!([]));
+
+    // A branch from there has no checkpoint of the other one behind it.
+    let fork = alice.run_body("other", json!({"checkpoint": at}));
+    alice.starts(fork).await.finishes().await;
+    let newest = alice.history().await[0]["checkpoint"].clone();
+    let found = found(json!({"checkpoint": newest})).await;
+    let found: Vec<_> = found.as_array().unwrap().iter().collect();
+    assert_eq!(found.len(), 6);
+    assert_eq!(found[5]["checkpoint_id"], after_one[2]["checkpoint_id"]);
+    for pair in found.windows(2) {
+        assert_eq!(pair[0]["parent_checkpoint_id"], pair[1]["checkpoint_id"]);
+    }
+}
+
 async fn the_state_at_any_checkpoint_can_be_read(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
@@ -188,6 +232,60 @@ async fn an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused(server: Tes
     run.finishes().await;
 }
 
+async fn a_write_as_the_end_withdraws_the_question(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("never said")).await;
+    let question = alice.question().await;
+    write(&server, &alice, json!({"values": null, "as_node": "__end__"})).await;
+    let state = alice.state().await;
+    assert_eq!(state["next"], json!([]));
+    assert_eq!(state["tasks"], json!([]));
+    assert_eq!(state["interrupts"], json!([]));
+    assert_eq!(state["metadata"]["source"], "update");
+    assert_eq!(alice.transcript().await, ["human: …", "ai calls send_email"]);
+    assert_eq!(alice.status().await, "idle");
+    assert!(alice.questions().await.is_empty());
+    let path = alice.path(&format!("/interrupts/{}", question.id()));
+    assert_eq!(server.client().get(&path).await.ok()["status"], "dropped");
+    let values = alice.says("and on").await;
+    assert_eq!(transcript(&values).last().unwrap(), "ai: echo: and on");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+}
+
+async fn a_write_as_the_end_stops_subagents_that_wait(server: TestServer) {
+    let alice = server.human("agent").await;
+    let child = script().calls(mail("m1", "bob")).says("sent by child");
+    let run = alice
+        .asks(script().calls(task("t1", "mailer", &child)).says("all done"))
+        .await;
+    run.finishes().await;
+    alice.question().await;
+    write(&server, &alice, json!({"values": null, "as_node": "__end__"})).await;
+    assert!(alice.questions().await.is_empty());
+    assert_eq!(alice.state().await["next"], json!([]));
+    assert_eq!(alice.status().await, "idle");
+    assert_eq!(run.children().await[0]["status"], "interrupted");
+}
+
+async fn a_write_as_the_end_follows_no_other_step(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let as_start = json!({"values": {"messages": []}, "as_node": "__start__"});
+    write(&server, &alice, as_start).await;
+    assert_eq!(alice.state().await["next"], json!(["model"]));
+    let note = json!({"role": "assistant", "content": "enough"});
+    let ends = json!({"values": {"messages": [note], "topic": "fish"}, "as_node": "__end__"});
+    write(&server, &alice, ends).await;
+    let state = alice.state().await;
+    assert_eq!(state["next"], json!([]));
+    assert_eq!(state["values"]["topic"], "fish");
+    assert_eq!(alice.transcript().await, ["human: one", "ai: echo: one", "ai: enough"]);
+    assert_eq!(alice.status().await, "idle");
+    let copies = json!({"values": null, "as_node": "__copy__"});
+    let refused = server.client().post(&alice.path("/state"), copies).await;
+    assert_eq!(refused.refused(400), "Node __copy__ does not exist");
+}
+
 async fn a_run_can_begin_at_an_older_checkpoint(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -209,6 +307,74 @@ async fn a_run_can_begin_at_an_older_checkpoint(server: TestServer) {
         .unwrap();
     assert_eq!(input["parent_checkpoint_id"], fork);
     assert_eq!(transcript(&alice.says("three").await).len(), 6);
+}
+
+async fn a_run_can_begin_at_the_checkpoint_of_its_config(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let fork = alice.state().await["checkpoint"].clone();
+    alice.says("two").await;
+    let later = alice.state().await["checkpoint_id"].clone();
+    let config = json!({"configurable": fork});
+    let wanted = ["human: one", "ai: echo: one", "human: other", "ai: echo: other"];
+    let begun = alice.run_body("other", json!({"config": config}));
+    alice.starts(begun.clone()).await.finishes().await;
+    assert_eq!(alice.transcript().await, wanted);
+    let waited = client.post(&alice.path("/runs/wait"), begun).await.ok();
+    assert_eq!(transcript(&waited), wanted);
+    let stream = alice.streams("other", json!({"config": config})).await;
+    assert_eq!(transcript(&stream.rest().await.last().unwrap().data), wanted);
+
+    let precedes = alice.run_body("three", json!({"config": config, "checkpoint_id": later}));
+    let values = client.post(&alice.path("/runs/wait"), precedes).await.ok();
+    assert_eq!(transcript(&values)[2..4], ["human: two", "ai: echo: two"]);
+
+    let unknown = json!({"configurable": {"checkpoint_id": Uuid::now_v7()}});
+    let body = alice.run_body("x", json!({"config": unknown}));
+    assert_eq!(client.post(&alice.path("/runs"), body.clone()).await.status, 404);
+    assert_eq!(client.post("/runs", body).await.status, 404);
+    let wrong = json!({"configurable": {"checkpoint_id": "yesterday"}});
+    let body = alice.run_body("x", json!({"config": wrong}));
+    let detail = client.post(&alice.path("/runs"), body).await.refused(422);
+    assert!(detail.starts_with("config.configurable.checkpoint_id: "), "{detail}");
+    let inner = json!({"configurable": {"checkpoint_id": Uuid::now_v7(), "checkpoint_ns": "tools:x"}});
+    let body = alice.run_body("x", json!({"config": inner}));
+    let detail = client.post(&alice.path("/runs"), body).await.refused(422);
+    assert!(detail.starts_with("config.configurable.checkpoint_ns: "), "{detail}");
+}
+
+async fn the_checkpoint_of_a_config_is_that_of_one_run(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let fork = json!({"configurable": alice.state().await["checkpoint"]});
+    let assistant = json!({"graph_id": "agent", "config": fork});
+    let assistant = client.post("/assistants", assistant).await.ok()["assistant_id"].clone();
+    alice.says("two").await;
+    let of_assistant = json!({"assistant_id": assistant});
+    let body = alice.run_body("three", of_assistant.clone());
+    let values = client.post(&alice.path("/runs/wait"), body).await.ok();
+    assert_eq!(
+        transcript(&values).len(),
+        6,
+        "an assistant starts no run at a checkpoint"
+    );
+    for more in [json!({"config": fork}), of_assistant] {
+        let run = client.post(&alice.path("/runs"), alice.run_body("x", more)).await.ok();
+        alice.run(&run).finishes().await;
+        let before = alice.transcript().await.len();
+        let again = json!({"config": run["kwargs"]["config"]});
+        let values = client
+            .post(&alice.path("/runs/wait"), alice.run_body("again", again))
+            .await
+            .ok();
+        assert_eq!(
+            transcript(&values).len(),
+            before + 2,
+            "the config of a run does not start the next one there"
+        );
+    }
 }
 
 async fn a_pending_step_of_an_older_checkpoint_can_be_run_again(server: TestServer) {

@@ -63,6 +63,7 @@ on_both_engines! {
     answers_on_both_servers_execute_the_call_once,
     an_interrupted_sibling_stays_interrupted,
     a_deleted_remote_thread_is_an_error_result,
+    the_end_of_the_turn_cancels_the_run_on_the_remote_server,
 }
 
 async fn an_answer_on_the_remote_server_resolves_the_interrupt(server: TestServer) {
@@ -216,6 +217,18 @@ async fn a_deleted_remote_thread_is_an_error_result(server: TestServer) {
     assert!(told.starts_with("task failed:"), "{told}");
     assert!(told.contains("RemoteAgentError"), "{told}");
     assert!(alice.questions().await.is_empty());
+    peer.finish().await;
+}
+
+async fn the_end_of_the_turn_cancels_the_run_on_the_remote_server(server: TestServer) {
+    let peer = peer_of(&server).await;
+    let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
+    let ends = json!({"values": null, "as_node": "__end__"});
+    server.client().post(&alice.path("/state"), ends).await.ok();
+    assert_eq!(alice.status().await, "idle");
+    assert!(alice.questions().await.is_empty());
+    eventually(async || bob.questions().await.is_empty()).await;
+    assert_eq!(sent(&peer), 0);
     peer.finish().await;
 }
 

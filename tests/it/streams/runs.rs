@@ -54,6 +54,7 @@ on_both_engines! {
     a_resumed_stream_contains_the_missed_events,
     a_stream_resumed_within_a_message_repeats_nothing,
     a_late_join_with_a_position_misses_nothing,
+    an_empty_position_is_no_position,
     the_events_of_a_join_can_be_filtered,
     a_slow_reader_delays_no_run,
     a_disconnect_cancels_the_run_only_on_request,
@@ -272,6 +273,23 @@ async fn a_reader_at_another_server_gets_all_events_of_parallel_subagents(server
     );
     assert!(elsewhere.len() > 8 * 13, "{}", elsewhere.len());
     other.stops().await;
+}
+
+async fn an_empty_position_is_no_position(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("done");
+    let body = alice.run_body(text, json!({"stream_resumable": true}));
+    let run = alice.starts(body).await;
+    server.tools.called("lookup", 1).await;
+    let without = run.is_joined(None).await;
+    let empty = run.is_joined(Some("")).await;
+    let thread = server.client().get_stream(&alice.path("/stream"), Some("")).await;
+    drop(thread);
+    server.tools.let_go("lookup");
+    let frames = empty.rest().await;
+    assert_eq!(transcript(&frames.last().unwrap().data).last().unwrap(), "ai: done");
+    assert_eq!(frames, without.rest().await);
 }
 
 async fn the_events_of_a_join_can_be_filtered(server: TestServer) {

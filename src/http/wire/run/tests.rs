@@ -141,6 +141,27 @@ fn numbers_are_checked() {
 }
 
 #[test]
+fn the_checkpoint_of_the_request_precedes_that_of_its_config() {
+    let ids = [1, 2, 3].map(Uuid::from_u128);
+    let started_at = |more: Value| {
+        let mut body =
+            json!({"assistant_id": "a", "config": {"configurable": {"checkpoint_id": ids[2], "tone": "stern"}}});
+        for (name, value) in more.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        let request = good(body).request;
+        assert_eq!(request.config["configurable"], json!({"tone": "stern"}));
+        assert_eq!(Value::from(request.context), json!({"tone": "stern"}));
+        request.checkpoint.map(|id| id.0)
+    };
+    assert_eq!(started_at(json!({})), Some(ids[2]));
+    assert_eq!(started_at(json!({"checkpoint_id": ids[1]})), Some(ids[1]));
+    let object = json!({"checkpoint_id": ids[1], "checkpoint": {"checkpoint_id": ids[0], "checkpoint_ns": ""}});
+    assert_eq!(started_at(object), Some(ids[0]));
+    assert_eq!(started_at(json!({"checkpoint": {"checkpoint_ns": ""}})), Some(ids[2]));
+}
+
+#[test]
 fn a_stateless_run_is_temporary_by_default() {
     assert!(good(json!({"assistant_id": "a"})).request.temporary);
     let kept = good(json!({"assistant_id": "a", "on_completion": "keep"}));
