@@ -2,6 +2,7 @@
 
 use super::driver::{PendingWrites, with_ids};
 use super::journal::{ExitReason, PendingWrite};
+use super::waiting::WaitedFor;
 use super::{Loop, LoopOutcome};
 use crate::domain::id::CheckpointId;
 use crate::domain::machine::{Failure, Machine, Phase};
@@ -38,7 +39,8 @@ impl Loop<'_> {
                     .failure()
                     .cloned()
                     .unwrap_or_else(super::driver::unanswerable_question);
-                let outcome = self.waiting_or(machine, LoopOutcome::Failed(failure)).await?;
+                let failed = LoopOutcome::Failed(failure);
+                let outcome = self.waiting_or(machine, &mut pending, failed).await?;
                 return self.end(machine, pending, outcome).await;
             }
         };
@@ -46,7 +48,7 @@ impl Loop<'_> {
             let entry = machine.append_aside(&self.plan, NODE, update, CheckpointId::mint());
             pending.push(PendingWrite::entry(entry, machine));
         }
-        let outcome = self.waiting_or(machine, LoopOutcome::Done).await?;
+        let outcome = self.waiting_or(machine, &mut pending, LoopOutcome::Done).await?;
         self.end(machine, pending, outcome).await
     }
 
@@ -69,14 +71,19 @@ impl Loop<'_> {
 
     /// Returns the outcome of a thread that waits, or `outcome` if it waits for nothing. A failure would stop the
     /// subagents that wait.
-    async fn waiting_or(&self, machine: &Machine, outcome: LoopOutcome) -> Result<LoopOutcome, ExitReason> {
+    async fn waiting_or(
+        &self,
+        machine: &Machine,
+        pending: &mut PendingWrites,
+        outcome: LoopOutcome,
+    ) -> Result<LoopOutcome, ExitReason> {
         if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
             return Ok(outcome);
         }
-        let questions = self.open_questions(machine).await?;
-        match questions.is_empty() {
+        let open = self.open_questions(machine, &WaitedFor::of(machine), pending).await?;
+        match open.is_empty() {
             true => Ok(LoopOutcome::Paused),
-            false => Ok(LoopOutcome::Parked(questions)),
+            false => Ok(LoopOutcome::Parked(open)),
         }
     }
 }

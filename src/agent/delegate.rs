@@ -459,15 +459,6 @@ impl Loop<'_> {
             failure: None,
         }
     }
-
-    /// Returns the open questions of this lane: its own, and those of its children.
-    pub(super) async fn open_questions(&self, machine: &Machine) -> Result<Vec<Interrupt>, ExitReason> {
-        let mut questions: Vec<Interrupt> = machine.open_questions().cloned().collect();
-        for child in machine.parked_children() {
-            questions.extend(self.journal.open_interrupts_of(child).await?);
-        }
-        Ok(questions)
-    }
 }
 
 /// The origin of a subagent's definition.

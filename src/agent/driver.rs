@@ -11,6 +11,7 @@ use super::answer::AnswerStream;
 use super::call_ids::CallIdAllocator;
 use super::fallback::{ModelAttempt, ModelStep};
 use super::journal::{ExitReason, PendingWrite};
+use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
 use crate::domain::event::{AgentWork, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
@@ -42,6 +43,7 @@ impl Loop<'_> {
             .parked_children()
             .iter()
             .for_each(|_| self.scope.budget.child_goes_on());
+        let waited_for = WaitedFor::of(machine);
         // A resumed run has passed the breakpoint at its position: it stopped there before, or had left it before a
         // crash.
         let mut passes = pending
@@ -67,8 +69,8 @@ impl Loop<'_> {
                 Step::End => return self.end(machine, pending, LoopOutcome::Done).await,
                 Step::Fail(failure) => return self.fail(machine, pending, failure).await,
                 Step::Park => {
-                    let outcome = LoopOutcome::Parked(self.open_questions(machine).await?);
-                    return self.end(machine, pending, outcome).await;
+                    let open = self.open_questions(machine, &waited_for, &mut pending).await?;
+                    return self.end(machine, pending, LoopOutcome::Parked(open)).await;
                 }
                 Step::RunHook(point, at) => self.run_hook(machine, &mut pending, point, at).await,
                 Step::AskModel => {
@@ -97,12 +99,18 @@ impl Loop<'_> {
         }
     }
 
-    /// Commits `pending` and ends the run without driving it.
+    /// Commits `pending` and ends the run without driving it. What waits for an answer goes on waiting for it.
     ///
     /// # Errors
     /// As [`Loop::drive`].
-    pub async fn close(&self, machine: &Machine, pending: PendingWrites) -> Result<LoopOutcome, ExitReason> {
-        self.end(machine, pending, LoopOutcome::Done).await
+    pub async fn close(&self, machine: &Machine, mut pending: PendingWrites) -> Result<LoopOutcome, ExitReason> {
+        let waited_for = WaitedFor::of(machine);
+        let open = self.open_questions(machine, &waited_for, &mut pending).await?;
+        let outcome = match open.is_empty() {
+            true => LoopOutcome::Done,
+            false => LoopOutcome::Parked(open),
+        };
+        self.end(machine, pending, outcome).await
     }
 
     /// Commits the pending writes.
@@ -166,7 +174,7 @@ impl Loop<'_> {
     fn stops_after(&self, pending: &PendingWrites) -> bool {
         match pending.last() {
             Some(PendingWrite::Entry { entry, .. }) => Breakpoints::contains(&self.breakpoints.after, &entry.node),
-            Some(PendingWrite::Fact(_) | PendingWrite::Items(_)) | None => false,
+            Some(PendingWrite::Fact(_) | PendingWrite::Repeated { .. } | PendingWrite::Items(_)) | None => false,
         }
     }
 

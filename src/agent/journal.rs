@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::Agent;
 use super::assemble::RegisteredAgent;
 use crate::domain::checkpoint::Entry;
-use crate::domain::event::{AgentWork, Delta, Fact};
+use crate::domain::event::{AgentWork, Delta, Fact, Origin};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
@@ -60,11 +60,11 @@ pub trait Journal: Send + Sync {
     /// As [`Journal::commit`].
     fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>>;
 
-    /// Returns the open interrupts of a parked child run and of the child runs below it.
+    /// Returns a parked child run and the parked child runs below it. A caller comes before those it waits for.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>>;
+    fn waiting_agents<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<WaitingAgent>, ExitReason>>;
 
     /// Waits until a parked child run, or one below it, is cancelled, so that it can be continued.
     ///
@@ -85,6 +85,16 @@ pub enum PendingWrite {
     },
     /// Another event.
     Fact(Fact),
+    /// Interrupts that were raised before and are still open. Only the event is stored, for the readers of this run;
+    /// those that were resolved meanwhile are left out.
+    Repeated {
+        /// The subagent that waits; none for the agent that writes.
+        agent: Option<Arc<Origin>>,
+        /// The newest checkpoint of the agent that waits.
+        head: Option<CheckpointId>,
+        /// The interrupts, as in [`Fact::Asked`].
+        interrupts: Vec<Interrupt>,
+    },
     /// Writes to the Store. They are not events of the thread.
     Items(Vec<ItemChange>),
 }
@@ -117,6 +127,17 @@ impl PendingWrite {
             Self::entry(after, machine),
         ]
     }
+}
+
+/// A subagent that waits for answers.
+#[derive(Debug, Clone)]
+pub struct WaitingAgent {
+    /// The subagent.
+    pub origin: Arc<Origin>,
+    /// Its newest checkpoint.
+    pub head: Option<CheckpointId>,
+    /// Its own open interrupts, without those of the subagents below it.
+    pub open: Vec<Interrupt>,
 }
 
 /// A request for a child run.

@@ -60,9 +60,10 @@ mod progress;
 mod state_size;
 pub mod subagent_registry;
 mod trace;
+mod waiting;
 
 pub use driver::with_ids as identified;
-pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
 pub use state_size::StateSize;
 pub use subagent_registry::{Forks, SubagentRegistry};
 pub use trace::set_conversation;

@@ -48,6 +48,8 @@ pub struct Run {
     pub queue: RunQueue,
 }
 
+/// The beginning of the metadata keys with which one server marks the runs that it requests from another.
+pub const SERVER_KEYS: &str = "adjutant_";
 /// The metadata key for the number of delegation levels allowed below a run. The server that requested the run counts
 /// it among its own subagents and sends what is left of its limit.
 pub const LEVELS: &str = "adjutant_levels";

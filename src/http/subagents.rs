@@ -9,6 +9,7 @@ use super::extract::{ApiPath, RunPath};
 use super::history::{HistorySlice, HistoryTarget, load};
 use super::runs::{self, find};
 use super::stream::{self, Cursor, MetadataDetail, ResumePoint, StreamMode, StreamRequest};
+use super::wait;
 use super::wire::child_run::{BackgroundTaskView, ChildRunView, RunTreeView};
 use super::wire::history::HistoryFields;
 use super::wire::interrupt::brief;
@@ -180,7 +181,8 @@ pub(super) async fn stream_child(api: &Api, child: &Run, reader: ChildReader) ->
     ))
 }
 
-/// The result of a child run that is not active: the subagent's values, its open interrupts, or its error.
+/// The result of a child run that is not active: the subagent's values, its open interrupts, or the error with which it
+/// failed.
 pub(super) async fn child_result(api: &Api, child: &Run) -> Result<Value, ApiError> {
     let thread = child.thread;
     let id = child.id;
@@ -193,7 +195,7 @@ pub(super) async fn child_result(api: &Api, child: &Run) -> Result<Value, ApiErr
             let mut open = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
             open.retain(|record| matches!(record.lane, Lane::Child(lane) if below.contains(&lane)));
             let (machine, _) = checkpoints::machine(tx, thread, Lane::Child(id)).await?;
-            Ok(Some((run.error, open, machine.state)))
+            Ok(Some((wait::error_of(&run).cloned(), open, machine.state)))
         })
     });
     Ok(match read.await? {

@@ -184,7 +184,13 @@ fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
     }
 }
 
-/// Waits for the end of a run that was started earlier, and returns the result of its thread.
+/// The error with which a run failed. A run that was cancelled has not failed: its result is what it wrote.
+pub(super) fn error_of(run: &Run) -> Option<&Failure> {
+    run.error.as_ref().filter(|_| run.status != RunStatus::Interrupted)
+}
+
+/// Waits for the end of a run that was started earlier, and returns the result of its thread. The thread may have gone
+/// on since; a run that failed stays an error.
 pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
     wait_for_end(&api, &run).await?;
     if run.lineage.depth > 0 {
@@ -201,22 +207,23 @@ pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
         })
     });
     let (run, summary) = read.await?;
-    match (run.and_then(|run| run.error), summary) {
-        (Some(error), _) => Ok(json!({"__error__": failure(&error)})),
-        (None, None) => Ok(json!({})),
-        (None, Some(summary)) if !summary.interrupts.is_empty() => {
-            let interrupts: Vec<Value> = summary
-                .interrupts
-                .iter()
-                .map(|record| brief(&record.interrupt))
-                .collect();
-            Ok(json!({"__interrupt__": interrupts}))
-        }
-        (None, Some(summary)) => Ok(summary
-            .state(&api)
-            .await?
-            .map_or_else(|| json!({}), |state| to_json(&*state))),
+    // The run, or the whole thread, was rolled back or deleted.
+    let Some((run, summary)) = run.zip(summary) else {
+        return Ok(json!({}));
+    };
+    if let Some(error) = error_of(&run) {
+        return Ok(json!({"__error__": failure(error)}));
     }
+    if !summary.interrupts.is_empty() {
+        let interrupts: Vec<Value> = summary
+            .interrupts
+            .iter()
+            .map(|record| brief(&record.interrupt))
+            .collect();
+        return Ok(json!({"__interrupt__": interrupts}));
+    }
+    let state = summary.state(&api).await?;
+    Ok(state.map_or_else(|| json!({}), |state| to_json(&*state)))
 }
 
 /// Waits for the end of a run.

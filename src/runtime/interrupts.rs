@@ -38,7 +38,7 @@ pub use answer::{InterruptReply, RespondError};
 
 pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
-pub(super) use deliver::{deliver, open_interrupts};
+pub(super) use deliver::{deliver, waiting_agents};
 pub(super) use expire::{
     ExpiredInterrupts, drop_for_end, drop_for_input, drop_for_update, drop_of_subagents, resume_expired,
 };

@@ -15,7 +15,7 @@ use super::run_context::{RunContext, fault};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult, Tx, warn_of};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -36,7 +36,7 @@ mod child;
 mod commit;
 
 use child::AdmittedChild;
-use commit::{CommitBatch, CommitOutcome, PlacedStep, RunEnd, write_batch};
+use commit::{CommitBatch, CommitOutcome, PlacedFact, PlacedStep, RunEnd, write_batch};
 
 /// The journal of one agent of a run.
 pub(super) struct LaneJournal {
@@ -167,12 +167,26 @@ impl LaneJournal {
             events: vec![],
         };
         for (note, seq) in notes.into_iter().zip(first..) {
+            let mut origin = Arc::clone(&self.origin);
             let body = match note {
                 PendingWrite::Entry { entry, position } => self.build_entry(&mut batch, machine, entry, position, seq),
                 PendingWrite::Fact(fact) => self.build_fact(&mut batch, machine, fact, seq),
+                PendingWrite::Repeated {
+                    agent,
+                    head,
+                    interrupts,
+                } => {
+                    origin = agent.unwrap_or(origin);
+                    let fact = Fact::Asked { head, interrupts };
+                    batch.facts.push(PlacedFact {
+                        seq,
+                        lane: origin.lane,
+                        fact: fact.clone(),
+                    });
+                    EventBody::Fact(fact)
+                }
                 PendingWrite::Items(_) => continue,
             };
-            let origin = Arc::clone(&self.origin);
             batch.events.push(Arc::new(Event {
                 seq,
                 run: self.run_context.run.id,
@@ -248,7 +262,11 @@ impl LaneJournal {
             | Fact::Undone
             | Fact::Custom { .. } => {}
         }
-        batch.facts.push((seq, fact.clone()));
+        batch.facts.push(PlacedFact {
+            seq,
+            lane: self.origin.lane,
+            fact: fact.clone(),
+        });
         EventBody::Fact(fact)
     }
 
@@ -293,6 +311,25 @@ impl LaneJournal {
             under_way,
             others: used.into_values().fold(Usage::default(), Usage::plus),
         })
+    }
+
+    /// Leaves out of the interrupts that are repeated those that are not open any more: the answer to one may have come
+    /// while the run was at work, and be that of the next run.
+    async fn without_resolved(&self, mut notes: Vec<PendingWrite>) -> DbResult<Vec<PendingWrite>> {
+        let thread = self.run_context.run.thread;
+        let read = || {
+            let db = &self.run_context.core.db;
+            db.read(move |tx| Box::pin(interrupts::pending(tx, thread)))
+        };
+        let open = patiently(self.run_context.run.id, read).await?;
+        notes.retain_mut(|note| match note {
+            PendingWrite::Repeated { interrupts, .. } => {
+                interrupts.retain(|asked| open.iter().any(|record| record.interrupt.id == asked.id));
+                !interrupts.is_empty()
+            }
+            PendingWrite::Entry { .. } | PendingWrite::Fact(_) | PendingWrite::Items(_) => true,
+        });
+        Ok(notes)
     }
 
     fn interrupt_record(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
@@ -570,7 +607,7 @@ fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>)
     for note in notes {
         match note {
             PendingWrite::Items(changes) => items.extend(changes),
-            PendingWrite::Entry { .. } | PendingWrite::Fact(_) => events.push(note),
+            PendingWrite::Entry { .. } | PendingWrite::Fact(_) | PendingWrite::Repeated { .. } => events.push(note),
         }
     }
     (events, items)
@@ -593,6 +630,11 @@ impl Journal for LaneJournal {
                         .map_err(fault)?,
                 ),
                 false => None,
+            };
+            let repeats = |note: &PendingWrite| matches!(note, PendingWrite::Repeated { .. });
+            let notes = match notes.iter().any(repeats) {
+                true => self.without_resolved(notes).await.map_err(fault)?,
+                false => notes,
             };
             let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
             let batch = self.build_step(machine, notes, rest);
@@ -785,13 +827,12 @@ impl Journal for LaneJournal {
         })
     }
 
-    fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>> {
+    fn waiting_agents<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<WaitingAgent>, ExitReason>> {
         Box::pin(async move {
             let thread = self.run_context.run.thread;
             let read = || {
-                self.run_context.core.db.read(move |tx| {
-                    Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
-                })
+                let db = &self.run_context.core.db;
+                db.read(move |tx| Box::pin(async move { interrupts::waiting_agents(tx, thread, child).await }))
             };
             patiently(self.run_context.run.id, read)
                 .await

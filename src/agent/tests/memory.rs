@@ -7,11 +7,10 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{AgentWork, Delta, Fact};
+use crate::domain::event::{AgentWork, Delta, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
-use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Position, START};
@@ -215,13 +214,28 @@ impl Store {
         self.disk().cancelled.insert(child);
     }
 
-    fn questions(&self, lane: Lane) -> Vec<Interrupt> {
+    fn waiting_agents(&self, child: RunId) -> Vec<WaitingAgent> {
+        let lane = Lane::Child(child);
         let machine = self.machine(lane);
-        let below = machine
-            .parked_children()
-            .into_iter()
-            .flat_map(|child| self.questions(Lane::Child(child)));
-        machine.open_questions().cloned().chain(below).collect()
+        let (lineage, _) = self.disk().children[&child].clone();
+        let lineage: Lineage = serde_json::from_str(&lineage).unwrap();
+        let agent = WaitingAgent {
+            origin: Arc::new(Origin {
+                lane,
+                agent: lineage.agent().to_owned(),
+                namespace: lineage.namespace,
+                path: lineage.path,
+                cause: lineage.cause,
+                visibility: lineage.visibility,
+                display_text: None,
+            }),
+            head: machine.head,
+            open: machine.open_questions().cloned().collect(),
+        };
+        let below = machine.parked_children().into_iter();
+        std::iter::once(agent)
+            .chain(below.flat_map(|child| self.waiting_agents(child)))
+            .collect()
     }
 }
 
@@ -284,6 +298,15 @@ impl Journal for Memory {
                         }
                         PendingWrite::Items(changes) => disk.items.extend(changes),
                         PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
+                        PendingWrite::Repeated {
+                            agent,
+                            head,
+                            interrupts,
+                        } => {
+                            let lane = agent.map_or(self.lane, |agent| agent.lane);
+                            let asked = Fact::Asked { head, interrupts };
+                            disk.facts.push((lane, serde_json::to_string(&asked).unwrap()));
+                        }
                     }
                 }
                 disk.put_position(self.lane, &machine.position);
@@ -357,8 +380,8 @@ impl Journal for Memory {
         })
     }
 
-    fn open_interrupts_of<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<Interrupt>, ExitReason>> {
-        Box::pin(async move { Ok(self.store.questions(Lane::Child(child))) })
+    fn waiting_agents<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Vec<WaitingAgent>, ExitReason>> {
+        Box::pin(async move { Ok(self.store.waiting_agents(child)) })
     }
 
     fn child_cancelled<'a>(&'a self, _: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {

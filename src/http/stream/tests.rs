@@ -106,6 +106,7 @@ fn request(modes: &[StreamMode]) -> StreamRequest {
         attempt: 1,
         created_at: Timestamp(0),
         input: None,
+        tags: vec![],
         metadata: Map::new(),
     };
     StreamRequest {

@@ -157,7 +157,7 @@ impl RunCreate {
             return Err(Invalid::new("after_seconds", reason).into());
         }
         check_priority(self.priority, caller)?;
-        let resume = self.command.as_ref().and_then(|command| command.resume.clone());
+        let resume = self.command.as_ref().and_then(CommandBody::answers).cloned();
         let request = self.request(scope)?;
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
@@ -205,6 +205,7 @@ impl RunCreate {
             command.check_beside(input)?;
         }
         let input = input.filter(|_| self.command.is_none());
+        let command = self.command.as_ref().filter(|command| !command.only_continues());
         let strategies = [
             Multitask::Reject,
             Multitask::Rollback,
@@ -217,7 +218,7 @@ impl RunCreate {
             caller: None,
             background: None,
             input,
-            command: self.command.as_ref().map(CommandBody::read).transpose()?,
+            command: command.map(CommandBody::read).transpose()?,
             config,
             context,
             stream_mode: self.modes()?,
@@ -298,6 +299,9 @@ impl RunCreate {
     }
 }
 
+/// The maximum size of the tags of a run, in bytes of JSON: every piece of an answer is sent with them.
+const MAX_TAG_BYTES: usize = 16 * 1024;
+
 fn object(fields: &Object, name: &str) -> Option<Object> {
     fields.get(name).and_then(Value::as_object).cloned()
 }
@@ -324,8 +328,10 @@ pub(super) fn check_config(config: &Object) -> Result<(), Invalid> {
             "must be a whole number, 1 or more",
         ));
     }
-    if config.get("tags").is_some_and(|tags| !tags.is_null()) {
-        texts("config.tags", config.get("tags"))?;
+    let tags = texts("config.tags", config.get("tags"))?;
+    if tags.iter().map(|tag| tag.len() + 3).sum::<usize>() > MAX_TAG_BYTES {
+        let reason = format!("are longer than {MAX_TAG_BYTES} bytes");
+        return Err(Invalid::new("config.tags", reason));
     }
     Ok(())
 }

@@ -14,17 +14,21 @@ use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership, ResourceFacts};
 use crate::domain::account::{Account, RunQueue};
-use crate::domain::assistant::{Assistant, RunSettings};
+use crate::domain::assistant::{Assistant, AssistantSettings, RunSettings};
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::REMEMBERED;
 use crate::domain::identity::{Credential, Identity, Tenant};
 use crate::domain::input::{read_input, read_update};
-use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus};
+use crate::domain::metadata;
+use crate::domain::run::{
+    AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus, SERVER_KEYS,
+};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::access::{self, Denial};
+use crate::runtime::background::PARENT_RUN;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
 use crate::runtime::{
@@ -536,6 +540,35 @@ pub(in crate::runtime) fn with_choices(
     }
 }
 
+/// Returns the metadata of a run: those of its assistant, of its thread, of its `config` and its own. The later ones win.
+fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread) -> Map<String, Value> {
+    let in_config = |config: &Map<String, Value>| match config.get("metadata") {
+        Some(Value::Object(metadata)) => metadata.clone(),
+        Some(_) | None => Map::new(),
+    };
+    let with = |of_thread: Map<String, Value>| {
+        let mut metadata = in_config(&assistant.config);
+        metadata.extend(assistant.metadata.clone());
+        metadata.extend(of_thread);
+        metadata.extend(in_config(&new_run.request.config));
+        metadata.extend(new_run.metadata.clone());
+        metadata
+    };
+    let of_thread = thread.metadata.iter().filter(|(key, _)| is_for_runs(key));
+    let whole = with(of_thread.map(|(key, value)| (key.clone(), value.clone())).collect());
+    // They are stored with every run and sent with every piece of an answer.
+    match metadata::check(&whole) {
+        Ok(()) => whole,
+        Err(_) => with(Map::new()),
+    }
+}
+
+/// Returns whether runs have a key of the metadata of their thread. Those by which servers know the runs that they have
+/// started themselves are not for other runs on the thread.
+fn is_for_runs(key: &str) -> bool {
+    key != PARENT_RUN && !key.starts_with(SERVER_KEYS)
+}
+
 /// Returns the run of a request.
 fn build_run(
     id: RunId,
@@ -551,11 +584,7 @@ fn build_run(
         settings,
         ..
     } = &resolved.assistant;
-    let mut metadata = settings.metadata.clone();
-    metadata.extend(new_run.metadata.clone());
-    if let Some(Value::Object(more)) = new_run.request.config.get("metadata") {
-        metadata.extend(more.clone());
-    }
+    let mut metadata = metadata_of(new_run, settings, thread);
     let own = [
         ("graph_id", settings.graph_id.clone()),
         ("assistant_id", assistant.to_string()),

@@ -49,7 +49,7 @@ const MAX_NESTING: u32 = 4;
 pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
 
 /// The key of the parent run in the metadata of the thread and the runs of a task.
-const PARENT_RUN: &str = "parent_run_id";
+pub(super) const PARENT_RUN: &str = "parent_run_id";
 
 /// The refusal for a task of another conversation.
 const NOT_OWN_TASK: &str = "This task was not begun in this conversation.";

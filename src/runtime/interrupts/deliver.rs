@@ -1,10 +1,13 @@
 //! Delivery of resolutions: a run that continues a thread brings them to the agents that raised the interrupts.
 
+use std::sync::Arc;
+
 use super::cancel::unreported;
+use crate::agent::WaitingAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
+use crate::domain::event::Origin;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::Machine;
 use crate::domain::run::Resume;
 
@@ -36,20 +39,27 @@ pub(in crate::runtime) async fn deliver(
     Ok(())
 }
 
-/// Returns the open interrupts of an agent and of the subagents for which it waits.
-pub(in crate::runtime) async fn open_interrupts(
+/// Returns a subagent that waits and the subagents below for which it waits. A caller comes before those.
+pub(in crate::runtime) async fn waiting_agents(
     tx: &mut Tx<'_>,
     thread: ThreadId,
-    lane: Lane,
-) -> DbResult<Vec<Interrupt>> {
-    let mut open = vec![];
-    let mut lanes = vec![lane];
-    while let Some(lane) = lanes.pop() {
-        let machine = LanePositions(thread).read(tx, lane).await?;
-        open.extend(machine.open_questions().cloned());
-        lanes.extend(machine.parked_children().into_iter().rev().map(Lane::Child));
+    child: RunId,
+) -> DbResult<Vec<WaitingAgent>> {
+    let mut waiting = vec![];
+    let mut rest = vec![child];
+    while let Some(id) = rest.pop() {
+        let machine = LanePositions(thread).read(tx, Lane::Child(id)).await?;
+        rest.extend(machine.parked_children().into_iter().rev());
+        let Some(run) = db::runs::get_by_id(tx, id).await? else {
+            continue;
+        };
+        waiting.push(WaitingAgent {
+            origin: Arc::new(Origin::of(&run)),
+            head: machine.head,
+            open: machine.open_questions().cloned().collect(),
+        });
     }
-    Ok(open)
+    Ok(waiting)
 }
 
 /// Returns the history of the agent that delegated to `child`.

@@ -31,7 +31,7 @@ pub(super) struct CommitBatch {
     pub(super) count: usize,
     pub(super) at: Timestamp,
     pub(super) entries: Vec<PlacedStep>,
-    pub(super) facts: Vec<(i64, Fact)>,
+    pub(super) facts: Vec<PlacedFact>,
     pub(super) items: Vec<ItemChange>,
     pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
@@ -75,7 +75,7 @@ impl CommitBatch {
             laid.seq = moved(laid.seq);
             laid.segment = moved(laid.segment);
         }
-        new.facts.iter_mut().for_each(|(seq, _)| *seq = moved(*seq));
+        new.facts.iter_mut().for_each(|placed| placed.seq = moved(placed.seq));
         new.asked.iter_mut().for_each(|asked| asked.seq = moved(asked.seq));
         for event in &mut new.events {
             *event = Arc::new(Event {
@@ -88,7 +88,14 @@ impl CommitBatch {
 
     /// Returns whether the batch is progress: a step was made, or a call answered. A restart is no progress.
     fn gets_on(&self) -> bool {
-        !self.entries.is_empty() || self.facts.iter().any(|(_, fact)| matches!(fact, Fact::Answered { .. }))
+        let is_answer = |placed: &PlacedFact| matches!(placed.fact, Fact::Answered { .. });
+        !self.entries.is_empty() || self.facts.iter().any(is_answer)
+    }
+
+    /// Returns whether an agent begins or continues with the batch.
+    fn begins(&self) -> bool {
+        let is_start = |placed: &PlacedFact| matches!(placed.fact, Fact::Started { .. });
+        self.facts.iter().any(is_start)
     }
 }
 
@@ -109,6 +116,15 @@ pub(super) struct PlacedStep {
     pub(super) segment: i64,
     pub(super) entry: Arc<Entry>,
     pub(super) position: Position,
+}
+
+/// An event that is no step, with its number and the history that it belongs to: that of a subagent if it repeats what
+/// the subagent has asked.
+#[derive(Clone)]
+pub(super) struct PlacedFact {
+    pub(super) seq: i64,
+    pub(super) lane: Lane,
+    pub(super) fact: Fact,
 }
 
 /// Stores a batch in its `turn`, if this process still holds the lease of the run, and if the batch is not stored
@@ -164,12 +180,12 @@ pub(super) async fn write_batch(
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
     }
-    let facts = batch.facts.iter().map(|(seq, fact)| NewEvent {
+    let facts = batch.facts.iter().map(|placed| NewEvent {
         thread,
-        seq: *seq,
+        seq: placed.seq,
         run: root,
-        lane,
-        fact,
+        lane: placed.lane,
+        fact: &placed.fact,
         at,
     });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
@@ -195,7 +211,7 @@ pub(super) async fn write_batch(
                 db::deliveries::insert(tx, report).await?;
             }
         }
-    } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
+    } else if lane != Lane::Main && batch.begins() {
         db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
     }
     quotas::charge(tx, run_context, growth, at).await?;

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::support::actors::Question;
+use crate::support::sse::Frame;
 use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
 
 /// Returns the script of an agent that runs two mailers and a researcher in parallel.
@@ -30,6 +31,26 @@ fn approval() -> Value {
     json!({"decisions": [{"type": "approve"}]})
 }
 
+/// Returns the answer to this interrupt alone.
+fn approval_of(question: &Question) -> Value {
+    Value::Object(Map::from_iter([(question.id().to_owned(), approval())]))
+}
+
+/// Returns the ids of the interrupts that are reported in a mode, for an agent at this depth.
+fn reported<'a>(frames: &'a [Frame], mode: &str, depth: usize) -> Vec<&'a str> {
+    let frames = frames
+        .iter()
+        .filter(|frame| frame.mode() == mode && frame.depth() == depth);
+    frames.flat_map(|frame| ids(&frame.data)).collect()
+}
+
+/// Returns the ids of the interrupts in values, updates, or the end of a task.
+fn ids(data: &Value) -> Vec<&str> {
+    let lists = [&data["__interrupt__"], &data["interrupts"]];
+    let all = lists.into_iter().filter_map(Value::as_array).flatten();
+    all.filter_map(|asked| asked["id"].as_str()).collect()
+}
+
 const DONE: [&str; 6] = [
     "human: …",
     "ai calls task, task, task",
@@ -44,6 +65,9 @@ on_both_engines! {
     a_rejection_inside_a_subagent_is_a_result_for_the_subagent_only,
     parallel_subagents_are_answered_together,
     one_of_two_questions_can_be_answered_alone,
+    the_run_that_answers_one_of_two_questions_reports_the_other,
+    waiting_for_a_run_returns_the_questions_that_stay_open,
+    a_question_that_is_answered_meanwhile_is_not_reported,
     a_list_answers_the_questions_in_the_order_in_which_they_were_asked,
     an_ambiguous_answer_is_refused_with_the_ids_of_the_interrupts,
     an_invalid_answer_stores_neither_of_two_answers,
@@ -117,6 +141,65 @@ async fn one_of_two_questions_can_be_answered_alone(server: TestServer) {
     assert_eq!(alice.transcript().await, DONE);
     assert_eq!(server.tools.keys_of("send_email").len(), 2);
     assert_eq!(server.tools.keys_of("lookup").len(), 1);
+}
+
+async fn the_run_that_answers_one_of_two_questions_reports_the_other(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let [ann, bob] = both(&alice).await;
+    let modes = ["values", "updates", "tasks"];
+    let more = json!({"stream_mode": modes, "stream_subgraphs": true, "stream_resumable": true});
+    let stream = alice.streams_resume(approval_of(&bob), more).await;
+    let run = alice.run_of_id(&stream.run_id());
+    let live = stream.rest().await;
+    let again = run.is_joined(Some("-1")).await.rest().await;
+    server.is_stopped_and_started_again().await;
+    let later = run.is_joined(Some("-1")).await.rest().await;
+    for frames in [live, again, later] {
+        for mode in modes {
+            assert_eq!(reported(&frames, mode, 1), [ann.id()], "{mode}: {frames:#?}");
+            assert_eq!(reported(&frames, mode, 0), [ann.id()], "{mode}: {frames:#?}");
+        }
+    }
+    assert_eq!(alice.question().await, ann);
+}
+
+async fn waiting_for_a_run_returns_the_questions_that_stay_open(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let [ann, bob] = both(&alice).await;
+    let waits = async |mut body: Value| {
+        body["assistant_id"] = json!("agent");
+        alice.client().post(&alice.path("/runs/wait"), body).await.ok()
+    };
+    for body in [json!({"input": null}), json!({"command": {"resume": {}}})] {
+        let values = waits(body).await;
+        let open = ids(&values);
+        assert_eq!(open.len(), 2, "{values:#}");
+        assert!(open.contains(&ann.id()) && open.contains(&bob.id()), "{values:#}");
+    }
+    let values = waits(json!({"command": {"resume": approval_of(&bob)}})).await;
+    assert_eq!(ids(&values), [ann.id()], "{values:#}");
+    let values = waits(json!({"command": {"update": {"files": {"/a.txt": "A"}}}})).await;
+    assert_eq!(ids(&values), [ann.id()], "{values:#}");
+    assert_eq!(values["files"]["/a.txt"]["content"], "A");
+}
+
+async fn a_question_that_is_answered_meanwhile_is_not_reported(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let [ann, bob] = both(&alice).await;
+    server.tools.hold("send_email");
+    let stream = alice
+        .streams_resume(approval_of(&bob), json!({"stream_mode": "updates"}))
+        .await;
+    server.tools.called("send_email", 1).await;
+    let second = alice.approves(&ann).await;
+    server.tools.let_go("send_email");
+    let frames = stream.rest().await;
+    assert_eq!(reported(&frames, "updates", 0), [""; 0], "{frames:#?}");
+    second.finishes().await;
+    assert_eq!(alice.transcript().await, DONE);
 }
 
 async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(server: TestServer) {

@@ -19,6 +19,7 @@ on_both_engines! {
     an_agent_may_require_an_answer,
     an_answer_without_an_interrupt_is_refused,
     a_run_continues_from_a_breakpoint_without_an_answer,
+    a_run_that_answers_nothing_reports_the_interrupt_again,
     a_call_that_needs_no_approval_raises_no_interrupt,
 }
 
@@ -310,6 +311,24 @@ async fn a_run_continues_from_a_breakpoint_without_an_answer(server: TestServer)
     assert!(refused.contains("null to continue"), "{refused}");
     alice.starts(json!({"input": null})).await.finishes().await;
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: found");
+}
+
+async fn a_run_that_answers_nothing_reports_the_interrupt_again(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    for mut body in [json!({"input": null}), json!({"command": {"resume": {}}})] {
+        body["assistant_id"] = json!("agent");
+        body["stream_mode"] = json!("updates");
+        let stream = alice.client().post_stream(&alice.path("/runs/stream"), body).await;
+        let frames = stream.rest().await;
+        let mut asked = frames.iter().filter_map(|frame| frame.data.get("__interrupt__"));
+        assert_eq!(asked.next().expect("the interrupt")[0]["id"], question.id());
+        assert_eq!(asked.next(), None);
+        assert_eq!(alice.question().await, question);
+    }
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
 async fn a_call_that_needs_no_approval_raises_no_interrupt(server: TestServer) {

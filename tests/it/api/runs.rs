@@ -12,6 +12,10 @@ on_both_engines! {
     enqueued_runs_wait_for_their_turn,
     a_busy_thread_rejects_a_run_with_the_strategy_reject,
     a_cancelled_run_is_interrupted_and_its_work_stays,
+    the_readers_of_a_cancelled_run_get_what_it_wrote_and_no_error,
+    whoever_waits_for_a_run_that_is_cancelled_gets_what_it_wrote,
+    joining_a_cancelled_run_later_returns_the_values_of_the_thread,
+    a_displaced_run_ends_its_stream_without_an_error,
     a_rollback_removes_the_run_and_its_changes,
     a_rolled_back_answer_leaves_the_interrupt_pending,
     a_rolled_back_answer_of_a_subagent_leaves_nothing,
@@ -148,6 +152,64 @@ async fn a_cancelled_run_is_interrupted_and_its_work_stays(server: TestServer) {
         "{said:?}"
     );
     assert_eq!(said[3..], ["human: go on", "ai: echo: go on"]);
+}
+
+async fn the_readers_of_a_cancelled_run_get_what_it_wrote_and_no_error(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("never");
+    let stream = alice.streams(&text, json!({"stream_mode": "values"})).await;
+    let run = alice.run_of_id(&stream.run_id());
+    server.tools.called("lookup", 1).await;
+    run.is_cancelled("interrupt").await.ok();
+    server.tools.let_go("lookup");
+    let frames = stream.rest().await;
+    assert!(frames.iter().all(|frame| frame.event != "error"), "{frames:#?}");
+    let written = ["human: …", "ai calls lookup"];
+    assert_eq!(transcript(&frames.last().unwrap().data), written);
+    assert_eq!(transcript(&run.finishes().await), written);
+    assert_eq!(alice.record().await["error"]["error"], "UserInterrupt");
+}
+
+async fn whoever_waits_for_a_run_that_is_cancelled_gets_what_it_wrote(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("never");
+    let cancels = async {
+        server.tools.called("lookup", 1).await;
+        alice.run(&alice.runs().await[0]).is_cancelled("interrupt").await.ok();
+    };
+    let values = tokio::join!(alice.says(&text), cancels).0;
+    server.tools.let_go("lookup");
+    assert_eq!(transcript(&values), ["human: …", "ai calls lookup"]);
+}
+
+async fn joining_a_cancelled_run_later_returns_the_values_of_the_thread(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+    server.tools.called("lookup", 1).await;
+    run.is_cancelled("interrupt").await.ok();
+    server.tools.let_go("lookup");
+    alice.says("go on").await;
+    assert_eq!(transcript(&run.finishes().await), alice.transcript().await);
+}
+
+async fn a_displaced_run_ends_its_stream_without_an_error(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("never");
+    let stream = alice.streams(&text, json!({"stream_mode": "values"})).await;
+    let first = alice.run_of_id(&stream.run_id());
+    server.tools.called("lookup", 1).await;
+    let second = alice.run_body("second", json!({"multitask_strategy": "interrupt"}));
+    let second = alice.starts(second).await;
+    let frames = stream.rest().await;
+    server.tools.let_go("lookup");
+    assert!(frames.iter().all(|frame| frame.event != "error"), "{frames:#?}");
+    second.finishes().await;
+    let said = transcript(&first.finishes().await);
+    assert_eq!(said.last().unwrap(), "ai: echo: second", "{said:?}");
 }
 
 async fn a_rollback_removes_the_run_and_its_changes(server: TestServer) {
@@ -334,7 +396,8 @@ async fn another_server_can_stream_and_cancel_a_run(server: TestServer) {
         .await;
     assert_eq!(stopped.status, 200);
     assert_eq!(run.status().await.as_str(), "interrupted");
-    assert_eq!(joined.rest().await.last().unwrap().data["error"], "UserInterrupt");
+    let frames = joined.rest().await;
+    assert!(frames.iter().all(|frame| frame.event != "error"), "{frames:#?}");
     server.tools.let_go("lookup");
     other.stops().await;
 }

@@ -159,7 +159,8 @@ async fn a_cancelled_subagent_is_an_error_result_and_its_sibling_goes_on(server:
     assert_eq!(&record["error"]["error"], &json!("UserInterrupt"));
     assert_eq!(run.status().await.as_str(), "running");
     assert_eq!(second.status().await.as_str(), "running");
-    assert_eq!(first.finishes().await["__error__"]["error"], "UserInterrupt");
+    let values = first.finishes().await;
+    assert_eq!(values.get("__error__"), None, "{values:#}");
     server.tools.let_go("lookup");
     run.finishes().await;
     assert_eq!(alice.transcript().await, ONE_CANCELLED);

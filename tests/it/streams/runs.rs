@@ -48,6 +48,9 @@ on_both_engines! {
     updates_contain_the_writes_of_each_node,
     subgraphs_are_streamed_on_request,
     every_token_has_the_name_of_its_agent,
+    every_token_has_the_metadata_and_the_tags_of_its_run,
+    metadata_by_which_servers_know_their_runs_stay_on_the_thread,
+    metadata_of_a_thread_that_are_too_large_for_a_run_are_left_out,
     tokens_come_in_pieces_that_add_up_to_the_message,
     the_older_mode_of_messages_sends_the_message_so_far,
     a_failure_is_the_last_event,
@@ -148,6 +151,66 @@ async fn every_token_has_the_name_of_its_agent(server: TestServer) {
         let namespace = metadata["langgraph_checkpoint_ns"].as_str().unwrap();
         assert_eq!(namespace.matches('|').count(), frame.depth(), "{namespace}");
     }
+}
+
+async fn every_token_has_the_metadata_and_the_tags_of_its_run(server: TestServer) {
+    let alice = server.human("agent").await;
+    let of_thread = json!({"metadata": {"tm": 1, "who": "thread", "run_id": "none", "graph_id": "other"}});
+    alice.client().patch(&alice.path(""), of_thread).await.ok();
+    let more = json!({"stream_mode": ["messages-tuple", "tasks", "events"],
+        "metadata": {"rm": 1, "who": "run"},
+        "config": {"metadata": {"cm": 2, "who": "config"}, "tags": ["t1", "t2"]}});
+    let frames = alice.streams("hello", more).await.rest().await;
+    let run = alice.runs().await.remove(0);
+    let tokens = frames.iter().filter(|frame| frame.event == "messages");
+    let mut shown: Vec<&Value> = tokens.map(|frame| &frame.data[1]).collect();
+    assert!(!shown.is_empty());
+    let tasks = frames.iter().filter(|frame| frame.event == "tasks");
+    shown.extend(tasks.filter_map(|frame| frame.data.get("metadata")));
+    for metadata in &shown {
+        assert_eq!(metadata["tags"], json!(["t1", "t2"]), "{metadata:#}");
+        assert_eq!(metadata["run_id"], run["run_id"]);
+    }
+    let state = alice.state().await;
+    shown.extend([&run["metadata"], &state["metadata"]]);
+    let wanted = json!({"tm": 1, "rm": 1, "cm": 2, "who": "run", "graph_id": "agent"});
+    for metadata in shown {
+        for (key, value) in wanted.as_object().unwrap() {
+            assert_eq!(&metadata[key], value, "{key} in {metadata:#}");
+        }
+    }
+    let mut records = frames.iter().filter(|frame| frame.event == "events");
+    let tagged = |frame: &Frame| {
+        frame.data["tags"]
+            .as_array()
+            .is_some_and(|tags| tags.contains(&json!("t1")))
+    };
+    assert!(records.all(tagged), "{frames:#?}");
+}
+
+async fn metadata_by_which_servers_know_their_runs_stay_on_the_thread(server: TestServer) {
+    let alice = server.human("agent").await;
+    let of_thread = json!({"metadata": {"parent_run_id": "r", "adjutant_levels": 0, "mine": 1}});
+    alice.client().patch(&alice.path(""), of_thread).await.ok();
+    alice.says("hello").await;
+    let run = alice.runs().await.remove(0);
+    assert_eq!(run["metadata"]["mine"], 1);
+    for key in ["parent_run_id", "adjutant_levels"] {
+        assert_eq!(run["metadata"].get(key), None, "{key}");
+    }
+}
+
+async fn metadata_of_a_thread_that_are_too_large_for_a_run_are_left_out(server: TestServer) {
+    let alice = server.human("agent").await;
+    let large = |name: &str| json!({name: "x".repeat(40 * 1024)});
+    let of_thread = json!({"metadata": large("tm")});
+    alice.client().patch(&alice.path(""), of_thread).await.ok();
+    let more = json!({"metadata": large("rm"), "stream_mode": "values"});
+    alice.streams("hello", more).await.rest().await;
+    let run = alice.runs().await.remove(0);
+    assert_eq!(run["status"], "success");
+    assert!(run["metadata"]["rm"].is_string());
+    assert_eq!(run["metadata"].get("tm"), None);
 }
 
 async fn tokens_come_in_pieces_that_add_up_to_the_message(server: TestServer) {

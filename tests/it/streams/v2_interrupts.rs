@@ -12,6 +12,7 @@ use crate::support::{TestServer, mail, on_both_engines, script, task};
 on_both_engines! {
     an_interrupt_is_answered_from_the_stream,
     interrupts_of_subagents_keep_their_namespace,
+    the_run_that_answers_one_of_two_questions_requests_the_other_again,
     input_to_an_interrupted_thread_is_the_answer,
     an_invalid_answer_is_refused_and_the_interrupt_stays_pending,
 }
@@ -86,6 +87,30 @@ async fn interrupts_of_subagents_keep_their_namespace(server: TestServer) {
     let mut keys = server.tools.keys_of("send_email");
     keys.sort();
     assert_eq!(keys, ["m1", "m2"]);
+}
+
+async fn the_run_that_answers_one_of_two_questions_requests_the_other_again(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+    let calls = [
+        task("t1", "mailer", mailer("m1", "ann")),
+        task("t2", "mailer", mailer("m2", "bob")),
+    ];
+    let first = viewer.starts("agent", script().calls_all(calls).says("done")).await;
+    let mut stream = viewer.opens_all().await;
+    let frames = until_ends(&mut stream, 1).await;
+    let asked: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();
+    viewer.responds(asked[0], json!([{"type": "approve"}])).await;
+    let frames = until_ends(&mut stream, 1).await;
+    let again: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();
+    assert_eq!(again.len(), 1, "{again:#?}");
+    assert_eq!(data(again[0])["interrupt_id"], data(asked[1])["interrupt_id"]);
+    assert_eq!(
+        again[0].data["params"]["namespace"],
+        asked[1].data["params"]["namespace"]
+    );
+    assert!(!name(again[0]).contains(&first), "it belongs to the new run");
+    assert_eq!(data(frames.last().unwrap())["event"], "interrupted");
 }
 
 async fn input_to_an_interrupted_thread_is_the_answer(server: TestServer) {

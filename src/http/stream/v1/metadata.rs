@@ -159,8 +159,9 @@ pub(super) fn of_agent(info: &RunInfo, origin: &Origin) -> Map<String, Value> {
     metadata
 }
 
-/// Removes the keys that a request must not overwrite.
-pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
+/// The metadata of a run as messages and tasks show them: with the tags, and without the keys that say where a message
+/// comes from.
+pub(super) fn shown(mut extra: Map<String, Value>, tags: &[String]) -> Map<String, Value> {
     const OWN: [&str; 9] = [
         "lc_agent_name",
         "agent_path",
@@ -174,6 +175,9 @@ pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
     ];
     let is_own = |name: &str| OWN.contains(&name) || name.starts_with("langgraph_") || name.starts_with("ls_");
     extra.retain(|name, _| !is_own(name) && name != "checkpoint_ns");
+    if !tags.is_empty() {
+        extra.insert("tags".to_owned(), json!(tags));
+    }
     extra
 }
 

@@ -60,14 +60,15 @@ pub struct RunInfo {
     pub created_at: Timestamp,
     /// The input.
     pub input: Option<Value>,
-    /// Further metadata of messages and tasks: the `metadata` of the request's `config`.
+    /// The tags of the run.
+    pub tags: Vec<String>,
+    /// Further metadata of messages and tasks: those of the run.
     pub metadata: Map<String, Value>,
 }
 
 impl RunInfo {
     /// Reads the data from a stored run.
     pub fn of(run: &Run, graph_id: impl Into<String>) -> Self {
-        let metadata = run.request.config.get("metadata").and_then(Value::as_object).cloned();
         Self {
             run: run.id,
             thread: run.thread,
@@ -76,8 +77,18 @@ impl RunInfo {
             attempt: run.attempt.max(1),
             created_at: run.created_at,
             input: run.request.input.clone(),
-            metadata: metadata.unwrap_or_default(),
+            tags: tags_of(&run.request.config),
+            metadata: run.metadata.clone(),
         }
+    }
+}
+
+/// The tags in the settings of a run: a list, or one text.
+fn tags_of(config: &Map<String, Value>) -> Vec<String> {
+    match config.get("tags") {
+        Some(Value::String(tag)) => vec![tag.clone()],
+        Some(Value::Array(tags)) => tags.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) | None => vec![],
     }
 }
 
@@ -120,7 +131,7 @@ impl V1Presenter {
     pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
             info: RunInfo {
-                metadata: metadata::without_own(info.metadata),
+                metadata: metadata::shown(info.metadata, &info.tags),
                 ..info
             },
             modes,

@@ -65,7 +65,7 @@ impl TracedRun {
         Self {
             run_id,
             name: origin.agent.clone(),
-            tags: vec![],
+            tags: info.tags.clone(),
             metadata,
             parent_ids,
         }
@@ -74,10 +74,11 @@ impl TracedRun {
     /// The tracing run of a task.
     fn task(info: &RunInfo, source: &MessageSource<'_>) -> Self {
         let step = source.step.map(|step| format!("graph:step:{step}"));
+        let tags = step.into_iter().chain(info.tags.iter().cloned()).collect();
         Self {
             run_id: source.task.to_string(),
             name: source.node.to_owned(),
-            tags: step.into_iter().collect(),
+            tags,
             metadata: raw(MessageSource { model: None, ..*source }.encode(info).to_string()),
             parent_ids: parent_ids_of(info, &source.origin.namespace),
         }
@@ -88,10 +89,11 @@ impl TracedRun {
         let mut parent_ids = parent_ids_of(info, &source.origin.namespace);
         parent_ids.push(source.task.to_string());
         let metadata = raw(source.encode(info).to_string());
+        let own = ["seq:step:1".to_owned()];
         Self {
             run_id,
             name,
-            tags: vec!["seq:step:1".to_owned()],
+            tags: own.into_iter().chain(info.tags.iter().cloned()).collect(),
             metadata,
             parent_ids,
         }

@@ -11,7 +11,8 @@ use crate::domain::run::Command;
 /// A command that a client may send instead of input.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CommandBody {
-    /// The answer to the open interrupt, or an object of answers by interrupt id.
+    /// The answer to the open interrupt, or an object of answers by interrupt id. An empty object answers none: the
+    /// interrupts are reported again.
     #[schema(value_type = Option<Object>)]
     pub resume: Option<Value>,
     /// A state update: an object, or a list of pairs `[field, value]`.
@@ -24,11 +25,20 @@ pub struct CommandBody {
 }
 
 impl CommandBody {
+    /// The answers. An empty object answers nothing: the run continues, and what waits for an answer asks again.
+    pub(super) fn answers(&self) -> Option<&Value> {
+        self.resume.as_ref().filter(|answers| !is_empty_object(answers))
+    }
+
+    /// Returns true if the command has nothing but an empty object of answers.
+    pub(super) fn only_continues(&self) -> bool {
+        self.resume.as_ref().is_some_and(is_empty_object) && self.update.is_none() && self.goto.is_none()
+    }
+
     /// Refuses input that would be lost beside this command. An empty object, which some clients always send, is
     /// allowed.
     pub(super) fn check_beside(&self, input: &Value) -> Result<(), Invalid> {
-        let is_empty = input.as_object().is_some_and(Map::is_empty);
-        if self.update.is_none() || is_empty {
+        if self.update.is_none() || is_empty_object(input) {
             return Ok(());
         }
         let reason = "cannot be given together with `command.update`: use one of them";
@@ -59,6 +69,10 @@ impl CommandBody {
             ..Command::default()
         })
     }
+}
+
+fn is_empty_object(value: &Value) -> bool {
+    value.as_object().is_some_and(Map::is_empty)
 }
 
 /// Reads a target of `goto`: the name of a node, or an object `{"node": name, "input": …}`.

@@ -128,6 +128,26 @@ fn metadata_of_the_run_and_of_its_config_are_merged() {
 }
 
 #[test]
+fn an_empty_object_of_answers_continues_without_any() {
+    let new_run = good(json!({"assistant_id": "a", "input": {"messages": []}, "command": {"resume": {}}}));
+    assert_eq!(new_run.resume, None);
+    assert_eq!(new_run.request.command, None);
+    assert_eq!(new_run.request.input, None);
+    let update = json!({"files": {}});
+    let new_run = good(json!({"assistant_id": "a", "command": {"resume": {}, "update": update}}));
+    assert_eq!(new_run.resume, None);
+    assert_eq!(new_run.request.command.and_then(|command| command.update), Some(update));
+}
+
+#[test]
+fn the_size_of_tags_is_limited() {
+    let tagged = |tag: &str| read(json!({"assistant_id": "a", "config": {"tags": ["t", tag]}}));
+    assert!(tagged("short").is_ok());
+    let error = tagged(&"x".repeat(MAX_TAG_BYTES)).err().unwrap_or_default();
+    assert!(error.starts_with("config.tags: are longer than "), "{error}");
+}
+
+#[test]
 fn numbers_are_checked() {
     assert!(read(json!({"assistant_id": "a", "after_seconds": -1.0})).is_err());
     assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 0}})).is_err());

@@ -283,6 +283,7 @@ impl Play {
             attempt: 1,
             created_at: Timestamp(1_795_250_000_000_000),
             input: None,
+            tags: vec![],
             metadata: Map::new(),
         };
         let mut presenter = V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs).with_detail(detail);

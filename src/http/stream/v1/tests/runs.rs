@@ -297,3 +297,13 @@ fn a_breakpoint_is_an_empty_interrupt_and_a_failure_comes_last() {
     );
     assert_eq!(data(&frames[2]), json!({"error": "ValueError", "message": "because"}));
 }
+
+#[test]
+fn the_stream_of_a_cancelled_run_ends_without_an_error() {
+    let mut play = Play::new();
+    let main = play.main();
+    play.start(&main, false);
+    let cancelled = Fact::over(RunStatus::Interrupted, Some(Failure::cancelled()));
+    play.fact(&main, cancelled);
+    assert_eq!(lines(&play.all(&BOTH, false)), ["metadata"]);
+}
