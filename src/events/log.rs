@@ -15,6 +15,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::open_answers::OpenAnswers;
+use crate::domain::checkpoint::Lane;
 use crate::domain::event::Event;
 use crate::domain::id::RunId;
 
@@ -56,6 +58,8 @@ struct RingBuffer {
     /// The number up to which all events are stored, or were volatile.
     floor: i64,
     slots: VecDeque<Slot>,
+    /// The beginnings of the answers that were being given at `floor`.
+    begun: OpenAnswers,
     /// The time of the last events of another process, if the newest ones are of another process.
     followed: Option<Instant>,
 }
@@ -70,8 +74,8 @@ pub(super) struct Slot {
 pub(super) enum SlotContent {
     /// An event that is being stored.
     Reserved,
-    /// An event that another process has stored: readers read it from the database.
-    Stored,
+    /// An event that another process has stored: readers read it from the database. It may end the answers of an agent.
+    Stored(Option<Lane>),
     /// A visible event.
     Visible(Arc<Event>),
 }
@@ -144,6 +148,7 @@ impl ThreadLog {
             next,
             floor: next - 1,
             slots,
+            begun: OpenAnswers::default(),
             followed: None,
         };
         drop(ring);
@@ -236,6 +241,20 @@ impl ThreadLog {
         self.ring().buffered(after)
     }
 
+    /// The pieces of the answers of `run` that were being given after the event `at`, from their beginnings; `None` if
+    /// memory does not reach to there.
+    pub(super) fn answers_at(&self, run: RunId, at: i64) -> Option<Vec<Arc<Event>>> {
+        let ring = self.ring();
+        if ring.expected || at < ring.floor || at >= ring.next {
+            return None;
+        }
+        let mut answers = ring.begun.clone();
+        let upto = ring.slots.partition_point(|slot| slot.seq <= at);
+        ring.slots.range(..upto).for_each(|slot| answers.add(&slot.content));
+        drop(ring);
+        Some(answers.into_events(run))
+    }
+
     /// Adds the events with the numbers after `after` up to `upto`, which another process has sent. Numbers without a
     /// slot were never used. Has no effect while a run is active here.
     ///
@@ -309,6 +328,7 @@ impl ThreadLog {
         let mut ring = self.ring();
         if !ring.active && ring.followed.is_none() {
             ring.slots = VecDeque::new();
+            ring.begun = OpenAnswers::default();
             ring.floor = ring.next - 1;
         }
     }
@@ -381,21 +401,22 @@ impl RingBuffer {
             return Buffered::Stored(Some(self.floor));
         }
         let from = self.slots.partition_point(|slot| slot.seq <= after);
-        let is_stored = |slot: &&Slot| matches!(slot.content, SlotContent::Stored);
+        let is_stored = |slot: &&Slot| matches!(slot.content, SlotContent::Stored(_));
         if let Some(last) = self.slots.range(from..).take_while(is_stored).last() {
             return Buffered::Stored(Some(last.seq));
         }
         let visible = self.slots.range(from..).map_while(|slot| match &slot.content {
             SlotContent::Visible(event) => Some(Arc::clone(event)),
-            SlotContent::Reserved | SlotContent::Stored => None,
+            SlotContent::Reserved | SlotContent::Stored(_) => None,
         });
         Buffered::Events(visible.collect())
     }
 
-    /// Drops the oldest events beyond [`CAPACITY`].
+    /// Drops the oldest events beyond [`CAPACITY`], but for the texts of answers that go on.
     fn trim(&mut self) {
         while self.slots.len() > CAPACITY && self.slots.front().is_some_and(|slot| !slot.is_reserved()) {
             if let Some(slot) = self.slots.pop_front() {
+                self.begun.join(&slot.content);
                 self.floor = slot.seq;
             }
         }

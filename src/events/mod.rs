@@ -31,6 +31,7 @@ use crate::domain::state::State;
 mod agent_cache;
 pub mod live;
 mod log;
+mod open_answers;
 mod page;
 mod poll;
 mod run_sequence;
@@ -100,6 +101,11 @@ impl Events {
     /// Reads the events of a child run and the runs below it, as part of the run `main`, from its start to its end.
     pub fn tail_of_child(&self, main: &Run, child: &Run) -> Tail {
         self.tail(main, After::Start).of_child(child)
+    }
+
+    /// The same for a reader who joins after number `seq`, see [`After::Joined`].
+    pub fn join_child(&self, main: &Run, child: &Run, seq: i64) -> Tail {
+        self.tail(main, After::Joined(seq)).of_child(child)
     }
 
     /// Reads the events of all runs of a thread after number `after`, including future runs.

@@ -29,8 +29,10 @@ pub enum After {
     Start,
     /// The event after this number.
     Seq(i64),
-    /// The next event from now on.
+    /// The next event from now on. The pieces of the answers that are being given come first, from their beginnings.
     Now,
+    /// The same from this number on, which was the newest.
+    Joined(i64),
 }
 
 /// A child run and the runs below it.
@@ -57,6 +59,8 @@ pub struct Tail {
     /// The child run whose events are read, if not all.
     branch: Option<Branch>,
     after: Option<i64>,
+    /// True if the reader waits for the beginnings of the answers that were being given when it joined.
+    joins: bool,
     waiting: VecDeque<Arc<Event>>,
     agents: AgentCache,
     /// True if events of the run came from memory: the run is active here, or in a process that sends them.
@@ -71,9 +75,12 @@ impl Tail {
         let db = events.db.clone();
         let log = events.log(run.thread);
         let shutdown = events.shutdown.clone();
+        let joins = matches!(after, After::Now | After::Joined(_)) && !run.status.is_final();
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
+            // What is stored may not be visible yet.
+            After::Joined(seq) => Some(log.newest().map_or(seq, |newest| newest.min(seq)).max(0)),
             After::Now => None,
         };
         let agents = AgentCache::new(db.clone(), run);
@@ -85,6 +92,7 @@ impl Tail {
             run,
             branch: None,
             after,
+            joins,
             waiting,
             agents,
             live: false,
@@ -193,12 +201,16 @@ impl Tail {
 
     /// Buffers events after `after`. False if there are none yet.
     async fn fill(&mut self, after: i64) -> DbResult<bool> {
+        if self.joins && self.take_beginnings(after) {
+            return Ok(true);
+        }
         match self.log.buffered(self.run.id, after) {
             Buffered::Events(events) => {
                 let Some(last) = events.last() else {
                     return Ok(false);
                 };
                 self.after = Some(last.seq);
+                self.joins = false;
                 let run = self.run.id;
                 let before = self.waiting.len();
                 self.waiting.extend(events.into_iter().filter(|event| event.run == run));
@@ -208,6 +220,18 @@ impl Tail {
             // Boxed, because it is rare: it must not make a waiting reader larger.
             Buffered::Stored(floor) => Box::pin(self.read_stored(after, floor)).await,
         }
+    }
+
+    /// Buffers the pieces of the answers that were being given after the event `after`, as soon as memory has them: those
+    /// of another process come later. False if there are none.
+    fn take_beginnings(&mut self, after: i64) -> bool {
+        let Some(beginnings) = self.log.answers_at(self.run.id, after) else {
+            return false;
+        };
+        self.joins = false;
+        self.live |= !beginnings.is_empty();
+        self.waiting.extend(beginnings);
+        !self.waiting.is_empty()
     }
 
     /// Reads a page of stored events up to `floor`, where memory takes over.

@@ -144,22 +144,28 @@ pub(super) async fn stream_child(api: &Api, child: &Run, reader: ChildReader) ->
         cancel_on_disconnect,
     } = reader;
     let root = child.lineage.root;
-    let (main, now) = match active_main_run(api, child).await? {
-        Some(found) => found,
-        None => {
-            let root = api
-                .events
-                .run(root)
-                .await?
-                .ok_or_else(|| ApiError::not_found("run_not_found"))?;
-            (root, i64::MAX)
-        }
+    let active = active_main_run(api, child).await?;
+    let now = active.as_ref().map(|(_, now)| *now);
+    let main = match active {
+        Some((main, _)) => main,
+        None => api
+            .events
+            .run(root)
+            .await?
+            .ok_or_else(|| ApiError::not_found("run_not_found"))?,
     };
     let resume_from = resume_from.filter(|_| main.request.stream_resumable);
-    let resume_from = resume_from.unwrap_or_else(|| ResumePoint {
-        cursor: Cursor::after(now),
+    let joined_at = now.filter(|_| resume_from.is_none());
+    let tail = match joined_at {
+        Some(now) => api.events.join_child(&main, child, now),
+        None => api.events.tail_of_child(&main, child),
+    };
+    // Of a run that has ended, who names no event gets none.
+    let at_the_end = || ResumePoint {
+        cursor: Cursor::after(i64::MAX),
         answers: vec![],
-    });
+    };
+    let resume_from = resume_from.or_else(|| now.is_none().then(at_the_end));
     let mut request = runs::stream_request(api, &main, false);
     if cancel_on_disconnect {
         let runs = api.runs.clone();
@@ -168,17 +174,13 @@ pub(super) async fn stream_child(api: &Api, child: &Run, reader: ChildReader) ->
         request.on_disconnect = Some(Box::new(move || runs.cancel_soon(thread, id)));
     }
     let request = StreamRequest {
-        resume_from: Some(resume_from),
+        resume_from,
         filter,
         detail,
         subgraphs: true,
         ..request
     };
-    Ok(stream::stream_run(
-        api.events.clone(),
-        api.events.tail_of_child(&main, child),
-        request,
-    ))
+    Ok(stream::stream_run(api.events.clone(), tail, request))
 }
 
 /// The result of a child run that is not active: the subagent's values, its open interrupts, or the error with which it

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::super::log::{Slot, SlotContent};
+use super::super::open_answers::ends_answers;
 use crate::db::{ChunkRange, LiveAddress};
 use crate::domain::event::{AgentWork, AnswerHead, Chunk, Delta, Event, EventBody, Origin};
 use crate::domain::id::{RunId, ThreadId};
@@ -108,7 +109,8 @@ struct PartBody {
     events: Vec<PartEvent>,
 }
 
-/// An event: its number, its time, the index of its agent, and its content. A stored event has only its number.
+/// An event: its number, its time, the index of its agent, and its content. A stored event has its number, and instead of
+/// the index 0, or one more than the index of the agent whose answers it ends.
 #[derive(Serialize, Deserialize)]
 struct PartEvent(i64, i64, usize, Content);
 
@@ -189,9 +191,10 @@ impl OpenPart {
         let origins = self.body.origins.len();
         let answers = self.body.answers.len();
         let is_chunk = !event.body.is_stored();
-        let origin = match is_chunk {
-            true => index_in(&mut self.body.origins, &event.origin),
-            false => 0,
+        let origin = match (is_chunk, ends_answers(&event.body)) {
+            (true, _) => index_in(&mut self.body.origins, &event.origin),
+            (false, true) => 1 + index_in(&mut self.body.origins, &event.origin),
+            (false, false) => 0,
         };
         let content = match &event.body {
             EventBody::Entry(_) | EventBody::Fact(_) => Content::Stored,
@@ -210,7 +213,12 @@ impl OpenPart {
         if self.size + added > self.max_size {
             self.body.origins.truncate(origins);
             self.body.answers.truncate(answers);
-            return false;
+            let is_first = self.body.events.is_empty();
+            if is_first && !is_chunk {
+                // Readers have to know of every stored event, if not of whose it is.
+                self.body.events.push(PartEvent(event.seq, 0, 0, Content::Stored));
+            }
+            return is_first && !is_chunk;
         }
         self.size += added;
         self.chunks += usize::from(is_chunk);
@@ -315,7 +323,12 @@ pub(super) fn read_slots(range: ChunkRange, text: &str) -> Result<(Vec<Slot>, us
             Content::Output(call, text) => Some(EventBody::Output { call, text }),
         };
         let content = match body {
-            None => SlotContent::Stored,
+            None => {
+                let ends = origin
+                    .checked_sub(1)
+                    .map(|at| origins.get(at).ok_or(Unusable::Malformed));
+                SlotContent::Stored(ends.transpose()?.map(|origin| origin.lane))
+            }
             Some(body) => {
                 chunks += 1;
                 let origin = Arc::clone(origins.get(origin).ok_or(Unusable::Malformed)?);

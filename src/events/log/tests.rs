@@ -210,7 +210,7 @@ fn chunk(seq: i64) -> Slot {
 fn stored(seq: i64) -> Slot {
     Slot {
         seq,
-        content: SlotContent::Stored,
+        content: SlotContent::Stored(None),
     }
 }
 

@@ -5,16 +5,17 @@ use serde_json::Map;
 use super::*;
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
-use crate::domain::event::Origin;
+use crate::domain::event::{AnswerHead, Chunk, Delta, Origin};
 use tokio_util::sync::CancellationToken;
 
 use crate::db::RowAccess;
 use crate::db::events::NewEvent;
-use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 use crate::events::Events;
+use crate::events::log::{Slot, SlotContent};
 
 /// The time limit for events that must arrive at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -329,6 +330,129 @@ async fn a_reader_from_now_on_gets_only_new_events() {
             assert_eq!(tail.start_from_now().await.unwrap(), 1);
             scene.log.publish([Arc::new(event(&run, first, ended()))]);
             assert_eq!(all(&mut tail).await, [2]);
+        })
+        .await;
+}
+
+/// A piece of the answer `message`.
+fn piece(run: &Run, seq: i64, message: &str, ordinal: u32, chunk: Chunk) -> Event {
+    let answer = AnswerHead {
+        message: message.to_owned(),
+        task: TaskId::of_step(None, "model", 0),
+        step: 1,
+        provider: "lab".to_owned(),
+        model: "m".to_owned(),
+    };
+    let delta = Delta {
+        answer: Arc::new(answer),
+        ordinal,
+        chunk,
+    };
+    Event {
+        body: EventBody::Delta(delta),
+        ..event(run, seq, Fact::Paused)
+    }
+}
+
+fn text() -> Chunk {
+    Chunk::Text("word ".to_owned())
+}
+
+/// The next event, which must be there at once.
+async fn next(tail: &mut Tail) -> Arc<Event> {
+    let next = timeout(PATIENCE, tail.next()).await.expect("an event that is there");
+    next.unwrap().expect("an event")
+}
+
+#[tokio::test]
+async fn a_reader_from_now_on_gets_the_beginning_of_the_answer_that_is_being_given() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(1);
+            scene
+                .log
+                .publish_volatile(|seq| piece(&run, seq, "m1", 0, Chunk::Begin));
+            scene.commits(&run, &[Fact::Undone]).await;
+            scene
+                .log
+                .publish_volatile(|seq| piece(&run, seq, "m2", 0, Chunk::Begin));
+            scene.commits(&run, &[Fact::Paused]).await;
+            scene.log.publish_volatile(|seq| piece(&run, seq, "m2", 1, text()));
+            let mut tail = scene.events.tail(&run, After::Now);
+            let first = [next(&mut tail).await.seq, next(&mut tail).await.seq];
+            assert_eq!(first, [3, 5]);
+            scene.log.publish_volatile(|seq| piece(&run, seq, "m2", 2, text()));
+            assert_eq!(next(&mut tail).await.seq, 6);
+            let mut other = scene.events.tail(&run, After::Joined(4));
+            let first = [next(&mut other).await.seq, next(&mut other).await.seq];
+            assert_eq!(first, [3, 5]);
+            scene.commits(&run, &[ended()]).await;
+            assert_eq!(all(&mut tail).await, [7]);
+            assert_eq!(all(&mut other).await, [6, 7]);
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_reader_from_now_on_gets_the_beginning_of_an_answer_that_is_longer_than_memory() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.log.open(1);
+            scene
+                .log
+                .publish_volatile(|seq| piece(&run, seq, "m1", 0, Chunk::Begin));
+            for ordinal in 1..2000 {
+                scene
+                    .log
+                    .publish_volatile(|seq| piece(&run, seq, "m1", ordinal, text()));
+            }
+            let mut tail = scene.events.tail(&run, After::Now);
+            let mut said = String::new();
+            let mut number = None;
+            loop {
+                let event = next(&mut tail).await;
+                let EventBody::Delta(delta) = &event.body else {
+                    panic!("{event:?}")
+                };
+                assert!(number.is_none_or(|number| delta.ordinal == number + 1), "{event:?}");
+                number = Some(delta.ordinal);
+                if let Chunk::Text(text) = &delta.chunk {
+                    said.push_str(text);
+                }
+                if delta.ordinal == 1999 {
+                    break;
+                }
+            }
+            assert_eq!(said, "word ".repeat(1999));
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_reader_from_now_on_gets_the_beginning_from_another_process_once_it_has_come() {
+    RowAccess::Server
+        .scope(async {
+            let scene = Scene::new().await;
+            let run = scene.run(RunStatus::Running).await;
+            scene.stores(&run, &[(3, Fact::Paused)]).await;
+            let mut tail = scene.events.tail(&run, After::Now);
+            assert_eq!(tail.start_from_now().await.unwrap(), 3);
+            let slot = |seq, content| Slot { seq, content };
+            let visible = |event| SlotContent::Visible(Arc::new(event));
+            let slots = [
+                slot(1, visible(piece(&run, 1, "m1", 0, Chunk::Begin))),
+                slot(2, visible(piece(&run, 2, "m1", 1, text()))),
+                slot(3, SlotContent::Stored(None)),
+                slot(4, visible(piece(&run, 4, "m1", 2, text()))),
+            ];
+            scene.log.follow(0, 4, slots);
+            for seq in [1, 2, 4] {
+                assert_eq!(next(&mut tail).await.seq, seq);
+            }
         })
         .await;
 }

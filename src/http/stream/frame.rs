@@ -31,6 +31,17 @@ pub struct AnswerOffset {
     pub answer: u32,
     /// The length that was sent; [`AnswerOffset::END`] for a finished answer.
     pub offset: u32,
+    /// The last chunk up to there, if not all of its frames were sent.
+    pub cut: Option<CutChunk>,
+}
+
+/// A chunk of which a client has received some frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CutChunk {
+    /// The length of the answer before the chunk.
+    pub from: u32,
+    /// The number of frames that were sent.
+    pub frames: u32,
 }
 
 impl AnswerOffset {
@@ -80,10 +91,11 @@ impl Cursor {
 }
 
 /// The frames of event `seq` with their positions, without those that a client at `seen` already has.
-pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterator<Item = (Frame, Cursor)> {
+pub fn unseen(mut frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterator<Item = (Frame, Cursor)> {
+    // Late frames come before the frames that every reader gets.
+    frames.sort_by_key(|frame| !frame.is_late);
     let mut own = 0..;
     let placed = frames.into_iter().map(move |frame| {
-        // Late frames come before the frames that every reader gets.
         let cursor = match frame.is_late {
             true => Cursor::after(seq - 1),
             false => Cursor {
@@ -97,15 +109,19 @@ pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterat
 }
 
 impl fmt::Display for ResumePoint {
-    /// Writes `12-0`, or `12` for a whole event, followed by `~answer.offset` for each unfinished answer.
+    /// Writes `12-0`, or `12` for a whole event, followed by `~answer.offset` for each unfinished answer, or by
+    /// `~answer.offset.from.frames` if some frames of its last chunk are missing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.cursor {
             Cursor { seq, frame: u32::MAX } => write!(f, "{seq}")?,
             Cursor { seq, frame } => write!(f, "{seq}-{frame}")?,
         }
-        self.answers
-            .iter()
-            .try_for_each(|progress| write!(f, "~{:x}.{:x}", progress.answer, progress.offset))
+        self.answers.iter().try_for_each(|progress| {
+            write!(f, "~{:x}.{:x}", progress.answer, progress.offset)?;
+            progress
+                .cut
+                .map_or(Ok(()), |cut| write!(f, ".{:x}.{:x}", cut.from, cut.frames))
+        })
     }
 }
 
@@ -120,18 +136,33 @@ impl FromStr for ResumePoint {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.trim().split('~');
         let cursor = parts.next().unwrap_or_default().parse()?;
-        let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
-        let answers = parts.map(|part| {
-            let (answer, offset) = part.split_once('.').ok_or(NotACursor)?;
-            Ok(AnswerOffset {
-                answer: number(answer)?,
-                offset: number(offset)?,
-            })
-        });
         Ok(Self {
             cursor,
-            answers: answers.collect::<Result<_, _>>()?,
+            answers: parts.map(str::parse::<AnswerOffset>).collect::<Result<_, _>>()?,
         })
+    }
+}
+
+impl FromStr for AnswerOffset {
+    type Err = NotACursor;
+
+    /// Reads `answer.offset` or `answer.offset.from.frames`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
+        let numbers: Vec<u32> = text.split('.').map(number).collect::<Result<_, _>>()?;
+        match numbers[..] {
+            [answer, offset] => Ok(Self {
+                answer,
+                offset,
+                cut: None,
+            }),
+            [answer, offset, from, frames] => Ok(Self {
+                answer,
+                offset,
+                cut: Some(CutChunk { from, frames }),
+            }),
+            _ => Err(NotACursor),
+        }
     }
 }
 
@@ -253,17 +284,19 @@ mod tests {
             AnswerOffset {
                 answer: 0xabc,
                 offset: 31,
+                cut: None,
             },
             AnswerOffset {
                 answer: 7,
                 offset: AnswerOffset::END,
+                cut: Some(CutChunk { from: 26, frames: 2 }),
             },
         ];
         let point = ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
             answers,
         };
-        assert_eq!(point.to_string(), "12-1~abc.1f~7.ffffffff");
+        assert_eq!(point.to_string(), "12-1~abc.1f~7.ffffffff.1a.2");
         assert_eq!(point.to_string().parse(), Ok(point));
         let whole = ResumePoint {
             cursor: Cursor::after(12),
@@ -273,7 +306,7 @@ mod tests {
         assert_eq!("12".parse(), Ok(whole));
         let before = "-1".parse::<ResumePoint>().map(|point| point.cursor);
         assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
-        for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x"] {
+        for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x", "1~a.1.2", "1~a.1.2.3.4"] {
             assert_eq!(wrong.parse::<ResumePoint>(), Err(NotACursor), "{wrong}");
         }
     }

@@ -190,10 +190,9 @@ impl<L: Log> RunProjection<L> {
         let loaded = log.load(self.presenter.needs(event)).await?;
         let frames = self.presenter.present(event, loaded);
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
-            frame.id = self.resumable.then(|| ResumePoint {
-                cursor,
-                answers: self.presenter.unfinished(frame.progress),
-            });
+            if self.resumable {
+                frame.id = Some(self.presenter.position(&frame, cursor));
+            }
             frame.write(buffer);
         }
         Ok(())

@@ -203,8 +203,9 @@ impl ThreadRunsProjection {
         let info = RunInfo::of(run, graph);
         let subgraphs = run.request.stream_subgraphs;
         let mut presenter = V1Presenter::new(info, modes.into_iter().collect(), subgraphs).with_detail(self.detail);
-        if let Some(answers) = &self.unfinished_answers {
-            presenter.resume(answers.clone());
+        // They belong to the run of the last event that the client has seen, which comes first.
+        if let Some(answers) = self.unfinished_answers.take() {
+            presenter.resume(answers);
         }
         self.presenter = Some(presenter);
     }
@@ -217,10 +218,7 @@ impl ThreadRunsProjection {
         let frames = presenter.present(event, loaded);
         for (mut frame, cursor) in unseen(frames, event.seq, self.seen) {
             if self.modes.run_modes || self.modes.lifecycle && frame.event.word == "metadata" {
-                frame.id = Some(ResumePoint {
-                    cursor,
-                    answers: presenter.unfinished(frame.progress),
-                });
+                frame.id = Some(presenter.position(&frame, cursor));
                 frame.write(buffer);
             }
         }

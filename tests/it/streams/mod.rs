@@ -3,6 +3,7 @@
 mod custom_mode;
 mod events_mode;
 mod incomplete_answers;
+mod joins;
 mod lean_metadata;
 mod other_servers;
 #[cfg(feature = "nats")]

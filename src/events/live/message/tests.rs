@@ -79,7 +79,7 @@ fn received(texts: &[String]) -> (Vec<String>, Vec<(i64, i64)>) {
             let (slots, _) = read_slots(range, body).expect("events");
             events.extend(slots.into_iter().map(|slot| match slot.content {
                 SlotContent::Visible(event) => format!("{event:?}"),
-                SlotContent::Stored => format!("{} stored", slot.seq),
+                SlotContent::Stored(_) => format!("{} stored", slot.seq),
                 SlotContent::Reserved => panic!("nothing is reserved"),
             }));
         }
@@ -157,6 +157,28 @@ fn a_chunk_that_is_too_large_is_left_out_of_its_range() {
     let [first, _, third, fourth] = shown(&events).try_into().expect("four");
     assert_eq!(arrived, [first, third, fourth]);
     assert_eq!(ranges, [(0, 1), (1, 4)]);
+}
+
+#[test]
+fn a_stored_event_says_whose_answers_it_ends() {
+    let mut thread = Thread::new();
+    let lane = thread.origin.lane;
+    let small = thread.event(1, EventBody::Fact(Fact::Undone));
+    let other = thread.event(2, EventBody::Fact(Fact::Paused));
+    thread.origin = origin(&"x".repeat(9_000));
+    let large = thread.event(3, EventBody::Fact(Fact::Undone));
+    let (parts, too_large) = parts_of(ThreadId::mint(), 0, &[small, other, large], MAX_CHUNKS);
+    assert_eq!(too_large, 0);
+    let mut ends = vec![];
+    for part in parts {
+        let (slots, _) = read_slots(part.range, &part.text).expect("events");
+        ends.extend(slots.into_iter().map(|slot| match slot.content {
+            SlotContent::Stored(ends) => (slot.seq, ends),
+            SlotContent::Visible(_) | SlotContent::Reserved => panic!("{} is not stored", slot.seq),
+        }));
+    }
+    // An agent that has no room in a message is not named.
+    assert_eq!(ends, [(1, Some(lane)), (2, None), (3, None)]);
 }
 
 #[test]

@@ -11,7 +11,9 @@ use super::trace_records::TracedModelCall;
 use crate::domain::event::Chunk;
 use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::Update;
-use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
+use crate::http::stream::frame::{AnswerOffset, CutChunk, Frame, FrameName, json};
+
+mod resume;
 
 /// The data that all chunks of an answer share.
 pub(super) struct AnswerHeader {
@@ -150,6 +152,10 @@ impl AnswerBuilder {
 
     /// Adds the chunk of number `ordinal`, and sends it unless an earlier one was missed.
     pub(super) fn take(&mut self, ordinal: u32, chunk: &Chunk, out: &mut Vec<Frame>) {
+        if *chunk == Chunk::Begin && !self.started {
+            // The pieces of a beginning that were joined have the last of their numbers.
+            self.next = ordinal;
+        }
         self.has_gap |= ordinal != self.next;
         if !self.has_gap {
             self.next += 1;
@@ -159,10 +165,12 @@ impl AnswerBuilder {
 
     /// A hash of the message id.
     pub(super) fn key(&self) -> u32 {
-        // FNV-1a: the same in every process, since clients send it back.
-        self.header.message.bytes().fold(0x811c_9dc5, |hash, byte| {
-            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-        })
+        key_of(&self.header.message)
+    }
+
+    /// The length that was sent; 0 if nothing was.
+    fn offset(&self) -> u32 {
+        self.progress().map_or(0, |progress| progress.offset)
     }
 
     /// The part that was sent; `None` if nothing was.
@@ -173,52 +181,8 @@ impl AnswerBuilder {
         self.started.then(|| AnswerOffset {
             answer: self.key(),
             offset,
+            cut: None,
         })
-    }
-
-    /// Marks the first `offset` bytes of the finished message as sent, since the reader received them on an earlier
-    /// connection.
-    pub(super) fn resume(&mut self, message: &Message, offset: u32) {
-        if offset == 0 || self.progress().is_some_and(|progress| progress.offset >= offset) {
-            return;
-        }
-        let mut remaining = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(1);
-        let mut take_prefix = |whole: &str| {
-            let end = (0..=remaining.min(whole.len()))
-                .rev()
-                .find(|end| whole.is_char_boundary(*end))
-                .unwrap_or(0);
-            remaining -= end;
-            whole[..end].to_owned()
-        };
-        self.started = true;
-        let reasoning = message
-            .additional_kwargs
-            .get("reasoning_content")
-            .and_then(Value::as_str);
-        self.reasoning = take_prefix(reasoning.unwrap_or_default());
-        self.text = take_prefix(&message.content.text());
-        self.calls.clear();
-        let readable = message.tool_calls().iter().map(|call| {
-            (
-                call.id.clone(),
-                call.name.clone(),
-                String::from_utf8(json(&call.args)).unwrap_or_default(),
-            )
-        });
-        let unreadable = message.invalid_tool_calls().iter().map(|call| {
-            let text = |text: &Option<String>| text.clone().unwrap_or_default();
-            (text(&call.id), text(&call.name), text(&call.args))
-        });
-        for (index, (id, name, args)) in readable.chain(unreadable).enumerate() {
-            // Each call counts one more than its arguments.
-            if take_prefix("+").is_empty() {
-                break;
-            }
-            let args = take_prefix(&args);
-            self.take_call(index, Some(&id), Some(&name), &args);
-        }
-        self.ended = offset == AnswerOffset::END;
     }
 
     /// Sends the missing part of the message.
@@ -253,9 +217,16 @@ impl AnswerBuilder {
     }
 
     fn complete_text(&mut self, message: &Message, out: &mut Vec<Frame>) {
+        self.push_text(message, &message.content.text(), out);
+    }
+
+    /// Sends the text up to `upto`. Blocks are sent as they are if nothing of them was sent before.
+    fn push_text(&mut self, message: &Message, upto: &str, out: &mut Vec<Frame>) {
         match &message.content {
-            Content::Blocks(blocks) if self.text.is_empty() && !blocks.is_empty() => {
-                self.text = message.content.text();
+            Content::Blocks(blocks) if self.text.is_empty() && !blocks.is_empty() && message.content.text() == upto => {
+                let first = out.len();
+                let from = self.offset();
+                upto.clone_into(&mut self.text);
                 self.push_tuple(
                     &ChunkJson {
                         content: ContentJson::Blocks(blocks),
@@ -264,9 +235,10 @@ impl AnswerBuilder {
                     out,
                 );
                 self.push_whole(out);
+                self.mark(&mut out[first..], from);
             }
             Content::Text(_) | Content::Blocks(_) => {
-                if let Some(rest) = rest_of(&self.text, &message.content.text()) {
+                if let Some(rest) = rest_of(&self.text, upto) {
                     self.push_chunk(&Chunk::Text(rest.to_owned()), out);
                 }
             }
@@ -343,10 +315,7 @@ impl AnswerBuilder {
     /// Adds a chunk and sends it.
     fn push_chunk(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
         let first = out.len();
-        let before = AnswerOffset {
-            answer: self.key(),
-            offset: self.progress().map_or(0, |progress| progress.offset),
-        };
+        let from = self.offset();
         match chunk {
             Chunk::Begin => {
                 self.started = true;
@@ -399,13 +368,17 @@ impl AnswerBuilder {
             Chunk::Void => return,
         }
         self.push_whole(out);
-        // The chunk counts as sent only with the last of its frames.
-        let after = self.progress();
-        let mut frames = out[first..].iter_mut();
-        if let Some(last) = frames.next_back() {
-            last.progress = after;
+        self.mark(&mut out[first..], from);
+    }
+
+    /// Sets the progress of the frames of a chunk that was added to the answer at the length `from`.
+    fn mark(&self, frames: &mut [Frame], from: u32) {
+        let whole = self.progress();
+        let count = u32::try_from(frames.len()).unwrap_or(u32::MAX);
+        for (sent, frame) in (1..).zip(frames) {
+            let cut = (sent < count).then_some(CutChunk { from, frames: sent });
+            frame.progress = whole.map(|progress| AnswerOffset { cut, ..progress });
         }
-        frames.for_each(|frame| frame.progress = Some(before));
     }
 
     fn take_call(&mut self, index: usize, id: Option<&String>, name: Option<&String>, args: &str) {
@@ -541,6 +514,14 @@ impl AnswerBuilder {
         };
         out.push(Frame::of("messages/partial", &[whole]));
     }
+}
+
+/// A hash of a message id. It is the same in every process, since clients send it back.
+pub(super) fn key_of(message: &str) -> u32 {
+    // FNV-1a.
+    message.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 /// `messages/metadata`: the source of the message `id`.

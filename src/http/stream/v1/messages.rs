@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::RunInfo;
 use super::agent::PresentedAgent;
-use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
+use super::answer::{AnswerBuilder, AnswerHeader, key_of, metadata_frame};
 use super::metadata::MessageSource;
 use super::mode::{Modes, StreamMode};
 use super::trace_records::TracedModelCall;
@@ -32,8 +32,10 @@ pub(super) struct Messages {
     answers: HashMap<String, AnswerBuilder>,
     /// The ids of messages that were sent completely.
     finished: HashSet<String>,
+    /// The keys of the answers that have ended since they were asked for.
+    ended: Vec<u32>,
     /// The offsets of unfinished answers that the reader received on an earlier connection.
-    resume_offsets: HashMap<u32, u32>,
+    resume_offsets: HashMap<u32, AnswerOffset>,
 }
 
 impl Messages {
@@ -43,6 +45,7 @@ impl Messages {
             detail: MetadataDetail::Full,
             answers: HashMap::new(),
             finished: HashSet::new(),
+            ended: vec![],
             resume_offsets: HashMap::new(),
         }
     }
@@ -54,13 +57,13 @@ impl Messages {
     pub(super) fn resume(&mut self, progress: Vec<AnswerOffset>) {
         self.resume_offsets = progress
             .into_iter()
-            .map(|progress| (progress.answer, progress.offset))
+            .map(|progress| (progress.answer, progress))
             .collect();
     }
 
-    /// The progress of unfinished answers.
-    pub(super) fn unfinished(&self) -> impl Iterator<Item = AnswerOffset> {
-        self.answers.values().filter_map(AnswerBuilder::progress)
+    /// Takes the keys of the answers that have ended since the last call.
+    pub(super) fn take_ended(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Adds a chunk of an answer.
@@ -86,6 +89,7 @@ impl Messages {
             // The part that was sent is not completed.
             Chunk::Void => {
                 self.answers.remove(&head.message);
+                self.ended.push(key_of(&head.message));
                 self.finished.insert(head.message.clone());
             }
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
@@ -164,12 +168,13 @@ impl Messages {
             let source = MessageSource { model, ..*source };
             AnswerBuilder::new(self.header(info, &source, id, state))
         });
-        if let Some(offset) = self.resume_offsets.remove(&answer.key()) {
-            answer.resume(message, offset);
-        }
         let before = out.len();
+        if let Some(seen) = self.resume_offsets.remove(&answer.key()) {
+            answer.resume(message, seen, out);
+        }
         answer.complete(message, out);
         out[before..].iter_mut().for_each(|frame| frame.is_late = true);
+        self.ended.push(answer.key());
         self.finished.insert(id.to_owned());
         Some(answer)
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::fold::AgentFold;
-use super::frame::{AnswerOffset, Frame};
+use super::frame::{AnswerOffset, Cursor, Frame, ResumePoint};
 use super::{MetadataDetail, fell_back};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
@@ -122,6 +122,8 @@ pub struct V1Presenter {
     heads: BTreeMap<String, CheckpointId>,
     messages: Messages,
     starts: SeenStarts,
+    /// What the reader has of unfinished answers and starts of steps, by their keys.
+    received: BTreeMap<u32, AnswerOffset>,
     /// The agent that raised each interrupt; its callers repeat it.
     interrupt_origins: HashMap<InterruptId, Arc<Origin>>,
 }
@@ -141,6 +143,7 @@ impl V1Presenter {
             heads: BTreeMap::new(),
             messages: Messages::new(modes),
             starts: SeenStarts::default(),
+            received: BTreeMap::new(),
             interrupt_origins: HashMap::new(),
         }
     }
@@ -148,16 +151,30 @@ impl V1Presenter {
     /// Restores the progress of answers that the reader received on an earlier connection.
     pub fn resume(&mut self, answers: Vec<AnswerOffset>) {
         self.starts.resume(&answers);
+        self.received = answers.iter().map(|answer| (answer.answer, *answer)).collect();
         self.messages.resume(answers);
     }
 
-    /// The progress of unfinished answers for a reader that has received a frame with the progress `this`.
-    pub fn unfinished(&self, this: Option<AnswerOffset>) -> Vec<AnswerOffset> {
-        let is_other = |other: &AnswerOffset| this.is_none_or(|this| this.answer != other.answer);
-        let others = self.messages.unfinished().chain(self.starts.open()).filter(is_other);
-        let mut answers: Vec<AnswerOffset> = others.chain(this).collect();
-        answers.sort_unstable_by_key(|answers| answers.answer);
-        answers
+    /// The position of a reader that has received this frame of the last event after those before it, from which it
+    /// resumes with the next one.
+    pub fn position(&mut self, frame: &Frame, cursor: Cursor) -> ResumePoint {
+        // Behind the late frames of an event the cursor alone says that they were sent.
+        if !frame.is_late {
+            self.forget_ended();
+        }
+        if let Some(progress) = frame.progress {
+            self.received.insert(progress.answer, progress);
+        }
+        ResumePoint {
+            cursor,
+            answers: self.received.values().copied().collect(),
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        for key in [self.messages.take_ended(), self.starts.take_finished()].concat() {
+            self.received.remove(&key);
+        }
     }
 
     /// Leaves out the frame that names the run, for readers of certain modes only.
@@ -195,6 +212,7 @@ impl V1Presenter {
 
     /// The frames of `event`. `loaded` is the data that [`V1Presenter::needs`] named.
     pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
+        self.forget_ended();
         let mut out = Vec::new();
         let Some(event) = event.origin.visibility.visible_part(event) else {
             self.note_interrupt_origins(event);

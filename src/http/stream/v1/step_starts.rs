@@ -27,7 +27,7 @@ pub(super) enum StartKind {
 pub(super) struct Start {
     /// A hash of the step. It is the same in every process, since clients send it back.
     key: u32,
-    /// True if it is sent with a stored event, so that other readers may have received it before.
+    /// True if it is sent with another event than the start itself, so that other readers may have received it before.
     is_late: bool,
 }
 
@@ -38,7 +38,7 @@ impl Start {
         let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         Self {
             key: [kind as u8].into_iter().chain(head).fold(0x811c_9dc5, hash),
-            is_late: event.body.is_stored(),
+            is_late: !matches!(event.body, EventBody::Begun(_)),
         }
     }
 }
@@ -47,7 +47,9 @@ impl Start {
 #[derive(Default)]
 pub(super) struct SeenStarts {
     /// The starts of unfinished steps.
-    open: Vec<(Lane, AnswerOffset)>,
+    open: Vec<(Lane, u32)>,
+    /// Those of the steps that have finished since they were asked for.
+    finished: Vec<u32>,
     /// The number of frames of each start that the reader received on an earlier connection.
     resume_counts: HashMap<u32, u32>,
 }
@@ -69,21 +71,28 @@ impl SeenStarts {
         let mut offset = received;
         for frame in frames.iter_mut() {
             offset += 1;
-            frame.progress = Some(AnswerOffset { answer: key, offset });
+            frame.progress = Some(AnswerOffset {
+                answer: key,
+                offset,
+                cut: None,
+            });
             frame.is_late = is_late;
         }
         if offset > 0 {
-            self.open.push((lane, AnswerOffset { answer: key, offset }));
+            self.open.push((lane, key));
         }
     }
 
     /// Forgets the start of an agent's finished step.
     pub(super) fn finish(&mut self, lane: Lane) {
-        self.open.retain(|(other, _)| *other != lane);
+        let Self { open, finished, .. } = self;
+        finished.extend(open.iter().filter(|(other, _)| *other == lane).map(|(_, key)| *key));
+        open.retain(|(other, _)| *other != lane);
     }
 
-    pub(super) fn open(&self) -> impl Iterator<Item = AnswerOffset> {
-        self.open.iter().map(|(_, answer)| *answer)
+    /// Takes the starts of steps that have finished since the last call.
+    pub(super) fn take_finished(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.finished)
     }
 }
 

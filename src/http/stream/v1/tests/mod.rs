@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::super::frame::unseen;
 use super::*;
 use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::{AnswerHead, Chunk, Delta};
@@ -13,6 +14,7 @@ use crate::domain::machine::{Failure, MODEL, Machine, Plan};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 
 mod messages;
+mod resume;
 mod runs;
 mod steps;
 
@@ -275,6 +277,12 @@ impl Play {
         modes: &[StreamMode],
         subgraphs: bool,
     ) -> Vec<Frame> {
+        let mut presenter = self.presenter(modes, subgraphs).with_detail(detail);
+        let presented = events.iter().flat_map(|event| self.present(&mut presenter, event));
+        presented.collect()
+    }
+
+    fn presenter(&self, modes: &[StreamMode], subgraphs: bool) -> V1Presenter {
         let facts = RunInfo {
             run: self.run,
             thread: ThreadId::mint(),
@@ -286,18 +294,34 @@ impl Play {
             tags: vec![],
             metadata: Map::new(),
         };
-        let mut presenter = V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs).with_detail(detail);
-        events
-            .iter()
-            .flat_map(|event| {
-                let needs = presenter.needs(event);
-                let loaded = Loaded {
-                    state: needs.state.map(|id| Arc::clone(&self.states[&id])),
-                    resumed: needs.resumed.and_then(|id| self.snapshots.get(&id)).cloned(),
-                };
-                presenter.present(event, loaded)
-            })
-            .collect()
+        V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs)
+    }
+
+    fn present(&self, presenter: &mut V1Presenter, event: &Event) -> Vec<Frame> {
+        let needs = presenter.needs(event);
+        let loaded = Loaded {
+            state: needs.state.map(|id| Arc::clone(&self.states[&id])),
+            resumed: needs.resumed.and_then(|id| self.snapshots.get(&id)).cloned(),
+        };
+        presenter.present(event, loaded)
+    }
+
+    /// The frames that a reader of all agents gets for these events behind the position `id`, each with its id.
+    pub(super) fn resume(&self, events: &[Event], modes: &[StreamMode], id: Option<&str>) -> Vec<(String, Frame)> {
+        let mut presenter = self.presenter(modes, true);
+        let seen = id.map(|id| {
+            let point: ResumePoint = id.parse().unwrap();
+            presenter.resume(point.answers);
+            point.cursor
+        });
+        let mut all = vec![];
+        for event in events {
+            let frames = self.present(&mut presenter, event);
+            for (frame, cursor) in unseen(frames, event.seq, seen) {
+                all.push((presenter.position(&frame, cursor).to_string(), frame));
+            }
+        }
+        all
     }
 
     pub(super) fn all(&self, modes: &[StreamMode], subgraphs: bool) -> Vec<Frame> {
