@@ -166,7 +166,7 @@ impl Loop<'_> {
     fn stops_after(&self, pending: &PendingWrites) -> bool {
         match pending.last() {
             Some(PendingWrite::Entry { entry, .. }) => Breakpoints::contains(&self.breakpoints.after, &entry.node),
-            Some(PendingWrite::Fact(_) | PendingWrite::Items(_)) | None => false,
+            Some(PendingWrite::Fact(_) | PendingWrite::Items(_) | PendingWrite::Left(..)) | None => false,
         }
     }
 
