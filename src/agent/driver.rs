@@ -174,7 +174,10 @@ impl Loop<'_> {
     fn stops_after(&self, pending: &PendingWrites) -> bool {
         match pending.last() {
             Some(PendingWrite::Entry { entry, .. }) => Breakpoints::contains(&self.breakpoints.after, &entry.node),
-            Some(PendingWrite::Fact(_) | PendingWrite::Repeated { .. } | PendingWrite::Items(_)) | None => false,
+            Some(
+                PendingWrite::Fact(_) | PendingWrite::Repeated { .. } | PendingWrite::Items(_) | PendingWrite::Left(..),
+            )
+            | None => false,
         }
     }
 

@@ -97,6 +97,8 @@ pub enum PendingWrite {
     },
     /// Writes to the Store. They are not events of the thread.
     Items(Vec<ItemChange>),
+    /// The position that an older checkpoint keeps when its step is carried on. It is not an event of the thread.
+    Left(CheckpointId, Position),
 }
 
 impl PendingWrite {

@@ -20,7 +20,7 @@ pub use load::{
     CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches,
     sketches_back_from, walk,
 };
-pub use machine::{input_of, machine, machine_at, machine_of, node_of};
+pub use machine::{input_after, input_of, machine, machine_as_left, machine_at, machine_of, node_of};
 
 use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::on_engine;
@@ -397,6 +397,21 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
+}
+
+/// Returns the checkpoints of the main agent with a number above `seq` that may have carried an unfinished step on, the
+/// newest first and at most `limit`.
+pub async fn carried_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i64) -> DbResult<Vec<CheckpointId>> {
+    const SQL: &str = "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 and seq > $3 \
+        and source in ('fork', 'update') order by seq desc limit $4";
+    let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(lane_id(Lane::Main))
+        .bind(seq)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    Ok(found.into_iter().map(CheckpointId).collect())
 }
 
 /// Returns a checkpoint of a thread, of any lane.

@@ -474,19 +474,60 @@ async fn settle(
     Ok(resolved == 1)
 }
 
-/// Drops the pending interrupts of the given lanes of a thread, or of all lanes. The change is stored under run `by` of
-/// the main agent, so that [`restore`] can undo it.
-pub async fn abandon(
+/// Drops the pending interrupts of the given lanes of a thread. The change is stored under run `by` of the main agent, so
+/// that [`restore`] can undo it.
+pub async fn abandon(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId, now: Timestamp) -> DbResult<()> {
+    let mut open = of_thread(tx, thread, Some(InterruptState::Pending)).await?;
+    open.retain(|record| lanes.contains(&record.lane));
+    abandon_these(tx, thread, &open, by, now).await
+}
+
+/// Drops these interrupts, as far as they are pending. The change is stored under run `by` of the main agent, so that
+/// [`restore`] can undo it.
+pub async fn abandon_these(
     tx: &mut Tx<'_>,
     thread: ThreadId,
-    lanes: Option<&[Lane]>,
+    these: &[InterruptRecord],
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
-    let mut open = of_thread(tx, thread, Some(InterruptState::Pending)).await?;
-    open.retain(|record| lanes.is_none_or(|lanes| lanes.contains(&record.lane)));
-    save_before(tx, &open, by).await?;
-    drop_pending(tx, thread, lanes, now).await.map(drop)
+    const SQL: &str = "update interrupts set status = 'dropped', resolved_at = $3 \
+        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
+    save_before(tx, these, by).await?;
+    for record in these {
+        let id = record.interrupt.id.0.as_str();
+        on_engine!(tx, |conn| query(SQL)
+            .bind(thread.0)
+            .bind(id)
+            .bind(now.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
+    Ok(())
+}
+
+/// Stores the answer of an interrupt that has expired while no run is to continue with it.
+pub async fn lapse(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    id: &InterruptId,
+    answer: &Value,
+    now: Timestamp,
+) -> DbResult<()> {
+    const SQL: &str = "update interrupts set status = 'expired', resolution = $3, resolved_at = $4 \
+        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
+    let sealer = tx.sealer_of_thread(thread).await?;
+    let answer = encode_resolution(&sealer, id, Some(answer))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(thread.0)
+        .bind(id.0.as_str())
+        .bind(answer)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
 }
 
 /// Stores that run `by` continues the agents that the dropped interrupts of these lanes had stopped.

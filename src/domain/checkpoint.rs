@@ -112,6 +112,7 @@ impl Position {
     pub fn for_copy(mut self) -> Self {
         self.asked.clear();
         self.reviewed.clear();
+        self.carried_from = None;
         self.copied = !matches!(self.phase, Phase::Start | Phase::Ended);
         if let Phase::Tools { calls } = &mut self.phase {
             for call in calls {
@@ -173,7 +174,8 @@ impl Position {
     }
 
     fn task(&self, head: CheckpointId, node: &str, call: Option<usize>) -> Task {
-        let id = TaskId::of_step(Some(head), node, call.unwrap_or(0));
+        let base = self.carried_from.unwrap_or(head);
+        let id = TaskId::of_step(Some(base), node, call.unwrap_or(0));
         // Matched by the source of the interrupt, not by the task: a client's update creates another checkpoint, and
         // with it other task ids.
         let asks = self

@@ -70,6 +70,10 @@ pub struct Position {
     /// original. A run that continues from here starts a new branch first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub copied: bool,
+    /// The checkpoint after which the current step began, if a run carried the step on to a checkpoint of its own. The
+    /// tasks, and with them the keys of calls, stay the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carried_from: Option<CheckpointId>,
     /// The calls of the current step that a human has approved: a digest of each, by call id.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reviewed: BTreeMap<String, String>,
@@ -209,11 +213,17 @@ impl Machine {
     pub fn begin(&mut self, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Entry; 2] {
         self.position = Position::default();
         let before = self.append_entry(ids[0], CheckpointSource::Input, START, vec![]);
-        let input = input.ruled(&plan.rules);
-        self.state.apply(&input);
-        let after = self.append_entry(ids[1], CheckpointSource::Loop, START, vec![input]);
-        self.advance_to(plan, HookPoint::BeforeAgent, 0);
+        let after = self.begin_again(plan, input.ruled(&plan.rules), ids[1]);
         [before, after]
+    }
+
+    /// Starts the turn of an input checkpoint: writes its stored input, and advances to the first hook.
+    pub fn begin_again(&mut self, plan: &Plan, input: Update, id: CheckpointId) -> Entry {
+        self.position = Position::default();
+        self.state.apply(&input);
+        let entry = self.append_entry(id, CheckpointSource::Loop, START, vec![input]);
+        self.advance_to(plan, HookPoint::BeforeAgent, 0);
+        entry
     }
 
     /// Prepares a stored machine for another run: resets the number of steps and the failure.
@@ -252,7 +262,7 @@ impl Machine {
         let Some(node) = plan.hooks(point).get(next).cloned() else {
             return vec![];
         };
-        let task = TaskId::of_step(self.head, &node, 0);
+        let task = TaskId::of_step(self.step_base(), &node, 0);
         self.ask(task, InterruptSource::Hook(node), questions)
     }
 
@@ -510,6 +520,7 @@ impl Machine {
         self.head = Some(id);
         self.step = Some(step);
         self.position.copied = false;
+        self.position.carried_from = None;
         entry
     }
 
@@ -540,7 +551,12 @@ impl Machine {
 
     /// Returns the task of the call at `at`.
     pub fn call_task(&self, at: usize) -> TaskId {
-        TaskId::of_step(self.head, TOOLS, at)
+        TaskId::of_step(self.step_base(), TOOLS, at)
+    }
+
+    /// Returns the checkpoint from which the tasks of the current step have their ids.
+    fn step_base(&self) -> Option<CheckpointId> {
+        self.position.carried_from.or(self.head)
     }
 
     /// Returns what the answered calls of the step have written, with the indexes of the calls.

@@ -477,6 +477,9 @@ pub struct Command {
     /// Child runs that were cancelled while they waited. Their parents continue without them.
     #[serde(rename = "given_up", skip_serializing_if = "Vec::is_empty")]
     pub cancelled: Vec<RunId>,
+    /// The checkpoint whose interrupts `resume` answers, if it need not be the newest. The server fills it in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub branch: Option<CheckpointId>,
 }
 
 impl Command {

@@ -2,7 +2,8 @@
 //!
 //! An interrupt is resolved by an answer (`answer.rs`) of those to whom it is assigned (`approvers.rs`), by the server
 //! of the remote agent that raised it (`remote.rs`), or by the cancellation of the subagent that raised it
-//! (`cancel.rs`), or by its expiry (`expire.rs`). It is dropped when the thread continues without an answer.
+//! (`cancel.rs`), or by its expiry (`expire.rs`). It is dropped when the thread continues without an answer. On a branch
+//! that the thread has left it waits on (`branches.rs`).
 //!
 //! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
 //! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
@@ -28,6 +29,7 @@ use crate::domain::run::{Command, Multitask, Run, RunRequest};
 
 mod answer;
 mod approvers;
+mod branches;
 mod cancel;
 mod deliver;
 mod expire;
@@ -37,6 +39,7 @@ mod remote;
 pub use answer::{InterruptReply, RespondError};
 
 pub(super) use approvers::{check_way, goes_around, record_attempt};
+pub(super) use branches::{branch_to_continue, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, waiting_agents};
 pub(super) use expire::{
@@ -92,11 +95,18 @@ pub(super) async fn resolve(
     caller: &Identity,
 ) -> Result<(), StartError> {
     let is_of_client = matches!(resolution, Resolution::Answered(_) | Resolution::AnsweredAlone(..));
+    let mut branch = None;
     let answers = match resolution {
-        Resolution::Answered(answer) => Some(answer::match_answer(tx, run.thread, answer, caller).await?),
+        Resolution::Answered(answer) => {
+            let matched = answer::match_answer(tx, run, answer, caller).await?;
+            branch = matched.branch;
+            Some(matched.answers)
+        }
         Resolution::AnsweredAlone(id, answer) => {
             let by_id = json!({id.0.clone(): answer});
-            Some(answer::match_answer(tx, run.thread, &by_id, caller).await?)
+            let matched = answer::match_answer(tx, run, &by_id, caller).await?;
+            branch = matched.branch;
+            Some(matched.answers)
         }
         Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
         Resolution::Expired(ids) => Some(expire::answers(tx, run.thread, ids).await?),
@@ -115,6 +125,7 @@ pub(super) async fn resolve(
     }
     let command = run.request.command.get_or_insert_with(Command::default);
     command.resume = answers;
+    command.branch = branch;
     if let Resolution::Cancelled(children) = resolution {
         command.cancelled.clone_from(children);
     }

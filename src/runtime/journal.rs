@@ -147,7 +147,11 @@ impl LaneJournal {
     /// Numbers the pending writes and builds the batch.
     fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
         let at = self.run_context.core.clock.now();
-        let (notes, items) = split_items(notes);
+        let SplitWrites {
+            events: notes,
+            items,
+            left,
+        } = SplitWrites::of(notes);
         let count = notes.len();
         let first = self.run_context.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
@@ -158,6 +162,7 @@ impl LaneJournal {
             entries: vec![],
             facts: vec![],
             items,
+            left,
             asked: vec![],
             head,
             ended: None,
@@ -185,7 +190,7 @@ impl LaneJournal {
                     });
                     EventBody::Fact(fact)
                 }
-                PendingWrite::Items(_) => continue,
+                PendingWrite::Items(_) | PendingWrite::Left(..) => continue,
             };
             batch.events.push(Arc::new(Event {
                 seq,
@@ -600,17 +605,29 @@ impl StoredChild {
     }
 }
 
-/// Separates the changes of items from the other pending writes.
-fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
-    let mut events = Vec::with_capacity(notes.len());
-    let mut items = vec![];
-    for note in notes {
-        match note {
-            PendingWrite::Items(changes) => items.extend(changes),
-            PendingWrite::Entry { .. } | PendingWrite::Fact(_) | PendingWrite::Repeated { .. } => events.push(note),
+/// Pending writes by what becomes of them.
+#[derive(Default)]
+struct SplitWrites {
+    /// The writes that are events of the thread.
+    events: Vec<PendingWrite>,
+    items: Vec<ItemChange>,
+    left: Vec<(CheckpointId, Position)>,
+}
+
+impl SplitWrites {
+    fn of(notes: Vec<PendingWrite>) -> Self {
+        let mut split = Self::default();
+        for note in notes {
+            match note {
+                PendingWrite::Items(changes) => split.items.extend(changes),
+                PendingWrite::Left(checkpoint, position) => split.left.push((checkpoint, position)),
+                PendingWrite::Entry { .. } | PendingWrite::Fact(_) | PendingWrite::Repeated { .. } => {
+                    split.events.push(note);
+                }
+            }
         }
+        split
     }
-    (events, items)
 }
 
 impl Journal for LaneJournal {

@@ -47,11 +47,23 @@ struct Found {
     segment: Option<i64>,
     /// True if the newest checkpoint is this run's own: the run was at work before.
     own: bool,
-    /// True if the run begins at a checkpoint that is not the newest.
-    forked: bool,
+    start: Start,
+    /// The stored input of the turn, if the run begins at the checkpoint before an input and brings none itself.
+    input: Option<Update>,
     max_seq: i64,
     /// True if decisions are remembered for the thread.
     remembers: bool,
+}
+
+/// The checkpoint at which a run begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// The newest one.
+    Newest,
+    /// An older one, whose step is run again.
+    Older,
+    /// An older one, whose step continues with the answers that the run brings.
+    Branch(CheckpointId),
 }
 
 /// The gap in the numbers of the log after a crash. Pieces of answers that were streamed but never stored cannot share
@@ -82,95 +94,105 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
     if (run.attempt > 1 || goes_on(&run.request)) && run.request.compaction.is_none() {
         let thread = run.thread;
         let id = run.id;
-        let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
-        let deliver = run_context
-            .core
-            .db
-            .write(move |tx| Box::pin(async move { interrupts::deliver(tx, thread, id, answers.as_ref()).await }));
+        let command = run.request.command.as_ref();
+        let answers = command.and_then(|command| command.resume.clone());
+        let branch = command.and_then(|command| command.branch);
+        let deliver = run_context.core.db.write(move |tx| {
+            Box::pin(async move { interrupts::deliver(tx, thread, id, branch, answers.as_ref()).await })
+        });
         deliver.await?;
     }
     let found = load(run_context, run).await?;
     run_context.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
-    let Found {
-        mut machine,
-        segment,
-        own,
-        forked,
-        remembers,
-        ..
-    } = found;
     let (budget, first) = budget(run_context, known).await?;
     let origin = RunOrigin {
         first,
         hops: run.hops(),
     };
     background::insert_remote_run_of_main(run_context, known, first).await?;
-    let resumed = own || machine.head.is_some() && goes_on(&run.request);
-    let mut notes = vec![PendingWrite::Fact(Fact::Started {
-        base: machine.head,
+    let resumed = found.own || found.machine.head.is_some() && goes_on(&run.request) && found.input.is_none();
+    let notes = vec![PendingWrite::Fact(Fact::Started {
+        base: found.machine.head,
         attempt: run.attempt,
         resumed,
     })];
-    if own || run.request.compaction.is_some() {
-        return Ok(ReadyMachine {
-            machine,
-            notes,
-            segment,
-            plan,
-            only_notes: false,
-            budget,
-            remembers,
-            origin,
-        });
-    }
-    let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
-    if forked {
-        machine.repeat_program();
-    }
-    if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
-        let entry = machine.fork(CheckpointId::mint());
-        notes.push(PendingWrite::entry(entry, &machine));
-    }
-    if let Some(command) = &run.request.command {
-        // The form was checked when the run was admitted. Nodes that the agent has lost since are ignored.
-        let place = Destination::of(&command.goto, &plan).unwrap_or_default();
-        if place.as_ref().is_some_and(|place| abandons(&machine, place)) {
-            drop_waiting(run_context, run, &machine).await?;
-        }
-        let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
-        return Ok(ReadyMachine {
-            machine,
-            notes,
-            segment,
-            plan,
-            only_notes,
-            budget,
-            remembers,
-            origin,
-        });
-    }
-    match &run.request.input {
-        Some(input) => {
-            drop_waiting(run_context, run, &machine).await?;
-            // The form was checked when the run was admitted.
-            let input = crate::agent::identified(read_input(input).unwrap_or_default());
-            let ids = [CheckpointId::mint(), CheckpointId::mint()];
-            notes.extend(PendingWrite::input(&mut machine, &plan, input, ids));
-        }
-        None => machine.prepare_for_run(),
-    }
-    Ok(ReadyMachine {
-        machine,
+    let is_begun = found.own || run.request.compaction.is_some();
+    let mut ready = ReadyMachine {
+        machine: found.machine,
         notes,
-        segment,
+        segment: found.segment,
         plan,
         only_notes: false,
         budget,
-        remembers,
+        remembers: found.remembers,
         origin,
-    })
+    };
+    if !is_begun {
+        ready.begin(run_context, &found.start, found.input).await?;
+    }
+    Ok(ready)
+}
+
+impl ReadyMachine {
+    /// Applies the request of a run that has not stored a step yet.
+    async fn begin(&mut self, run_context: &RunContext, start: &Start, stored: Option<Update>) -> DbResult<()> {
+        let run = &run_context.run;
+        self.begin_branch(&run.request, start);
+        let Self {
+            machine, notes, plan, ..
+        } = self;
+        if let Some(command) = &run.request.command {
+            // The form was checked when the run was admitted. Nodes that the agent has lost since are ignored.
+            let place = Destination::of(&command.goto, plan).unwrap_or_default();
+            if place.as_ref().is_some_and(|place| abandons(machine, place)) {
+                drop_waiting(run_context, start, machine).await?;
+            }
+            self.only_notes = obey(command, place.as_ref(), machine, plan, notes);
+            return Ok(());
+        }
+        match (&run.request.input, stored) {
+            (Some(input), _) => {
+                drop_waiting(run_context, start, machine).await?;
+                // The form was checked when the run was admitted.
+                let input = crate::agent::identified(read_input(input).unwrap_or_default());
+                let ids = [CheckpointId::mint(), CheckpointId::mint()];
+                notes.extend(PendingWrite::input(machine, plan, input, ids));
+            }
+            (None, Some(stored)) => {
+                let entry = machine.begin_again(plan, stored, CheckpointId::mint());
+                notes.push(PendingWrite::entry(entry, machine));
+            }
+            (None, None) => machine.prepare_for_run(),
+        }
+        Ok(())
+    }
+
+    /// Begins a branch, if the run needs a checkpoint of its own before its first step.
+    fn begin_branch(&mut self, request: &RunRequest, start: &Start) {
+        let machine = &mut self.machine;
+        let goes_on_in_copy = machine.position.copied && request.input.is_none();
+        let may_ask = match start {
+            Start::Newest => false,
+            Start::Older => {
+                machine.repeat_program();
+                may_ask_first(request, machine)
+            }
+            Start::Branch(left) => {
+                let stays = machine.position.clone().released();
+                let entry = machine.carry_on(CheckpointId::mint());
+                self.notes.push(PendingWrite::entry(entry, machine));
+                // In the transaction that stores the branch, so that the step never waits at both.
+                self.notes.push(PendingWrite::Left(*left, stays));
+                return;
+            }
+        };
+        if may_ask || goes_on_in_copy {
+            let entry = machine.fork(CheckpointId::mint());
+            self.notes.push(PendingWrite::entry(entry, machine));
+        }
+    }
 }
 
 /// The usage of the main agent and of all runs together. Parallel runs work at the same time, so the time of all is
@@ -389,6 +411,9 @@ async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
+    let command = run.request.command.as_ref();
+    let branch = command.and_then(|command| command.branch);
+    let repeats = command.is_none() && run.request.input.is_none();
     run_context
         .core
         .db
@@ -397,17 +422,35 @@ async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
                 let max_seq = db::checkpoints::max_seq(tx, thread).await?;
                 let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
                 let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
-                let fork = from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from));
-                let forked = fork.is_some();
-                let (machine, segment) = match fork {
-                    Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
-                    None => db::checkpoints::machine_of(tx, thread, newest).await?,
+                // A run with answers begins where they wait.
+                let older = match branch {
+                    Some(_) => None,
+                    None => from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from)),
+                };
+                let branch = match own {
+                    true => None,
+                    false => interrupts::branch_to_continue(tx, thread, branch).await?,
+                };
+                let start = match (branch, older) {
+                    (Some(branch), _) => Start::Branch(branch),
+                    (None, Some(_)) => Start::Older,
+                    (None, None) => Start::Newest,
+                };
+                let (machine, segment) = match (branch, older) {
+                    (Some(branch), _) => (db::checkpoints::machine_as_left(tx, thread, branch).await?, None),
+                    (None, Some(older)) => (db::checkpoints::machine_at(tx, thread, older).await?, None),
+                    (None, None) => db::checkpoints::machine_of(tx, thread, newest).await?,
+                };
+                let input = match (&machine.position.phase, machine.head) {
+                    (Phase::Start, Some(head)) if repeats => db::checkpoints::input_after(tx, thread, head).await?,
+                    (_, _) => None,
                 };
                 Ok(Found {
                     machine,
                     segment,
                     own,
-                    forked,
+                    start,
+                    input,
                     max_seq,
                     remembers: db::remembered::any(tx, thread).await?,
                 })
@@ -416,17 +459,23 @@ async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
         .await
 }
 
-/// Drops open interrupts and waiting subagents of the thread, since new input abandons them.
-async fn drop_waiting(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
+/// Drops the open interrupts and waiting subagents of the step at which a run begins, since new input abandons it. What
+/// waits elsewhere waits on: a run that begins at an older checkpoint leaves a branch, and answers can continue it.
+async fn drop_waiting(run_context: &RunContext, start: &Start, machine: &Machine) -> DbResult<()> {
+    let branch = match start {
+        Start::Newest => None,
+        Start::Older => return Ok(()),
+        Start::Branch(left) => Some(*left),
+    };
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }
-    let thread = run.thread;
-    let by = run.id;
+    let thread = run_context.run.thread;
+    let by = run_context.run.id;
     let now = run_context.core.clock.now();
     run_context
         .core
         .db
-        .write(move |tx| Box::pin(interrupts::drop_for_input(tx, thread, by, now)))
+        .write(move |tx| Box::pin(interrupts::drop_for_input(tx, thread, branch, by, now)))
         .await
 }

@@ -297,6 +297,7 @@ impl Journal for Memory {
                             rows.push(row);
                         }
                         PendingWrite::Items(changes) => disk.items.extend(changes),
+                        PendingWrite::Left(..) => {}
                         PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                         PendingWrite::Repeated {
                             agent,

@@ -43,6 +43,15 @@ pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoin
     }
 }
 
+/// Returns the machine at a checkpoint as its step was left, with its interrupts and answers; a new machine if the
+/// checkpoint does not exist.
+pub async fn machine_as_left(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Machine> {
+    match find_head(tx, thread, checkpoint).await? {
+        Some(head) => restore(tx, thread, head).await,
+        None => Ok(Machine::default()),
+    }
+}
+
 async fn restore(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {
     let state = load_state(tx, thread, head.lane, &head).await?;
     Ok(Machine {
@@ -53,7 +62,7 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Mach
     })
 }
 
-/// The first step of a subagent.
+/// A step that wrote an input.
 #[derive(sqlx::FromRow)]
 struct InputRow {
     checkpoint_id: Uuid,
@@ -70,6 +79,28 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
         .bind(START)
         .fetch_optional(conn)
         .await)?;
+    read_input(tx, thread, row).await
+}
+
+/// Returns the input of the turn that begins after the checkpoint `before` of the main agent; none if the checkpoint is
+/// not that before an input.
+pub async fn input_after(tx: &mut Tx<'_>, thread: ThreadId, before: CheckpointId) -> DbResult<Option<Update>> {
+    // The step is mostly the next one, so the search by number ends at once.
+    const SQL: &str = "select checkpoint_id, writes from checkpoints \
+        where thread_id = $1 and lane = $2 and parent_id = $3 and node = $4 and source = 'loop' \
+        and seq > (select first.seq from checkpoints first where first.thread_id = $1 and first.checkpoint_id = $3) \
+        order by seq limit 1";
+    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(lane_id(Lane::Main))
+        .bind(before.0)
+        .bind(START)
+        .fetch_optional(conn)
+        .await)?;
+    read_input(tx, thread, row).await
+}
+
+async fn read_input(tx: &mut Tx<'_>, thread: ThreadId, row: Option<InputRow>) -> DbResult<Option<Update>> {
     let Some(mut row) = row else {
         return Ok(None);
     };

@@ -58,6 +58,15 @@ impl Machine {
         self.append_entry(id, CheckpointSource::Fork, START, vec![])
     }
 
+    /// Carries the current step on to a checkpoint of its own, with its interrupts, answers and tasks. A run that brings
+    /// answers to an older checkpoint continues from it in this way, on a branch that is the newest from then on.
+    pub fn carry_on(&mut self, id: CheckpointId) -> Entry {
+        let base = self.step_base();
+        let entry = self.append_entry(id, CheckpointSource::Fork, START, vec![]);
+        self.position.carried_from = base;
+        entry
+    }
+
     /// Advances to the phase after `node`.
     fn advance_after(&mut self, plan: &Plan, node: &str) {
         match node {

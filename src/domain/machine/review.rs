@@ -7,7 +7,8 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
-use crate::domain::call::CallStatus;
+use crate::domain::call::{Call, CallStatus};
+use crate::domain::id::RunId;
 use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
 
@@ -56,6 +57,7 @@ impl Position {
     pub fn replayed(mut self) -> Self {
         self.asked.clear();
         self.reviewed.clear();
+        self.carried_from = None;
         if let Phase::Tools { calls } = &mut self.phase {
             let begun = calls
                 .iter_mut()
@@ -63,6 +65,37 @@ impl Position {
             begun.for_each(|call| call.status = CallStatus::Ready);
         }
         self
+    }
+
+    /// Returns the position that stays behind when the step is carried on to another checkpoint: nothing waits at it any
+    /// more, so no answer can continue the step a second time. A run without an answer begins the step anew.
+    #[must_use]
+    pub fn released(self) -> Self {
+        let mut left = self.replayed();
+        if let Phase::Tools { calls } = &mut left.phase {
+            let delegated = calls
+                .iter_mut()
+                .filter(|call| matches!(call.status, CallStatus::Delegated { .. }));
+            delegated.for_each(|call| call.status = CallStatus::Ready);
+        }
+        left
+    }
+
+    /// Returns whether the step waits, or has waited, for answers: to interrupts of its own, or of its child runs.
+    pub fn has_waited(&self) -> bool {
+        !self.asked.is_empty() || !self.delegated().is_empty()
+    }
+
+    /// Returns the child runs to which calls of the step are delegated, in the order of the calls.
+    pub fn delegated(&self) -> Vec<RunId> {
+        let Phase::Tools { calls } = &self.phase else {
+            return vec![];
+        };
+        let child_of = |call: &Call| match call.status {
+            CallStatus::Delegated { child, .. } => Some(child),
+            CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Answered(_) => None,
+        };
+        calls.iter().filter_map(child_of).collect()
     }
 }
 

@@ -656,7 +656,7 @@ async fn settle_questions(
         return Ok(());
     }
     if known.on_pending_interrupt == OnPendingInterrupt::Reject {
-        let open = interrupts::pending(tx, run.thread).await?;
+        let open = interrupts::open_at(tx, run.thread, None).await?;
         if !open.is_empty() {
             return Err(StartError::QuestionPending(
                 open.into_iter().map(|asked| asked.interrupt.id).collect(),

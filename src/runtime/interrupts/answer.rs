@@ -6,29 +6,49 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::approvers::check_answers;
-use super::{Interrupts, Resolution, pending, remember};
+use super::branches::{open_at, place_of};
+use super::{Interrupts, Resolution, remember};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run, RunRequest};
 use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
 
-/// Assigns the answer of a client to the open interrupts of a thread, and checks it.
+/// The answer of a client, by the interrupts that it answers.
+pub(super) struct MatchedAnswer {
+    pub(super) answers: Resume,
+    /// The checkpoint at which the interrupts wait; none if that is the newest one.
+    pub(super) branch: Option<CheckpointId>,
+}
+
+/// Assigns the answer of a client to the open interrupts at the checkpoint that its run names, or at the newest one, and
+/// checks it. An answer by ids that are not open there goes to the branch on which they are.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit, or is not the caller's to give.
 pub(super) async fn match_answer(
     tx: &mut Tx<'_>,
-    thread: ThreadId,
+    run: &Run,
     answer: &Value,
     caller: &Identity,
-) -> Result<Resume, StartError> {
-    let open = pending(tx, thread).await?;
+) -> Result<MatchedAnswer, StartError> {
+    let thread = run.thread;
+    let mut branch = run.request.checkpoint;
+    let mut open = open_at(tx, thread, branch).await?;
+    if branch.is_none()
+        && let Some(id) = id_elsewhere(&open, answer)
+        && let Some(record) = db::interrupts::find(tx, thread, &id).await?
+        && record.status == InterruptState::Pending
+        && let Some(place) = place_of(tx, &record).await?
+    {
+        branch = Some(place);
+        open = open_at(tx, thread, branch).await?;
+    }
     let answers = assign(&open, answer)?;
     check_answers(caller, answers.iter().map(|(record, _)| *record))?;
     let mut checked = Resume::default();
@@ -39,7 +59,25 @@ pub(super) async fn match_answer(
         remember::check(record, &answer)?;
         checked.insert(record.interrupt.id.clone(), answer);
     }
-    Ok(checked)
+    Ok(MatchedAnswer {
+        answers: checked,
+        branch,
+    })
+}
+
+/// Returns the first id in an answer by ids of which none is open.
+fn id_elsewhere(open: &[InterruptRecord], answer: &Value) -> Option<InterruptId> {
+    let by_id = answers_by_id(answer)?;
+    let is_open = |id: &String| open.iter().any(|record| record.interrupt.id.0 == *id);
+    let first = by_id.keys().next()?;
+    (!by_id.keys().any(is_open)).then(|| InterruptId(first.clone()))
+}
+
+/// Returns the answers by interrupt id, if the answer has that form.
+fn answers_by_id(answer: &Value) -> Option<&Map<String, Value>> {
+    answer
+        .as_object()
+        .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
 }
 
 /// An answer to one interrupt.
@@ -263,7 +301,9 @@ impl Interrupts {
             (&new_run.target, &new_run.request.input)
         {
             let thread = *thread;
-            let open = self.core.db.read(move |tx| Box::pin(pending(tx, thread))).await?;
+            let checkpoint = new_run.request.checkpoint;
+            let read = self.core.db.read(move |tx| Box::pin(open_at(tx, thread, checkpoint)));
+            let open = read.await?;
             if !open.is_empty() && !is_message(&open, input) {
                 new_run.resume = new_run.request.input.take().map(Resolution::Answered);
             }
@@ -282,10 +322,7 @@ fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a In
             .map(|record| record.interrupt.id.clone())
             .collect::<Vec<_>>()
     };
-    if let Some(by_id) = answer
-        .as_object()
-        .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
-    {
+    if let Some(by_id) = answers_by_id(answer) {
         let find = |(id, answer): (&String, &Value)| {
             let record = open.iter().find(|record| record.interrupt.id.0 == *id);
             let record = record.ok_or_else(|| {

@@ -3,7 +3,7 @@
 //! All answers of clients pass [`check_answers`]. A request that would continue a thread beside an open interrupt (a
 //! write into its state, a jump, or a run from a checkpoint) passes [`check_way`]. New input, cancellations and the end
 //! of the turn (`__end__`) withdraw the question instead: what waited for the approval is not done then, and it is
-//! asked again before it ever is.
+//! asked again before it ever is. On a branch that the thread has left, a question waits for the same approvers as before.
 
 use std::sync::Arc;
 

@@ -53,7 +53,7 @@ pub(in crate::runtime) async fn cancel_waiting(
     let cancelled = Failure::cancelled();
     db::runs::set_child_status(tx, child.id, RunStatus::Interrupted, Some(&cancelled), by, now).await?;
     db::runs::mark_unreported(tx, child.id).await?;
-    db::interrupts::abandon(tx, thread, Some(&lanes), by, now).await?;
+    db::interrupts::abandon(tx, thread, &lanes, by, now).await?;
     if started.is_some() {
         db::interrupts::set_resumed_by(tx, thread, &lanes, by).await?;
     }
@@ -96,7 +96,7 @@ pub(in crate::runtime) async fn report_cancelled(
     at: Timestamp,
 ) -> DbResult<()> {
     let run = &run_context.run;
-    let children = unreported(tx, run.thread).await?;
+    let children = unreported(tx, LanePositions::at(run.thread, None)).await?;
     if children.is_empty() {
         return Ok(());
     }
@@ -116,11 +116,11 @@ pub(in crate::runtime) async fn report_cancelled(
 }
 
 /// Returns the cancelled subagents of a thread whose callers still wait for them.
-pub(super) async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
+pub(super) async fn unreported(tx: &mut Tx<'_>, positions: LanePositions) -> DbResult<Vec<RunId>> {
     let mut unreported = vec![];
-    for child in db::runs::unreported(tx, thread).await? {
+    for child in db::runs::unreported(tx, positions.thread).await? {
         let caller = caller_lane(tx, child).await?;
-        if LanePositions(thread).read(tx, caller).await?.waits_for(child) {
+        if positions.read(tx, caller).await?.waits_for(child) {
             unreported.push(child);
         }
     }
@@ -141,7 +141,9 @@ async fn unpark_below_caller(tx: &mut Tx<'_>, thread: ThreadId, child: RunId, by
         if is_at_work {
             return Ok(at);
         }
-        LanePositions(thread).unpark(tx, Lane::Child(caller), at, by).await?;
+        LanePositions::at(thread, None)
+            .unpark(tx, Lane::Child(caller), at, by)
+            .await?;
         at = caller;
     }
 }

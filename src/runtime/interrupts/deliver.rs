@@ -1,28 +1,35 @@
 //! Delivery of resolutions: a run that continues a thread brings them to the agents that raised the interrupts.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde_json::Value;
+
+use super::branches::branch_to_continue;
 use super::cancel::unreported;
 use crate::agent::WaitingAgent;
+use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Origin;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::machine::Machine;
 use crate::domain::run::Resume;
 
 /// Prepares the agents of a thread for run `by`, before it loads them: the callers of cancelled subagents continue,
 /// answers are stored with the agents that wait for them, and all agents above those continue. Repeating it after a
 /// crash changes nothing. An answer goes only to the interrupt for which it was given, not to one that was raised again
-/// since.
+/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest.
 pub(in crate::runtime) async fn deliver(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     by: RunId,
+    branch: Option<CheckpointId>,
     answers: Option<&Resume>,
 ) -> DbResult<()> {
-    let positions = LanePositions(thread);
-    for child in unreported(tx, thread).await? {
+    let branch = branch_to_continue(tx, thread, branch).await?;
+    let positions = LanePositions::at(thread, branch);
+    for child in unreported(tx, positions).await? {
         positions.unpark_ancestors(tx, Lane::Child(child), by).await?;
     }
     for (id, answer) in answers.into_iter().flatten() {
@@ -30,11 +37,7 @@ pub(in crate::runtime) async fn deliver(
         let Some(record) = found.filter(|record| record.resumed_by == Some(by)) else {
             continue;
         };
-        let mut machine = positions.read(tx, record.lane).await?;
-        if machine.resolve(id, answer.clone()) {
-            positions.write(tx, &machine, by).await?;
-            positions.unpark_ancestors(tx, record.lane, by).await?;
-        }
+        positions.give(tx, &record, answer, by).await?;
     }
     Ok(())
 }
@@ -48,7 +51,7 @@ pub(in crate::runtime) async fn waiting_agents(
     let mut waiting = vec![];
     let mut rest = vec![child];
     while let Some(id) = rest.pop() {
-        let machine = LanePositions(thread).read(tx, Lane::Child(id)).await?;
+        let machine = LanePositions::at(thread, None).read(tx, Lane::Child(id)).await?;
         rest.extend(machine.parked_children().into_iter().rev());
         let Some(run) = db::runs::get_by_id(tx, id).await? else {
             continue;
@@ -73,12 +76,55 @@ pub(super) async fn caller_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane>
 
 /// The positions of the agents of a thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LanePositions(pub(super) ThreadId);
+pub(super) struct LanePositions {
+    pub(super) thread: ThreadId,
+    /// The checkpoint at which the main agent is; none for its newest.
+    branch: Option<CheckpointId>,
+}
 
 impl LanePositions {
+    /// The positions with the main agent at `branch`, or at its newest checkpoint.
+    pub(super) fn at(thread: ThreadId, branch: Option<CheckpointId>) -> Self {
+        Self { thread, branch }
+    }
+
+    /// Returns the ids of the interrupts without an answer, of the main agent and of the subagents for which it waits.
+    pub(super) async fn waiting(self, tx: &mut Tx<'_>) -> DbResult<BTreeSet<InterruptId>> {
+        let mut waiting = BTreeSet::new();
+        let mut lanes = vec![Lane::Main];
+        while let Some(lane) = lanes.pop() {
+            let machine = self.read(tx, lane).await?;
+            waiting.extend(machine.open_questions().map(|asked| asked.id.clone()));
+            lanes.extend(machine.position.delegated().into_iter().map(Lane::Child));
+        }
+        Ok(waiting)
+    }
+
+    /// Stores an answer with the agent that waits for it, on behalf of run `by`, and lets the agents above it continue.
+    pub(super) async fn give(
+        self,
+        tx: &mut Tx<'_>,
+        record: &InterruptRecord,
+        answer: &Value,
+        by: RunId,
+    ) -> DbResult<()> {
+        let mut machine = self.read(tx, record.lane).await?;
+        if machine.resolve(&record.interrupt.id, answer.clone()) {
+            self.write(tx, &machine, by).await?;
+            self.unpark_ancestors(tx, record.lane, by).await?;
+        }
+        Ok(())
+    }
+
     /// Returns the machine of an agent with its position, without its state.
     pub(super) async fn read(self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Machine> {
-        let head = db::checkpoints::head(tx, self.0, lane).await?;
+        let head = match (lane, self.branch) {
+            (Lane::Main, Some(branch)) => {
+                let found = db::checkpoints::find_head(tx, self.thread, branch).await?;
+                found.filter(|found| found.lane == Lane::Main)
+            }
+            (Lane::Main, None) | (Lane::Child(_), _) => db::checkpoints::head(tx, self.thread, lane).await?,
+        };
         Ok(head.map_or_else(Machine::default, |head| Machine {
             head: Some(head.id),
             step: Some(head.step),
@@ -90,7 +136,7 @@ impl LanePositions {
     /// Stores the position of an agent on behalf of run `by`.
     async fn write(self, tx: &mut Tx<'_>, machine: &Machine, by: RunId) -> DbResult<()> {
         if let Some(head) = machine.head {
-            db::checkpoints::set_position(tx, self.0, head, &machine.position, by).await?;
+            db::checkpoints::set_position(tx, self.thread, head, &machine.position, by).await?;
         }
         Ok(())
     }

@@ -1,9 +1,12 @@
 //! Interrupts without an answer of a client: they have expired, the thread continues without an answer, or the agent
 //! that asked was cancelled.
 
+use super::branches::{open_at, place_of};
+use super::deliver::LanePositions;
 use super::{Resolution, continue_thread, lanes_of, pending};
+use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::id::{InterruptId, RunId, ThreadId};
+use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::run::Resume;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission::{AdmissionContext, Admitted};
@@ -28,8 +31,21 @@ pub(in crate::runtime) async fn resume_expired(
     if db::threads::lock(tx, thread).await?.is_none() {
         return Ok((ExpiredInterrupts::Nothing, None));
     }
+    let is_due = |record: &InterruptRecord| record.expires_at().is_some_and(|at| at <= context.now);
     let mut due = pending(tx, thread).await?;
-    due.retain(|record| record.expires_at().is_some_and(|at| at <= context.now));
+    due.retain(is_due);
+    if due.is_empty() {
+        return Ok((ExpiredInterrupts::Nothing, None));
+    }
+    // A run at work may just carry a branch on; the job tries again when it has ended.
+    if !db::runs::count_in_flight(tx, thread).await?.is_none() {
+        return Ok((ExpiredInterrupts::NotNow, None));
+    }
+    let mut here = open_at(tx, thread, None).await?;
+    here.retain(is_due);
+    due.retain(|record| here.iter().all(|other| other.interrupt.id != record.interrupt.id));
+    lapse(tx, &due, context.now).await?;
+    let due = here;
     let Some(first) = due.first() else {
         return Ok((ExpiredInterrupts::Nothing, None));
     };
@@ -44,26 +60,51 @@ pub(in crate::runtime) async fn resume_expired(
     })
 }
 
+/// Ends expired interrupts of branches that the thread has left. No run continues there for that, but their decisions are
+/// stored: they hold when somebody answers another interrupt of the same step.
+async fn lapse(tx: &mut Tx<'_>, expired: &[InterruptRecord], now: Timestamp) -> DbResult<()> {
+    for record in expired {
+        let Some(expiry) = &record.interrupt.question.expiry else {
+            continue;
+        };
+        let place = place_of(tx, record).await?;
+        db::interrupts::lapse(tx, record.thread, &record.interrupt.id, &expiry.answer, now).await?;
+        if place.is_some() {
+            let positions = LanePositions::at(record.thread, place);
+            positions.give(tx, record, &expiry.answer, record.run).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Returns the answers that expired interrupts get. They are not checked against the questions: a rule may reject on
 /// expiry what its reviewers can only approve.
 pub(super) async fn answers(tx: &mut Tx<'_>, thread: ThreadId, ids: &[InterruptId]) -> DbResult<Resume> {
     let open = pending(tx, thread).await?;
     let expired = open.into_iter().filter(|record| ids.contains(&record.interrupt.id));
-    let answered = |record: db::interrupts::InterruptRecord| {
+    let answered = |record: InterruptRecord| {
         let answer = record.interrupt.question.expiry?.answer;
         Some((record.interrupt.id, answer))
     };
     Ok(expired.filter_map(answered).collect())
 }
 
-/// Drops all open interrupts of a thread for a run that begins with new input, and stops the subagents that waited.
+/// Drops the open interrupts at the checkpoint from which a run begins with new input, the newest or `branch`, and stops
+/// the subagents that waited.
 pub(in crate::runtime) async fn drop_for_input(
     tx: &mut Tx<'_>,
     thread: ThreadId,
+    branch: Option<CheckpointId>,
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
-    db::interrupts::abandon(tx, thread, None, by, now).await?;
+    let all = pending(tx, thread).await?.len();
+    let open = open_at(tx, thread, branch).await?;
+    db::interrupts::abandon_these(tx, thread, &open, by, now).await?;
+    if open.len() == all {
+        // Rows that cannot be read are in neither list.
+        db::interrupts::drop_pending(tx, thread, None, now).await?;
+    }
     db::runs::stop_children(tx, thread, Some(by), now).await
 }
 
@@ -87,5 +128,5 @@ pub(in crate::runtime) async fn drop_of_subagents(
     now: Timestamp,
 ) -> DbResult<()> {
     let lanes = lanes_of(tx, child).await?;
-    db::interrupts::abandon(tx, thread, Some(&lanes), by, now).await
+    db::interrupts::abandon(tx, thread, &lanes, by, now).await
 }

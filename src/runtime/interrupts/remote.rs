@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::branches::open_at;
 use super::{Interrupts, Resolution, continue_thread, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
@@ -296,6 +297,11 @@ pub(in crate::runtime) async fn resume_answered_remotely(
         all.iter().map(|record| record.interrupt.id.clone()).collect()
     };
     if ids(&pending_of_subagent(tx, child).await?) != ids(open) {
+        return Ok(None);
+    }
+    // No run continues a branch that the thread has left, unless somebody answers there.
+    let here = ids(&open_at(tx, thread, None).await?);
+    if !ids(open).iter().all(|id| here.contains(id)) {
         return Ok(None);
     }
     continue_thread(

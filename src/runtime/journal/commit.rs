@@ -33,6 +33,8 @@ pub(super) struct CommitBatch {
     pub(super) entries: Vec<PlacedStep>,
     pub(super) facts: Vec<PlacedFact>,
     pub(super) items: Vec<ItemChange>,
+    /// The positions of older checkpoints whose steps were carried on.
+    pub(super) left: Vec<(CheckpointId, Position)>,
     pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
     pub(super) ended: Option<RunEnd>,
@@ -179,6 +181,9 @@ pub(super) async fn write_batch(
     write_entries(tx, &run_context.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
+    }
+    for (checkpoint, position) in &batch.left {
+        db::checkpoints::set_position(tx, thread, *checkpoint, position, root).await?;
     }
     let facts = batch.facts.iter().map(|placed| NewEvent {
         thread,

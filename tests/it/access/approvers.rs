@@ -23,6 +23,7 @@ on_both_engines! {
     a_write_into_the_state_does_not_get_past_an_approver,
     jumps_and_updates_do_not_get_past_an_approver,
     a_run_from_a_checkpoint_does_not_get_past_an_approver,
+    a_question_of_a_left_branch_has_the_same_approvers,
     a_run_that_waited_in_the_queue_does_not_get_past_an_approver,
     a_cron_does_not_get_past_an_approver,
     a_copy_of_the_thread_asks_the_same_approvers,
@@ -515,6 +516,34 @@ async fn a_run_from_a_checkpoint_does_not_get_past_an_approver(server: TestServe
         &ann.question().await,
     );
     assert_eq!(mails(&server), 1);
+}
+
+async fn a_question_of_a_left_branch_has_the_same_approvers(server: TestServer) {
+    let keys = protected(&server).await;
+    // An approver may leave the branch of the question.
+    let bob = Human::on_new_thread(keys.client("bob"), "guarded").await;
+    bob.says(script().calls(mail("m1", "mia")).says("sent")).await;
+    let question = bob.question().await;
+    let place = bob.state().await["checkpoint"].clone();
+    let first = bob.history().await.pop().expect("a checkpoint");
+    bob.starts(bob.run_body("edited", json!({"checkpoint": first["checkpoint"]})))
+        .await
+        .finishes()
+        .await;
+    let operator = Human::at(keys.client("operator"), "guarded", &bob.thread);
+    is_refused_as_assigned(&operator.resolves(&question, approval()).await, &question);
+    let by_id = json!({question.id(): approval()});
+    is_refused_as_assigned(&operator.tries_to_resume(by_id.clone()).await, &question);
+    for answer in [approval(), by_id] {
+        let body = json!({"assistant_id": "guarded", "checkpoint": place, "command": {"resume": answer}});
+        is_refused_as_assigned(&operator.client().post(&operator.path("/runs"), body).await, &question);
+    }
+    assert_eq!(mails(&server), 0);
+    let eve = Human::at(keys.client("eve"), "guarded", &bob.thread);
+    let resolved = eve.resolves(&question, approval()).await.ok();
+    bob.run(&resolved).finishes().await;
+    assert_eq!(mails(&server), 1);
+    assert_eq!(bob.transcript().await.last().unwrap(), "ai: sent");
 }
 
 async fn a_run_that_waited_in_the_queue_does_not_get_past_an_approver(server: TestServer) {

@@ -12,6 +12,7 @@ on_both_engines! {
     the_rule_says_what_happens_on_expiry,
     calls_with_another_time_are_asked_about_apart,
     an_interrupt_of_a_subagent_expires_in_place,
+    an_interrupt_of_a_left_branch_expires_and_nothing_continues,
     an_answer_in_time_precedes,
     an_expired_interrupt_is_answered_after_a_restart,
     the_events_of_an_interrupt_name_who_did_what,
@@ -82,6 +83,26 @@ async fn an_interrupt_that_nobody_answers_is_rejected_in_time(server: TestServer
     let ended = listed(&alice).await[0].clone();
     assert_eq!(ended["status"], "expired");
     assert_eq!(ended["resolution"]["answer"]["decisions"][0]["type"], "reject");
+}
+
+async fn an_interrupt_of_a_left_branch_expires_and_nothing_continues(server: TestServer) {
+    let clock = clocked(&server).await;
+    let alice = server.human("urgent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("understood")).await;
+    let place = alice.state().await["checkpoint"].clone();
+    let first = alice.history().await.pop().expect("a checkpoint");
+    let edited = alice.run_body("edited", json!({"checkpoint": first["checkpoint"]}));
+    alice.starts(edited).await.finishes().await;
+    let before = alice.state().await;
+    clock.advance(Duration::from_secs(3_601));
+    eventually(async || listed(&alice).await[0]["status"] == "expired").await;
+    assert_eq!(alice.state().await, before);
+    assert_eq!(alice.runs().await.len(), 2);
+    let approval = json!({"resume": {"decisions": [{"type": "approve"}]}});
+    let body = json!({"assistant_id": "urgent", "command": approval, "checkpoint": place});
+    let late = alice.client().post(&alice.path("/runs/wait"), body).await;
+    late.refused(409);
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
 async fn the_rule_says_what_happens_on_expiry(server: TestServer) {

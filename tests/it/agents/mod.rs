@@ -3,6 +3,7 @@
 mod approval_rules;
 mod ask_user;
 pub(crate) mod background_tasks;
+mod branches;
 mod call_files;
 mod cancelled_trees;
 mod cancelled_while_waiting;

@@ -45,6 +45,9 @@ on_both_engines! {
     a_run_can_begin_at_the_checkpoint_of_its_config,
     the_checkpoint_of_a_config_is_that_of_one_run,
     a_pending_step_of_an_older_checkpoint_can_be_run_again,
+    the_turn_of_any_input_checkpoint_can_be_run_again,
+    a_turn_with_an_image_can_be_run_again,
+    without_a_pending_step_nothing_is_run_again,
     a_subagent_has_a_history_of_its_own,
     a_history_is_searched_by_metadata,
     only_the_selected_fields_of_a_state_are_returned,
@@ -394,6 +397,90 @@ async fn a_pending_step_of_an_older_checkpoint_can_be_run_again(server: TestServ
         ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
     );
     assert_eq!(server.tools.keys_of("lookup").len(), 2);
+}
+
+async fn the_turn_of_any_input_checkpoint_can_be_run_again(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    for text in ["one", "two", "three"] {
+        alice.says(text).await;
+    }
+    let before = alice.state().await["values"]["messages"].clone();
+    let history = alice.history().await;
+    let inputs: Vec<&Value> = history
+        .iter()
+        .filter(|state| state["next"] == json!(["__start__"]))
+        .collect();
+    assert_eq!(inputs.len(), 3);
+    for (turn, input) in [3, 2, 1].into_iter().zip(inputs) {
+        let body = json!({"assistant_id": "agent", "input": null, "checkpoint": input["checkpoint"]});
+        let values = client.post(&alice.path("/runs/wait"), body).await.ok();
+        let messages = values["messages"].as_array().unwrap();
+        assert_eq!(messages.len(), 2 * turn, "{values:#}");
+        let asked = 2 * turn - 2;
+        assert_eq!(
+            messages[..=asked],
+            before.as_array().unwrap()[..=asked],
+            "with the same ids"
+        );
+        assert_ne!(
+            messages[asked + 1]["id"],
+            before[asked + 1]["id"],
+            "the answer is a new one"
+        );
+        assert_eq!(alice.status().await, "idle");
+        let newest = alice.history().await;
+        let begun = newest
+            .iter()
+            .find(|state| state["parent_checkpoint_id"] == input["checkpoint_id"])
+            .expect("a branch");
+        assert_eq!(begun["metadata"]["source"], "loop");
+    }
+    // The commands of threads do the same.
+    let first = history.last().unwrap()["checkpoint_id"].clone();
+    let runs = alice.runs().await.len();
+    let params = json!({"assistant_id": "agent", "input": null, "config": {"configurable": {"checkpoint_id": first}}});
+    let started = client
+        .post(
+            &alice.path("/commands"),
+            json!({"id": 1, "method": "run.start", "params": params}),
+        )
+        .await
+        .ok();
+    let run = started["result"]["run_id"].as_str().expect("a run").to_owned();
+    alice.run_of_id(&run).finishes().await;
+    assert_eq!(alice.runs().await.len(), runs + 1);
+    assert_eq!(alice.transcript().await, ["human: one", "ai: echo: one"]);
+    assert_eq!(transcript(&alice.says("and on").await).len(), 4);
+}
+
+async fn a_turn_with_an_image_can_be_run_again(server: TestServer) {
+    let alice = server.human("agent").await;
+    let image = json!({"type": "image", "mime_type": "image/png", "base64": "A".repeat(20_000)});
+    let content = json!([{"type": "text", "text": "look"}, image]);
+    let input = json!({"messages": [{"role": "user", "content": content}]});
+    alice.starts(json!({"input": input})).await.finishes().await;
+    let before = alice.state().await["values"]["messages"][0].clone();
+    let first = alice.history().await.pop().unwrap();
+    let body = json!({"input": null, "checkpoint": first["checkpoint"]});
+    alice.starts(body).await.finishes().await;
+    let after = alice.state().await;
+    assert_eq!(after["values"]["messages"][0], before);
+    assert_eq!(after["values"]["messages"].as_array().unwrap().len(), 2);
+}
+
+async fn without_a_pending_step_nothing_is_run_again(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let before = alice.state().await;
+    let run = alice.starts(json!({"input": null})).await;
+    run.finishes().await;
+    assert_eq!(run.status().await, "success");
+    assert_eq!(alice.state().await["checkpoint_id"], before["checkpoint_id"]);
+    let other = server.human("agent").await;
+    let run = other.starts(json!({"input": null})).await;
+    run.finishes().await;
+    assert_eq!(run.status().await, "error", "a thread without a turn has no input");
 }
 
 async fn a_subagent_has_a_history_of_its_own(server: TestServer) {

@@ -44,6 +44,72 @@ fn a_new_turn_drops_the_current_step() {
 }
 
 #[test]
+fn the_turn_of_an_input_checkpoint_begins_again_with_the_same_input() {
+    let mut machine = Machine::default();
+    let input = Update::messages([Message::human("hi").with_id("h1")]);
+    let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
+    let first = machine;
+    let mut machine = Machine {
+        head: Some(before.id),
+        step: Some(before.step),
+        ..Machine::default()
+    };
+    let again = machine.begin_again(&plan(), input, id());
+    assert_eq!(again.parent, after.parent);
+    assert_eq!(again.step, after.step);
+    assert_eq!(again.writes, after.writes);
+    assert_eq!(machine.state, first.state);
+    assert_eq!(machine.position, first.position);
+}
+
+#[test]
+fn a_step_that_is_carried_on_keeps_its_interrupts_answers_and_tasks() {
+    let mut machine = in_tools(&["a", "b"]);
+    let before = machine.head;
+    let tasks = [machine.call_task(0), machine.call_task(1)];
+    let first = machine.call_asked(0, vec![question()]).remove(0);
+    let second = machine.call_asked(1, vec![question()]).remove(0);
+    assert!(machine.resolve(&first.id, json!("yes")));
+    let entry = machine.carry_on(id());
+    assert_eq!(entry.source, CheckpointSource::Fork);
+    assert_eq!(entry.parent, before);
+    assert_eq!([machine.call_task(0), machine.call_task(1)], tasks);
+    let shown = machine.position.tasks(None, entry.id);
+    assert_eq!(shown.iter().map(|task| task.id).collect::<Vec<_>>(), tasks);
+    machine.carry_on(id());
+    assert_eq!(machine.call_task(1), tasks[1], "also if it is carried on again");
+    let mut machine = reloaded(&machine);
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![0]));
+    assert!(machine.resolve(&second.id, json!("no")));
+    machine.set_call_status(0, answered("a"));
+    machine.set_call_status(1, answered("b"));
+    machine.tools_done(&bare_plan(), id());
+    assert_eq!(
+        machine.position.carried_from, None,
+        "the next step has tasks of its own"
+    );
+}
+
+#[test]
+fn nothing_waits_where_a_step_was_carried_on_from() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    let child = RunId::mint();
+    machine.call_asked(0, vec![question()]);
+    machine.set_call_status(1, CallStatus::Delegated { child, parked: true });
+    machine.set_call_status(2, answered("c"));
+    assert!(machine.position.has_waited());
+    assert_eq!(machine.position.delegated(), [child]);
+    let mut left = Machine {
+        position: machine.position.clone().released(),
+        ..machine
+    };
+    assert!(!left.position.has_waited());
+    assert_eq!(left.open_questions().count(), 0);
+    assert_eq!(left.next(&bare_plan()), Step::RunCalls(vec![0, 1]));
+    assert!(!left.unpark(child));
+}
+
+#[test]
 fn without_input_there_is_nothing_to_run() {
     let step = Machine::default().next(&plan());
     assert!(matches!(step, Step::Fail(Failure { class, .. }) if class == "EmptyInputError"));

@@ -1,0 +1,73 @@
+//! Interrupts of branches: a thread may be continued from an older checkpoint, and what waited on the branch that it left
+//! waits on there.
+//!
+//! An answer goes to the branch on which the question was asked, and continues that branch: a client names the checkpoint,
+//! or the interrupt. Answers without either are for what waits at the newest checkpoint, so that nobody approves a call
+//! that the thread does not show. The row of an interrupt says whether it is open; a checkpoint says what waits at it.
+
+use super::deliver::LanePositions;
+use super::pending;
+use crate::db::interrupts::InterruptRecord;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{CheckpointId, ThreadId};
+
+/// The most checkpoints at which an interrupt of a branch is looked for.
+const MOST_CARRIED: i64 = 64;
+
+/// Returns the open interrupts that wait at a checkpoint of a thread, or at its newest one, in the order in which they
+/// were raised.
+pub(in crate::runtime) async fn open_at(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    checkpoint: Option<CheckpointId>,
+) -> DbResult<Vec<InterruptRecord>> {
+    let mut open = pending(tx, thread).await?;
+    if open.is_empty() {
+        return Ok(open);
+    }
+    let newest = db::checkpoints::sketches(tx, thread, Lane::Main, i64::MAX, 1).await?;
+    let newest = newest.first().copied();
+    let branch = checkpoint.filter(|at| newest.is_some_and(|newest| newest.id != *at));
+    let last = newest.map_or(i64::MIN, |newest| newest.seq);
+    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
+    let is_later = |record: &InterruptRecord| branch.is_none() && record.seq > last;
+    if open.iter().all(is_later) {
+        return Ok(open);
+    }
+    let waiting = LanePositions::at(thread, branch).waiting(tx).await?;
+    open.retain(|record| is_later(record) || waiting.contains(&record.interrupt.id));
+    Ok(open)
+}
+
+/// Returns the older checkpoint at which an open interrupt waits; none if it waits at none. Of several it is the newest,
+/// to which clients have carried the step on.
+pub(super) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<Option<CheckpointId>> {
+    let thread = record.thread;
+    let mut places = db::checkpoints::carried_after(tx, thread, record.seq, MOST_CARRIED).await?;
+    let raised_at = db::checkpoints::sketches(tx, thread, Lane::Main, record.seq, 1).await?;
+    places.extend(raised_at.first().map(|raised_at| raised_at.id));
+    for place in places {
+        let waiting = LanePositions::at(thread, Some(place)).waiting(tx).await?;
+        if waiting.contains(&record.interrupt.id) {
+            return Ok(Some(place));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the older checkpoint from which a run continues that answers interrupts of `branch`. None if it continues
+/// from the newest one: `branch` is the newest, or another run has carried its step on meanwhile.
+pub(in crate::runtime) async fn branch_to_continue(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    branch: Option<CheckpointId>,
+) -> DbResult<Option<CheckpointId>> {
+    let Some(branch) = branch else { return Ok(None) };
+    if db::checkpoints::newest_id(tx, thread, Lane::Main).await? == Some(branch) {
+        return Ok(None);
+    }
+    let found = db::checkpoints::find_head(tx, thread, branch).await?;
+    let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
+    Ok(waits.map(|found| found.id))
+}

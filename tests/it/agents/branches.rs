@@ -1,0 +1,254 @@
+//! Interrupts of branches: a question waits where it was asked, also after the thread was continued from elsewhere.
+
+use serde_json::{Value, json};
+
+use crate::support::client::Reply;
+use crate::support::{Human, TestServer, mail, on_both_engines, script, task};
+
+on_both_engines! {
+    an_approval_continues_the_branch_on_which_it_was_asked,
+    an_answer_by_id_continues_its_branch,
+    an_answer_without_an_id_is_not_for_a_left_branch,
+    a_subagent_of_a_left_branch_is_answered,
+    two_questions_of_a_left_branch_are_answered_one_after_the_other,
+    two_questions_of_a_left_branch_are_answered_together,
+    a_question_that_was_withdrawn_is_not_answered_on_its_branch,
+    new_input_on_one_branch_leaves_the_question_of_another,
+    an_answer_on_a_branch_can_be_undone,
+    an_answer_on_a_branch_survives_a_kill,
+}
+
+const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\"]\n\
+    interrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
+
+fn approval() -> Value {
+    json!({"decisions": [{"type": "approve"}]})
+}
+
+/// Returns to whom mails were sent.
+fn recipients(server: &TestServer) -> Vec<Value> {
+    let calls = server.tools.calls_of("send_email");
+    calls.iter().map(|call| call["args"]["to"].clone()).collect()
+}
+
+/// Has a user wait for an approval, and then edit the first message. Returns the checkpoint at which the run waits, and
+/// which the thread has left.
+async fn is_left(alice: &Human, text: impl ToString) -> Value {
+    alice.says(text).await;
+    let place = alice.state().await["checkpoint"].clone();
+    let first = alice.history().await.pop().expect("a checkpoint");
+    let edited = alice.run_body("edited", json!({"checkpoint": first["checkpoint"]}));
+    alice.starts(edited).await.finishes().await;
+    assert_eq!(alice.transcript().await, ["human: edited", "ai: echo: edited"]);
+    assert_eq!(alice.status().await, "idle");
+    place
+}
+
+/// Answers at a checkpoint, as user interfaces do that show its branch.
+async fn answers_at(alice: &Human, place: &Value, answer: Value) -> Reply {
+    let body = alice.run_body(
+        "",
+        json!({"input": null, "checkpoint": place, "command": {"resume": answer}}),
+    );
+    alice.client().post(&alice.path("/runs/wait"), body).await
+}
+
+async fn state_at(alice: &Human, place: &Value) -> Value {
+    let id = place["checkpoint_id"].as_str().expect("an id");
+    alice.client().get(&alice.path(&format!("/state/{id}"))).await.ok()
+}
+
+async fn an_approval_continues_the_branch_on_which_it_was_asked(server: TestServer) {
+    let alice = server.human("agent").await;
+    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let other = alice.state().await["checkpoint"].clone();
+    assert_eq!(
+        state_at(&alice, &place).await["interrupts"].as_array().unwrap().len(),
+        1
+    );
+    answers_at(&alice, &place, approval()).await.ok();
+    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(alice.status().await, "idle");
+    assert!(alice.questions().await.is_empty());
+    let said = [
+        "human: …",
+        "ai calls send_email",
+        "send_email: sent to bob: hi",
+        "ai: sent",
+    ];
+    assert_eq!(alice.transcript().await, said);
+    let history = alice.history().await;
+    let branch = history
+        .iter()
+        .find(|state| state["parent_checkpoint_id"] == place["checkpoint_id"])
+        .expect("a branch");
+    assert_eq!(branch["metadata"]["source"], "fork");
+    assert_eq!(state_at(&alice, &place).await["interrupts"], json!([]));
+    let left = state_at(&alice, &other).await["values"]["messages"].clone();
+    assert_eq!(left.as_array().unwrap().len(), 2, "the other branch is as it was");
+    answers_at(&alice, &place, approval()).await.refused(409);
+    assert_eq!(recipients(&server), ["bob"], "nothing is done twice");
+}
+
+async fn an_answer_by_id_continues_its_branch(server: TestServer) {
+    let text = || script().calls(mail("m1", "bob")).says("sent");
+    let alice = server.human("agent").await;
+    let place = is_left(&alice, text()).await;
+    let by_id = json!({alice.question().await.id(): approval()});
+    answers_at(&alice, &place, by_id.clone()).await.ok();
+    assert_eq!(recipients(&server).len(), 1);
+    assert!(answers_at(&alice, &place, by_id).await.status >= 400);
+    let alice = server.human("agent").await;
+    is_left(&alice, text()).await;
+    alice.approves(&alice.question().await).await.finishes().await;
+    assert_eq!(recipients(&server).len(), 2);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+    let alice = server.human("agent").await;
+    is_left(&alice, text()).await;
+    let resolved = alice.resolves(&alice.question().await, approval()).await.ok();
+    alice.run(&resolved).finishes().await;
+    assert_eq!(recipients(&server).len(), 3);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn an_answer_without_an_id_is_not_for_a_left_branch(server: TestServer) {
+    let alice = server.human("agent").await;
+    is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    alice.tries_to_resume(approval()).await.refused(409);
+    assert_eq!(alice.question().await, question);
+    // A question on the newest branch is not confused with that of the other.
+    alice.says(script().calls(mail("m2", "eve")).says("done")).await;
+    alice.resumes(approval()).await.finishes().await;
+    assert_eq!(recipients(&server), ["eve"]);
+    assert_eq!(alice.question().await, question);
+}
+
+async fn a_subagent_of_a_left_branch_is_answered(server: TestServer) {
+    let alice = server.human("agent").await;
+    let inner = script()
+        .calls(mail("m1", "bob"))
+        .calls(mail("m2", "eve"))
+        .says("sent by child");
+    let place = is_left(&alice, script().calls(task("t1", "mailer", inner)).says("done")).await;
+    let question = alice.question().await;
+    assert_eq!(question.agent(), "mailer");
+    answers_at(&alice, &place, approval()).await.ok();
+    assert_eq!(recipients(&server), ["bob"]);
+    // What it asks next waits at the newest checkpoint, and is shown there.
+    let next = alice.question().await;
+    assert_ne!(next.id(), question.id());
+    let state = alice.state().await;
+    assert_eq!(state["interrupts"][0]["id"], next.id());
+    assert_eq!(alice.status().await, "interrupted");
+    answers_at(&alice, &place, approval()).await.refused(409);
+    alice.resumes(approval()).await.finishes().await;
+    assert_eq!(recipients(&server), ["bob", "eve"]);
+    let said = ["human: …", "ai calls task", "task: sent by child", "ai: done"];
+    assert_eq!(alice.transcript().await, said);
+}
+
+async fn two_questions_of_a_left_branch_are_answered_one_after_the_other(server: TestServer) {
+    server.is_configured_with(APART).await;
+    let alice = server.human("apart").await;
+    let text = script().calls_all([mail("m1", "ann"), mail("m2", "bob")]).says("both");
+    let place = is_left(&alice, text).await;
+    let questions = alice.questions().await;
+    let [first, second] = questions.as_slice() else {
+        panic!("not two questions: {questions:#?}")
+    };
+    let answer = |id: &str| json!({id: {"type": "approve"}});
+    answers_at(&alice, &place, answer(first.id())).await.ok();
+    assert_eq!(recipients(&server), ["ann"]);
+    assert_eq!(alice.status().await, "interrupted");
+    assert_eq!(alice.question().await.id(), second.id());
+    assert_eq!(alice.state().await["interrupts"][0]["id"], second.id());
+    // It waits where the step was carried on, and no more where it was asked.
+    assert!(answers_at(&alice, &place, answer(second.id())).await.status >= 400);
+    let newest = alice.state().await["checkpoint"].clone();
+    answers_at(&alice, &newest, answer(second.id())).await.ok();
+    assert_eq!(recipients(&server), ["ann", "bob"]);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
+    assert_eq!(alice.status().await, "idle");
+}
+
+async fn two_questions_of_a_left_branch_are_answered_together(server: TestServer) {
+    server.is_configured_with(APART).await;
+    let alice = server.human("apart").await;
+    let text = script().calls_all([mail("m1", "ann"), mail("m2", "bob")]).says("both");
+    let place = is_left(&alice, text).await;
+    let decisions = json!([{"type": "reject", "message": "no"}, {"type": "approve"}]);
+    answers_at(&alice, &place, decisions).await.ok();
+    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
+    assert!(alice.questions().await.is_empty());
+}
+
+async fn a_question_that_was_withdrawn_is_not_answered_on_its_branch(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = alice.state().await["checkpoint"].clone();
+    alice.says("never mind").await;
+    answers_at(&alice, &place, approval()).await.refused(409);
+    assert!(recipients(&server).is_empty());
+    // Without an answer the step is run again, and the call is asked about anew.
+    alice
+        .starts(json!({"input": null, "checkpoint": place}))
+        .await
+        .finishes()
+        .await;
+    alice.approves(&alice.question().await).await.finishes().await;
+    assert_eq!(recipients(&server), ["bob"]);
+}
+
+async fn new_input_on_one_branch_leaves_the_question_of_another(server: TestServer) {
+    let alice = server.human("agent").await;
+    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    alice.says(script().calls(mail("m2", "eve")).says("sent")).await;
+    assert_eq!(alice.questions().await.len(), 2);
+    alice.says("never mind").await;
+    assert_eq!(alice.question().await, question);
+    answers_at(&alice, &place, approval()).await.ok();
+    assert_eq!(recipients(&server), ["bob"]);
+}
+
+async fn an_answer_on_a_branch_can_be_undone(server: TestServer) {
+    let alice = server.human("agent").await;
+    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    let before = alice.state().await;
+    server.tools.hold("send_email");
+    let body = json!({"command": {"resume": approval()}, "checkpoint": place});
+    let run = alice.starts(body).await;
+    server.tools.called("send_email", 1).await;
+    assert_eq!(run.is_cancelled("rollback").await.status, 200);
+    server.tools.let_go("send_email");
+    assert_eq!(alice.state().await["checkpoint_id"], before["checkpoint_id"]);
+    assert_eq!(alice.question().await.id(), question.id());
+    assert_eq!(state_at(&alice, &place).await["interrupts"][0]["id"], question.id());
+    answers_at(&alice, &place, approval()).await.ok();
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn an_answer_on_a_branch_survives_a_kill(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("agent").await;
+    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    server.is_killed_and_started_again().await;
+    server.tools.hold("send_email");
+    let body = json!({"command": {"resume": approval()}, "checkpoint": place});
+    let run = alice.starts(body).await;
+    server.tools.called("send_email", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("send_email");
+    run.finishes().await;
+    // The approval stands; what is asked is what became of the call.
+    let question = alice.question().await;
+    assert_eq!(question.0["kind"], "unknown_outcome");
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+    let keys = server.tools.keys_of("send_email");
+    assert_eq!(keys.len(), 2);
+    assert_eq!(&keys[0], &keys[1], "the same call, with the same key");
+}
