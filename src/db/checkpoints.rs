@@ -426,6 +426,24 @@ pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoint
     row.read(tx, thread).await.map(Some)
 }
 
+/// Returns the histories of the unfinished subagents of a thread, at any depth: those for which the agents wait at their
+/// newest checkpoints.
+pub async fn unfinished_lanes(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Lane>> {
+    let mut found: Vec<Lane> = vec![];
+    let mut callers = vec![Lane::Main];
+    while let Some(caller) = callers.pop() {
+        let Some(newest) = head(tx, thread, caller).await? else {
+            continue;
+        };
+        let tasks = newest.position.tasks(None, newest.id);
+        let below = tasks.into_iter().filter_map(|task| task.child).map(Lane::Child);
+        let before = found.len();
+        found.extend(below);
+        callers.extend_from_slice(&found[before..]);
+    }
+    Ok(found)
+}
+
 /// Returns the first checkpoint, with its number, that a client's update of the main agent's state made after `seq`.
 pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<(CheckpointId, i64)>> {
     const SQL: &str = "select checkpoint_id, seq from checkpoints where thread_id = $1 and lane = $2 and seq > $3 \

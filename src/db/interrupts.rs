@@ -369,6 +369,19 @@ pub async fn of_thread(
     readable(rows)
 }
 
+/// Returns the first pending interrupt of a run of the main agent or of a run below it.
+pub async fn pending_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Option<InterruptId>> {
+    const SQL: &str = "select interrupt_id from interrupts where thread_id = $1 and status = 'pending' \
+        and (run_id = $2 or exists (select 1 from runs child where child.root_id = $2 and child.depth > 0 \
+        and child.run_id = interrupts.lane)) order by seq, ordinal limit 1";
+    let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(run.0)
+        .fetch_optional(conn)
+        .await)?;
+    Ok(found.map(InterruptId))
+}
+
 /// Returns the runs of a thread that brought answers, each with a run that raised an answered interrupt.
 pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
     const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \

@@ -32,7 +32,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             .execute(conn)
             .await
             .map(drop))?;
-        let kept = unfinished_lanes(tx, thread, &head).await?;
+        let kept = checkpoints::unfinished_lanes(tx, thread).await?;
         delete_before(tx, thread, &head, &kept).await?;
         blobs::forget_deleted_entries(tx, thread).await?;
     }
@@ -54,25 +54,6 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
         return Ok(None);
     }
     Ok(events::reach(tx, thread).await?.map(|(first, _)| first))
-}
-
-/// Returns the histories of unfinished subagents, at any depth.
-async fn unfinished_lanes(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head) -> DbResult<Vec<Lane>> {
-    let mut found: Vec<Lane> = vec![];
-    let mut heads = vec![head.clone()];
-    while let Some(head) = heads.pop() {
-        for child in head
-            .position
-            .tasks(None, head.id)
-            .into_iter()
-            .filter_map(|task| task.child)
-        {
-            let lane = Lane::Child(child);
-            found.push(lane);
-            heads.extend(checkpoints::head(tx, thread, lane).await?);
-        }
-    }
-    Ok(found)
 }
 
 /// Deletes the log of a thread before a checkpoint, except for some lanes. Later entries stay, so that no number of the

@@ -11,10 +11,10 @@ use const_format::concatcp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sqlx::types::Json;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use below::{members, tree};
+pub use below::{members, successor, tree};
 pub use claims::{
     Claim, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
     is_cancelled_while_waiting, is_to_stop, mark_reported, mark_unreported, next_due_at, release, release_all,
@@ -27,7 +27,7 @@ pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, 
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::engine::on_engine;
+use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::part::{ListBuilder, ListPart};
 use super::{DbError, DbResult, Tx};
@@ -509,17 +509,44 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
     Ok(changed == 1)
 }
 
-/// Deletes a run of the main agent and the runs below it. Their checkpoints and events stay; see
-/// [`super::checkpoints::delete_of_run`]. Returns whether the run existed.
-pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<bool> {
-    const SQL: &str = "delete from runs where root_id = $2 and thread_id = $1";
-    let freed = blobs::of_runs(tx, run).await?;
-    let deleted = on_engine!(tx, |conn| query(SQL)
-        .bind(thread.0)
+/// Returns whether a run exists.
+pub async fn exists(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from runs where run_id = $1)";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(run.0)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
+        .fetch_one(conn)
+        .await)?)
+}
+
+/// Locks a run until the end of the transaction, if it exists. Its worker stores nothing for it meanwhile.
+pub async fn lock(tx: &mut Tx<'_>, run: RunId) -> DbResult<()> {
+    const SQL: &str = "select run_id from runs where run_id = $1 for update";
+    if tx.engine() == Engine::Postgres {
+        on_engine!(tx, |conn| query(SQL).bind(run.0).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
+/// Deletes a run of the main agent and the runs below it, except for those from which the thread continues: agents wait
+/// for them at their present positions. The checkpoints and events of the runs stay; see
+/// [`super::checkpoints::delete_of_run`]. Returns whether a run was deleted.
+pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<bool> {
+    let kept = below::unfinished(tx, thread, run).await?;
+    let freed = blobs::of_runs(tx, run).await?;
+    let deleted = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("delete from runs where thread_id = ");
+        sql.push_bind(thread.0).push(" and root_id = ").push_bind(run.0);
+        if !kept.is_empty() {
+            sql.push(" and run_id not in (");
+            let mut list = sql.separated(", ");
+            for child in &kept {
+                list.push_bind(child.0);
+            }
+            sql.push(")");
+        }
+        sql.build().execute(conn).await.map(|done| done.rows_affected())
+    })?;
+    // Blobs of the runs that stay are still referred to.
     blobs::delete_unreferenced(tx, freed).await?;
     Ok(deleted > 0)
 }

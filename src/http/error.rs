@@ -24,14 +24,17 @@ use crate::domain::identity::Tenant;
 use crate::domain::item::ItemError;
 use crate::domain::quota::{QuotaKind, QuotaReached};
 use crate::runtime::{
-    AssignedToOthers, AssistantError, CallFileError, CancelError, CronError, DefinitionError, ResolveError,
-    RevokeError, StartError, StateWriteError, StoreError,
+    AssignedToOthers, AssistantError, CallFileError, CancelError, CronError, DefinitionError, DeleteRunError,
+    ResolveError, RevokeError, StartError, StateWriteError, StoreError,
 };
 
 /// The maximum length of a path in a message, in characters.
 const MAX_PATH_CHARS: usize = 200;
 /// The code of a stream that cannot be resumed where the client left it.
 pub const RESUME_GAP: &str = "resume_gap";
+
+/// The code of an answer to an interrupt that no longer waits for one.
+const INTERRUPT_STALE: &str = "interrupt_stale";
 
 /// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,11 +201,6 @@ impl ApiError {
             "thread_or_assistant_not_found",
             "Thread or assistant not found.",
         )
-    }
-
-    /// The run to delete does not exist.
-    pub fn no_run_to_delete() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "run_not_found", "Run not found")
     }
 
     /// The checkpoint does not exist.
@@ -684,6 +682,10 @@ impl From<StartError> for ApiError {
                                a new input, or null to continue from the state of the thread.";
                 Self::new(StatusCode::CONFLICT, "no_open_interrupt", message)
             }
+            StartError::StaleInterrupt(id, what) => {
+                let message = format!("command.resume.{id}: the interrupt can no longer be answered: it is {what}");
+                Self::new(StatusCode::CONFLICT, INTERRUPT_STALE, message)
+            }
             StartError::AmbiguousAnswer(ids) => {
                 let message = format!(
                     "When there are multiple pending interrupts, you must specify the interrupt id when resuming: \
@@ -728,6 +730,30 @@ impl From<CancelError> for ApiError {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "no_rollback_of_subagent", message)
             }
             CancelError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<DeleteRunError> for ApiError {
+    #[track_caller]
+    fn from(error: DeleteRunError) -> Self {
+        match error {
+            DeleteRunError::NoRun => Self::new(StatusCode::NOT_FOUND, "run_not_found", "Run not found"),
+            DeleteRunError::Waits(interrupt) => {
+                let message = format!(
+                    "The run cannot be deleted: its interrupt {interrupt} waits for an answer. Answer the interrupt, cancel \
+                     the subagent that raised it, or withdraw it with a new message as `input`. Then delete the run."
+                );
+                Self::new(StatusCode::CONFLICT, "run_unfinished", message)
+            }
+            DeleteRunError::Continued(other) => {
+                let message = format!(
+                    "The run cannot be deleted: the run {other} continues its work. Wait for that run, or cancel it. Then \
+                     delete this one."
+                );
+                Self::new(StatusCode::CONFLICT, "run_unfinished", message)
+            }
+            DeleteRunError::Fault(error) => error.into(),
         }
     }
 }
@@ -804,7 +830,7 @@ impl From<ResolveError> for ApiError {
             ResolveError::ModelNotAllowed(message) => Self::model_not_allowed(message),
             ResolveError::Stale(what) => {
                 let message = format!("The interrupt can no longer be answered: it is {what}");
-                Self::new(StatusCode::CONFLICT, "interrupt_stale", message)
+                Self::new(StatusCode::CONFLICT, INTERRUPT_STALE, message)
             }
             ResolveError::AssignedToOthers(assigned) => Self::interrupt_assigned(&assigned),
             ResolveError::Invalid(error) => error.into(),
@@ -1005,5 +1031,9 @@ mod tests {
         assert_eq!(response_of(StartError::Busy).await.0, 409);
         assert_eq!(response_of(StateWriteError::InFlight(vec![])).await.0, 409);
         assert_eq!(response_of(ResolveError::Stale("dropped")).await.0, 409);
+        let late = StartError::StaleInterrupt(InterruptId("a".to_owned()), "resolved");
+        assert_eq!(response_of(late).await.0, 409);
+        let needed = DeleteRunError::Waits(InterruptId("a".to_owned()));
+        assert_eq!(response_of(needed).await.0, 409);
     }
 }

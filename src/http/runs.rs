@@ -38,7 +38,7 @@ use crate::runtime::{AssistantRef, CancelAction, ResourceRef, RunResponse};
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
         (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
         (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody)))]
+        (status = 409, description = "The thread is busy or has an open interrupt, or the interrupt of an answer is no longer open", body = ErrorBody)))]
 pub(super) async fn create(
     api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -78,7 +78,7 @@ fn run_path(run: &Run) -> String {
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
         (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
+        (status = 409, description = "The thread is busy or has an open interrupt, or the interrupt of an answer is no longer open", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     api: Api,
@@ -99,7 +99,7 @@ pub(super) async fn wait(
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
         (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
+        (status = 409, description = "The thread is busy or has an open interrupt, or the interrupt of an answer is no longer open", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     api: Api,
@@ -375,17 +375,17 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
         .ok_or_else(missing)
 }
 
-/// Deletes a run. An active run is cancelled first.
+/// Deletes a run and the runs of its subagents. An active run is cancelled first.
+///
+/// A run that waits for an answer, itself or in a subagent, cannot be deleted, nor one whose work another active run
+/// continues. Runs of subagents from which the thread continues stay.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 204, description = "The run is deleted"),
-        (status = 404, description = "Run not found", body = ErrorBody)))]
+        (status = 404, description = "Run not found", body = ErrorBody),
+        (status = 409, description = "The run has an open interrupt, or another active run continues its work", body = ErrorBody)))]
 pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
-    let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
-    if was_there {
-        Ok(no_content())
-    } else {
-        Err(ApiError::no_run_to_delete())
-    }
+    api.runs.delete_run(path.thread_id, path.run_id).await?;
+    Ok(no_content())
 }
 
 /// A request to join a run that was started earlier.

@@ -30,7 +30,7 @@ use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess, warn_of};
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::id::{RunId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
 
@@ -40,6 +40,9 @@ mod scope;
 const POLL: Duration = Duration::from_secs(1);
 /// The time between the look that misses the lock of a process and the look that finds that it has ended.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
+
+/// The warning about a run for which this process may store nothing more.
+const LOST: &str = "another process has taken the run over, or has deleted it";
 
 /// The number of crashes in a row without progress after which a run is not retried.
 const MAX_CRASHES: u32 = 8;
@@ -78,7 +81,6 @@ pub(super) struct Dispatcher {
 
 /// A run at work in this process.
 pub(super) struct Active {
-    thread: ThreadId,
     pub(super) stop: CancellationToken,
     wanted: Option<CancelAction>,
 }
@@ -239,7 +241,6 @@ impl Dispatcher {
         let run = &claim.run;
         let stop = self.core.shutdown.hard().child_token();
         let active = Active {
-            thread: run.thread,
             stop: stop.clone(),
             wanted: None,
         };
@@ -258,7 +259,7 @@ impl Dispatcher {
         let access = RowAccess::of_owner(&run_context.ownership);
         let driving = async move {
             if let Some(active) = late {
-                this.at_rest(|other, _| other == id).await;
+                this.at_rest(|other| other == id).await;
                 this.active().insert(id, active);
             }
             let work = AssertUnwindSafe(this.work(&run_context, stop)).catch_unwind();
@@ -392,7 +393,7 @@ impl Dispatcher {
         };
         match driven {
             Ok(LoopOutcome::Done | LoopOutcome::Failed(_) | LoopOutcome::Parked(_) | LoopOutcome::Paused) => {}
-            Err(ExitReason::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
+            Err(ExitReason::LeaseLost) => tracing::warn!(run = %run.id, "{LOST}"),
             Err(ExitReason::Unavailable) => self.give_back(run_context).await,
             Err(ExitReason::Fault(failure)) => self.fail(run_context, &machine, failure).await,
             Err(ExitReason::Cancelled) => self.cancelled(run_context, &machine, &journal).await,
@@ -470,6 +471,10 @@ impl Dispatcher {
                 let error = Some(Failure::cancelled());
                 let ended = Fact::over(RunStatus::Interrupted, error);
                 let stored = journal.commit(machine, vec![PendingWrite::Fact(ended)]).await;
+                if stored == Err(ExitReason::LeaseLost) {
+                    tracing::warn!(run = %run_context.run.id, "{LOST}");
+                    return;
+                }
                 stored.map_err(|stop| format!("{stop:?}"))
             }
             Some(CancelAction::Rollback) => patiently(run_context.run.id, || self.roll_back(run_context))
@@ -538,18 +543,13 @@ impl Dispatcher {
         true
     }
 
-    /// Waits until no run works on `thread` in this process.
-    pub(super) async fn wait_until_idle(&self, thread: ThreadId) {
-        self.at_rest(|_, of| of == thread).await;
-    }
-
-    /// Waits until none of these runs, each with its thread, is at work in this process.
-    pub(super) async fn at_rest(&self, concerns: impl Fn(RunId, ThreadId) -> bool) {
+    /// Waits until none of these runs is at work in this process.
+    pub(super) async fn at_rest(&self, concerns: impl Fn(RunId) -> bool) {
         loop {
             let mut left = std::pin::pin!(self.left.notified());
             // Registered before the check: a run that ends right after the check would be missed otherwise.
             left.as_mut().enable();
-            if !self.active().iter().any(|(run, active)| concerns(*run, active.thread)) {
+            if !self.active().keys().any(|run| concerns(*run)) {
                 return;
             }
             left.await;

@@ -70,6 +70,9 @@ pub enum StartError {
     /// The request brings an answer, but the thread has no open interrupt.
     #[error("the thread has no open interrupt")]
     NoOpenInterrupt,
+    /// The request answers an interrupt that has an answer, was dropped, or has expired.
+    #[error("the interrupt {0} is {1}")]
+    StaleInterrupt(InterruptId, &'static str),
     /// The request answers an interrupt that is assigned to others.
     #[error(transparent)]
     AssignedToOthers(#[from] AssignedToOthers),
@@ -124,6 +127,23 @@ pub enum CancelError {
     /// The run of a subagent is part of its caller's work and cannot be undone by itself.
     #[error("the work of a subagent cannot be undone by itself")]
     NoUndo,
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// The refusal to delete a run.
+#[derive(Debug, thiserror::Error)]
+pub enum DeleteRunError {
+    /// The run does not exist, or is the run of a subagent.
+    #[error("there is no such run")]
+    NoRun,
+    /// An interrupt of the run, or of a run below it, waits for an answer.
+    #[error("the interrupt {0} of the run waits for an answer")]
+    Waits(InterruptId),
+    /// Another run, which is pending or at work, continues its work.
+    #[error("the run {0} continues its work")]
+    Continued(RunId),
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),

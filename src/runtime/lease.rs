@@ -63,7 +63,7 @@ impl Dispatcher {
     pub(super) async fn run_lease_loop(self: Arc<Self>) {
         let left = async {
             self.core.shutdown.soft().cancelled().await;
-            self.at_rest(|_, _| true).await;
+            self.at_rest(|_| true).await;
             self.core.jobs.at_rest().await;
         };
         tokio::select! {
@@ -186,7 +186,7 @@ impl Dispatcher {
         {
             match heard {
                 Ok(Notification::Queue) => self.wakeup.notify_one(),
-                Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels().await,
+                Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels(Some(run)).await,
                 Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
                 Ok(Notification::Ended(thread)) => self.core.events.wake(thread),
                 Ok(Notification::Released) => {
@@ -195,7 +195,7 @@ impl Dispatcher {
                 }
                 Err(RecvError::Lagged(_)) => {
                     self.wakeup.notify_one();
-                    self.read_cancels().await;
+                    self.read_cancels(None).await;
                 }
                 Err(RecvError::Closed) => return,
             }
@@ -207,15 +207,22 @@ impl Dispatcher {
         self.active().contains_key(&run) || self.children.has(run)
     }
 
-    /// Cancels the runs of this process whose cancellation was requested.
-    async fn read_cancels(&self) {
+    /// Cancels the runs of this process whose cancellation was requested, and `named`, if another process has deleted it
+    /// meanwhile.
+    async fn read_cancels(&self, named: Option<RunId>) {
         let id = self.core.id;
-        match self
-            .core
-            .db
-            .read(move |tx| Box::pin(db::runs::cancels_of(tx, id)))
-            .await
-        {
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let mut cancels = db::runs::cancels_of(tx, id).await?;
+                if let Some(run) = named
+                    && !db::runs::exists(tx, run).await?
+                {
+                    cancels.push((run, CancelAction::Interrupt.word().to_owned()));
+                }
+                Ok(cancels)
+            })
+        });
+        match read.await {
             Ok(cancels) => {
                 for (run, word) in cancels {
                     self.stop(run, CancelAction::from_word(&word));

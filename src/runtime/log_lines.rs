@@ -129,7 +129,7 @@ pub(super) fn background_task_ended(record: &TaskRecord, status: TaskStatus) {
     );
 }
 
-/// Logs that a run was withdrawn before it began, or undone.
+/// Logs that a run was withdrawn before it began, was undone, or ends without the process that works on it.
 pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
     run_ended(
         run,

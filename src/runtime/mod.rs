@@ -56,6 +56,7 @@ mod children;
 mod commit_order;
 mod crons;
 mod definitions;
+mod deletion;
 mod dispatcher;
 mod error;
 mod interrupts;
@@ -91,8 +92,8 @@ pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
 pub use definitions::{DefinitionError, Definitions};
 pub use error::{
-    AssignedToOthers, AssistantError, BatchError, CallFileError, CancelError, CreateThreadError, CronError, OpenError,
-    ResolveError, RevokeError, StartError, StateWriteError,
+    AssignedToOthers, AssistantError, BatchError, CallFileError, CancelError, CreateThreadError, CronError,
+    DeleteRunError, OpenError, ResolveError, RevokeError, StartError, StateWriteError,
 };
 pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
 pub use jobs::Deliveries;

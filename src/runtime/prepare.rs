@@ -68,7 +68,7 @@ enum Start {
 
 /// The gap in the numbers of the log after a crash. Pieces of answers that were streamed but never stored cannot share
 /// a number with anything later.
-const CRASH_GAP: i64 = 1 << 20;
+pub(super) const CRASH_GAP: i64 = 1 << 20;
 
 /// Returns the reason why a run that waited in the queue may not begin any more: the thread has an open interrupt that
 /// is assigned to others, and the run would continue beside it.

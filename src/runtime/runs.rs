@@ -1,4 +1,4 @@
-//! The handle for runs: start, delete and inspect them. Cancellation is in `cancel.rs`.
+//! The handle for runs: start and inspect them. Cancellation is in `cancel.rs`, and deletion in `deletion.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::dispatcher::Dispatcher;
 use super::shared::Core;
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::machine::Plan;
 use crate::domain::run::Run;
@@ -121,7 +121,7 @@ impl Runs {
 
     /// Waits until no run and no job is at work in this process.
     pub async fn rest(&self) {
-        self.dispatcher.at_rest(|_, _| true).await;
+        self.dispatcher.at_rest(|_| true).await;
         self.core.jobs.at_rest().await;
     }
 
@@ -156,39 +156,14 @@ impl Runs {
         })
     }
 
-    /// Cancels a run if it is at work, then deletes it. Returns false if it does not exist.
-    ///
-    /// # Errors
-    /// Returns an error when the database fails.
-    pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
-        let Some(found) = self
-            .core
-            .db
-            .read(move |tx| Box::pin(db::runs::find(tx, thread, run)))
-            .await?
-        else {
-            return Ok(false);
-        };
-        // The run of a subagent is deleted together with the run of its main agent.
-        if found.lineage.depth > 0 {
-            return Ok(false);
-        }
-        if !found.status.is_final() {
-            self.stop_and_wait(&found).await?;
-        }
-        self.core
-            .db
-            .write(move |tx| Box::pin(db::runs::delete(tx, thread, run)))
-            .await
-    }
-
-    /// Cancels a run and waits until no run of its thread is at work in this process.
+    /// Cancels a run and waits until it is not at work in this process.
     pub(super) async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {
         match self.cancel(run.thread, run.id, CancelAction::Interrupt).await {
             Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
             Err(CancelError::Fault(error)) => return Err(error),
         }
-        self.dispatcher.wait_until_idle(run.thread).await;
+        let id = run.id;
+        self.dispatcher.at_rest(|other| other == id).await;
         Ok(())
     }
 

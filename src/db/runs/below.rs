@@ -6,8 +6,10 @@ use uuid::Uuid;
 
 use super::{COLUMNS, RunRow, read_all};
 use crate::db::engine::on_engine;
-use crate::db::{DbResult, Tx};
-use crate::domain::id::RunId;
+use crate::db::json::unless_corrupt;
+use crate::db::{DbResult, Tx, checkpoints};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 
 /// The common table expression `tree`: the ids of run `$1` and of all runs below it.
@@ -32,4 +34,35 @@ pub async fn members(tx: &mut Tx<'_>, top: RunId) -> DbResult<Vec<RunId>> {
     const SQL: &str = concatcp!(WITH_TREE, "select member from tree");
     let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(top.0).fetch_all(conn).await)?;
     Ok(ids.into_iter().map(RunId).collect())
+}
+
+/// Returns the pending or running run that continues the work of a run of the main agent: it brings answers to interrupts
+/// of that run or of runs below it, or is at work on one of the runs below it.
+pub async fn successor(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Option<RunId>> {
+    const SQL: &str = "select other.run_id from runs other where other.thread_id = $1 and other.depth = 0 \
+        and other.status in ('pending', 'running') and other.run_id <> $2 and (other.status = 'running' \
+        and exists (select 1 from runs child where child.root_id = $2 and child.depth > 0 and child.status = 'running') \
+        or exists (select 1 from interrupts asked where asked.thread_id = $1 and asked.resumed_by = other.run_id \
+        and (asked.run_id = $2 or exists (select 1 from runs child where child.root_id = $2 and child.depth > 0 \
+        and child.run_id = asked.lane)))) order by other.created_at, other.run_id limit 1";
+    let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(run.0)
+        .fetch_optional(conn)
+        .await)?;
+    Ok(found.map(RunId))
+}
+
+/// Returns the runs below a run of the main agent for which agents of the thread wait at their present positions.
+pub(super) async fn unfinished(tx: &mut Tx<'_>, thread: ThreadId, root: RunId) -> DbResult<Vec<RunId>> {
+    const SQL: &str = "select run_id from runs where root_id = $1 and depth > 0";
+    let below: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(root.0).fetch_all(conn).await)?;
+    if below.is_empty() {
+        return Ok(vec![]);
+    }
+    // No run can continue from a position that cannot be read.
+    let lanes = unless_corrupt(checkpoints::unfinished_lanes(tx, thread).await)?.unwrap_or_default();
+    let mut runs: Vec<RunId> = below.into_iter().map(RunId).collect();
+    runs.retain(|run| lanes.contains(&Lane::Child(*run)));
+    Ok(runs)
 }

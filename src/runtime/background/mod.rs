@@ -339,6 +339,7 @@ fn refusal_text(error: &StartError) -> String {
         | StartError::QueueFull(_)
         | StartError::ThreadFull(_)
         | StartError::NoOpenInterrupt
+        | StartError::StaleInterrupt(..)
         | StartError::AmbiguousAnswer(_)
         | StartError::Invalid(_)
         | StartError::ResumeNeedsThread => format!("The task was not started: {error}."),

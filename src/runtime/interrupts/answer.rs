@@ -49,6 +49,7 @@ pub(super) async fn match_answer(
         branch = Some(place);
         open = open_at(tx, thread, branch).await?;
     }
+    check_in_time(tx, thread, &open, answer).await?;
     let answers = assign(&open, answer)?;
     check_answers(caller, answers.iter().map(|(record, _)| *record))?;
     let mut checked = Resume::default();
@@ -78,6 +79,28 @@ fn answers_by_id(answer: &Value) -> Option<&Map<String, Value>> {
     answer
         .as_object()
         .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
+}
+
+/// Refuses answers to interrupts of a thread that are not open any more.
+async fn check_in_time(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    open: &[InterruptRecord],
+    answer: &Value,
+) -> Result<(), StartError> {
+    let mut named: Vec<InterruptId> = answers_by_id(answer)
+        .into_iter()
+        .flat_map(Map::keys)
+        .map(|id| InterruptId(id.clone()))
+        .collect();
+    named.retain(|id| open.iter().all(|record| record.interrupt.id != *id));
+    for id in named {
+        let found = db::interrupts::find(tx, thread, &id).await?;
+        if let Some(record) = found.filter(|record| record.status != InterruptState::Pending) {
+            return Err(StartError::StaleInterrupt(id, record.status.word()));
+        }
+    }
+    Ok(())
 }
 
 /// An answer to one interrupt.
@@ -153,11 +176,18 @@ impl Interrupts {
         };
         match self.runs.start(new_run).await {
             Ok(run) => Ok(run.id),
-            // Another client may have answered first.
+            // The run that raised the interrupt may have been undone.
             Err(StartError::Invalid(invalid)) => match self.answer_state(thread, &interrupt, &answer, &caller).await? {
                 AnswerState::Open(_) => Err(ResolveError::Invalid(invalid)),
                 AnswerState::AnsweredBy(run) => Ok(run),
             },
+            // Another client has answered first.
+            Err(StartError::StaleInterrupt(_, status)) => {
+                match self.answer_state(thread, &interrupt, &answer, &caller).await? {
+                    AnswerState::Open(_) => Err(ResolveError::Stale(status)),
+                    AnswerState::AnsweredBy(run) => Ok(run),
+                }
+            }
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Quota(reached)) => Err(reached.into()),
             Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) => {
@@ -194,14 +224,14 @@ impl Interrupts {
                     return Ok(None);
                 };
                 let run = db::runs::get_by_id(tx, record.run).await?;
-                Ok(run.map(|run| (record, run.assistant)))
+                Ok(Some((record, run.map(|run| run.assistant))))
             })
         });
         let (record, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
         self.check_answer(caller, thread, &record)?;
         let same = record.interrupt.question.normalised(answer.clone());
         match (record.status, record.resumed_by) {
-            (InterruptState::Pending, _) => Ok(AnswerState::Open(assistant)),
+            (InterruptState::Pending, _) => assistant.map(AnswerState::Open).ok_or(ResolveError::NoAgent),
             (InterruptState::Resolved, Some(by)) if record.resolution == Some(same) => Ok(AnswerState::AnsweredBy(by)),
             (status, _) => Err(ResolveError::Stale(status.word())),
         }
@@ -315,6 +345,13 @@ impl Interrupts {
     }
 }
 
+/// Returns the answers by the ids of their interrupts, if an answer consists of such.
+fn answers_by_id(answer: &Value) -> Option<&Map<String, Value>> {
+    answer
+        .as_object()
+        .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
+}
+
 /// Assigns the answers to the open interrupts.
 fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
     let ids = || {
@@ -387,5 +424,6 @@ fn is_message(open: &[InterruptRecord], input: &Value) -> bool {
 
 /// Returns whether a run was refused because this interrupt is not open.
 fn is_about(error: &StartError, interrupt: &str) -> bool {
-    matches!(error, StartError::Invalid(invalid) if invalid.field == format!("command.resume.{interrupt}"))
+    matches!(error, StartError::StaleInterrupt(id, _) if id.0 == interrupt)
+        || matches!(error, StartError::Invalid(invalid) if invalid.field == format!("command.resume.{interrupt}"))
 }

@@ -8,6 +8,7 @@ on_both_engines! {
     an_interrupt_shows_its_agent_its_calls_and_its_decisions,
     a_repeated_answer_is_accepted_once,
     a_different_second_answer_is_refused,
+    a_late_answer_by_command_is_refused_like_any_late_answer,
     concurrent_answers_start_one_run,
     an_invalid_answer_is_refused_and_the_interrupt_stays,
     interrupts_of_all_threads_are_listed_in_order,
@@ -107,6 +108,27 @@ async fn a_different_second_answer_is_refused(server: TestServer) {
         .refused(409);
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
     assert_eq!(alice.runs().await.len(), 2);
+}
+
+async fn a_late_answer_by_command_is_refused_like_any_late_answer(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    let approve = json!({"decisions": [{"type": "approve"}]});
+    alice.approves(&question).await.finishes().await;
+    let by_command = alice.tries_to_resume(json!({question.id(): approve})).await;
+    let by_resource = alice
+        .resolves(&question, json!({"decisions": [{"type": "reject"}]}))
+        .await;
+    for late in [by_command, by_resource] {
+        assert_eq!(&late.body["code"], &json!("interrupt_stale"), "{late:?}");
+        let detail = late.refused(409);
+        assert!(detail.contains("resolved"), "{detail}");
+    }
+    let unknown = json!({"0123456789abcdef0123456789abcdef": approve});
+    alice.tries_to_resume(unknown).await.refused(422);
+    assert_eq!(alice.runs().await.len(), 2);
+    assert_eq!(server.tools.keys_of("send_email").len(), 1);
 }
 
 async fn concurrent_answers_start_one_run(server: TestServer) {

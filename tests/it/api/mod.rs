@@ -6,6 +6,7 @@ mod batches;
 mod commands;
 mod console;
 pub(crate) mod crons;
+mod deleted_runs;
 mod disconnects;
 mod idempotency;
 mod info;

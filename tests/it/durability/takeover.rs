@@ -7,6 +7,7 @@ on_postgres! {
     a_killed_process_is_replaced_before_its_lease_is_over,
     a_process_that_is_started_again_takes_up_its_own_work_at_once,
     a_process_that_loses_the_connection_with_its_lock_keeps_its_runs,
+    a_process_that_was_suspended_stores_nothing_for_a_run_that_was_deleted_meanwhile,
 }
 
 /// Runs the server as a process with a lease of ten minutes.
@@ -81,5 +82,29 @@ async fn a_process_that_loses_the_connection_with_its_lock_keeps_its_runs(server
         1,
         "no process has taken the run over"
     );
+    second.is_stopped().await;
+}
+
+async fn a_process_that_was_suspended_stores_nothing_for_a_run_that_was_deleted_meanwhile(server: TestServer) {
+    runs_in_a_process(&server).await;
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    let second = server.starts_second_process().await;
+    holds_locks(&server, 2).await;
+    server.is_suspended().await;
+    assert_eq!(second.client().delete(&run.path).await.status, 204);
+    let there = Human::at(second.client(), "plain", &alice.thread);
+    assert_eq!(there.status().await, "interrupted");
+    server.tools.let_go("lookup");
+    let before = there.says("hello").await;
+    server.is_continued().await;
+    server
+        .log()
+        .gets_one_of(&["another process has taken the run over, or has deleted it"])
+        .await;
+    assert_eq!(there.state().await["values"], before);
+    assert_eq!(there.runs().await.len(), 1);
     second.is_stopped().await;
 }

@@ -1,0 +1,112 @@
+//! Deletion of runs.
+
+use std::sync::Arc;
+
+use super::prepare::CRASH_GAP;
+use super::shared::Core;
+use super::{CancelAction, DeleteRunError, Runs, admission, log_lines};
+use crate::db::events::NewEvent;
+use crate::db::{self, DbResult, Notification, Tx};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::machine::Failure;
+use crate::domain::run::{Run, RunStatus};
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+
+impl Runs {
+    /// Deletes a run of the main agent and the runs below it. A run that is pending or at work, here or in another
+    /// process, is cancelled first. Runs below it from which the thread continues stay.
+    ///
+    /// # Errors
+    /// See [`DeleteRunError`]; nothing is deleted then.
+    pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> Result<(), DeleteRunError> {
+        let read = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { Ok(find_deletable(tx, thread, run).await) }));
+        let found = read.await??;
+        if !found.status.is_final() {
+            self.stop_and_wait(&found).await?;
+        }
+        let core = Arc::clone(&self.core);
+        let now = self.core.clock.now();
+        let write = self
+            .core
+            .db
+            .write(move |tx| Box::pin(async move { delete(tx, &core, &found, now).await }));
+        let has_ended_now = write.await?;
+        if has_ended_now {
+            self.dispatcher.has_queued();
+            self.core.webhooks.wake();
+        }
+        Ok(())
+    }
+}
+
+/// Returns a run, if it may be deleted.
+async fn find_deletable(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<Run, DeleteRunError> {
+    let found = db::runs::find(tx, thread, run).await?;
+    // The run of a subagent is deleted together with the run of its main agent.
+    let found = found.filter(|found| found.lineage.depth == 0);
+    let found = found.ok_or(DeleteRunError::NoRun)?;
+    // In this order, since a run that continues the work may end between the two reads, with an interrupt.
+    if let Some(other) = db::runs::successor(tx, thread, run).await? {
+        return Err(DeleteRunError::Continued(other));
+    }
+    if let Some(interrupt) = db::interrupts::pending_of_run(tx, thread, run).await? {
+        return Err(DeleteRunError::Waits(interrupt));
+    }
+    Ok(found)
+}
+
+/// Deletes a run, and ends it before, unless it has ended. Returns whether it ended only now.
+async fn delete(tx: &mut Tx<'_>, core: &Core, known: &Run, now: Timestamp) -> Result<bool, DeleteRunError> {
+    let Run { thread, id, .. } = *known;
+    // In the order of its worker, which stores steps and the end of the run.
+    db::runs::lock(tx, id).await?;
+    // No run begins on the thread, or is admitted, before the end of the transaction.
+    db::threads::lock(tx, thread).await?;
+    let found = find_deletable(tx, thread, id).await?;
+    match found.status {
+        RunStatus::Pending => {
+            admission::withdraw(tx, &found, CancelAction::Interrupt, &core.webhooks, now).await?;
+        }
+        RunStatus::Running => end_at_work(tx, core, &found, now).await?,
+        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {}
+    }
+    db::runs::delete(tx, thread, id).await?;
+    Ok(!found.status.is_final())
+}
+
+/// Ends a run on behalf of its process, which has died, or does not know yet that the run was cancelled. That process
+/// stores nothing more for the run once its row is gone.
+async fn end_at_work(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) -> DbResult<()> {
+    let thread = run.thread;
+    let cancelled = Failure::cancelled();
+    let fact = &Fact::over(RunStatus::Interrupted, Some(cancelled.clone()));
+    // Readers know numbers that the process has given to pieces of answers.
+    let seq = db::checkpoints::max_seq(tx, thread).await? + CRASH_GAP;
+    let event = NewEvent {
+        thread,
+        seq,
+        run: run.id,
+        lane: Lane::Main,
+        fact,
+        at: now,
+    };
+    db::events::insert(tx, &[event]).await?;
+    db::runs::stop_children(tx, thread, run.id, now).await?;
+    core.webhooks.report_withdrawn(tx, run, now).await?;
+    admission::leave_thread(tx, run, ThreadStatus::Interrupted, Some(cancelled), now).await?;
+    log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
+    for notification in [
+        Notification::Cancel(run.id),
+        Notification::Ended(thread),
+        Notification::Queue,
+    ] {
+        db::notifications::notify(tx, notification).await?;
+    }
+    Ok(())
+}
