@@ -3,7 +3,7 @@
 use super::cancel::unreported;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::Machine;
 use crate::domain::run::Resume;
@@ -34,6 +34,26 @@ pub(in crate::runtime) async fn deliver(
         }
     }
     Ok(())
+}
+
+/// Returns whether none of these interrupts has the answer of run `by`, which has not begun: the thread went on without
+/// it. Once the run has begun, it may have raised them again.
+pub(in crate::runtime) async fn is_late(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    by: RunId,
+    ids: &[InterruptId],
+) -> DbResult<bool> {
+    if db::runs::first_seq(tx, by).await?.is_some() {
+        return Ok(false);
+    }
+    for id in ids {
+        let found = db::interrupts::find(tx, thread, id).await?;
+        if found.is_some_and(|record| record.resumed_by == Some(by)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Returns the open interrupts of an agent and of the subagents for which it waits.

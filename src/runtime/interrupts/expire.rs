@@ -56,13 +56,19 @@ pub(super) async fn answers(tx: &mut Tx<'_>, thread: ThreadId, ids: &[InterruptI
     Ok(expired.filter_map(answered).collect())
 }
 
-/// Drops all open interrupts of a thread for a run that begins with new input, and stops the subagents that waited.
+/// Drops all open interrupts of a thread for a run that goes on without answers, and stops the subagents that waited.
+/// Answers that came meanwhile, with runs that are queued behind it, are not used either.
 pub(in crate::runtime) async fn drop_for_input(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
+    // No answer is accepted in between.
+    db::threads::lock(tx, thread).await?;
+    for late in db::interrupts::queued_answers(tx, thread).await? {
+        db::interrupts::restore(tx, thread, late).await?;
+    }
     db::interrupts::abandon(tx, thread, None, by, now).await?;
     db::runs::stop_children(tx, thread, by, now).await
 }
