@@ -228,9 +228,11 @@ pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<Thread
         join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
         where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-        and r.status in ('pending', 'running')) \
+        and (r.status = 'running' or r.status = 'pending' and (r.turn is null or r.turn <> 'after_answers' \
+        or not exists (select 1 from interrupts i where i.thread_id = t.task_id and i.status = 'pending')))) \
         and (t.told_run is null or t.told_run is distinct from (select r.run_id from runs r \
-        where r.thread_id = t.task_id and r.depth = 0 order by r.created_at desc, r.run_id desc limit 1)) \
+        where r.thread_id = t.task_id and r.depth = 0 and r.status not in ('pending', 'running') \
+        order by r.updated_at desc, r.created_at desc, r.run_id desc limit 1)) \
         else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;

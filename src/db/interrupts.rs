@@ -543,6 +543,15 @@ pub async fn lapse(
     Ok(())
 }
 
+/// Returns the pending runs of a thread that bring answers to its interrupts.
+pub async fn queued_answers(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
+    const SQL: &str = "select distinct runs.run_id from interrupts answered \
+        join runs on runs.run_id = answered.resumed_by where answered.thread_id = $1 \
+        and answered.status in ('resolved', 'expired') and runs.depth = 0 and runs.status = 'pending'";
+    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(ids.into_iter().map(RunId).collect())
+}
+
 /// Stores that run `by` continues the agents that the dropped interrupts of these lanes had stopped.
 pub async fn set_resumed_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId) -> DbResult<()> {
     const SQL: &str = "update interrupts set resumed_by = $3 where thread_id = $1 and lane = $2 \

@@ -97,15 +97,15 @@ macro_rules! is_unwanted {
     };
 }
 
-/// The SQL condition that the run of row `e` waits for an answer, and no run is at work on its thread.
+/// The SQL condition that the run of row `e` waits for an answer, and no run is at work on its thread, or brings one.
 macro_rules! waits {
     () => {
         concat!(
             "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id \
              where r.run_id = e.remote_run_id and i.status = 'pending' and ",
             is_raised_by_it!(),
-            " and not exists (select 1 from runs m \
-             where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))"
+            " and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 \
+             and (m.status = 'running' or m.status = 'pending' and m.turn = 'answer')))"
         )
     };
 }

@@ -21,7 +21,7 @@ pub use claims::{
     request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
     unreported,
 };
-pub use order::{begun_after, begun_by};
+pub use order::{begun_after, begun_by, latest};
 pub use queue::{QueueDepth, queue};
 pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};
 pub use usage::{set_usage, usage, usages, usages_with_background};
@@ -236,9 +236,9 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes, queue, definition) \
+        visibility, crashes, queue, definition, turn) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20, \
-        $21)";
+        $21, $22)";
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let sealer = tx.sealer_of_thread(run.thread).await?;
     let at = |column| cell(column, &run.id);
@@ -269,6 +269,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(visibility.map(Visibility::word))
         .bind(run.queue.text())
         .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
+        .bind(run.request.turn().word())
         .execute(conn)
         .await
         .map(drop))?;
@@ -329,10 +330,12 @@ pub struct RunBefore {
     pub trace: Option<RunTrace>,
 }
 
-/// Returns what a run takes over from the newest run of the main agent on a thread. Nothing else of that run is read,
-/// since its request may be large.
+/// Returns what a run takes over from the newest run of the main agent on a thread that has begun, or else from the
+/// newest one that waits. Nothing else of that run is read, since its request may be large.
 pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunBefore>> {
-    const SQL: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
+    const BEGUN: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
+        and status <> 'pending' order by created_at desc, run_id desc limit 1";
+    const ANY: &str = "select run_id, queue, request from runs where thread_id = $1 and depth = 0 \
         order by created_at desc, run_id desc limit 1";
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -340,8 +343,11 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
         caller: Option<RunCaller>,
         trace: Option<RunTrace>,
     }
-    let found: Option<(Uuid, String, String)> =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    let mut found: Option<(Uuid, String, String)> =
+        on_engine!(tx, |conn| query_as(BEGUN).bind(thread.0).fetch_optional(conn).await)?;
+    if found.is_none() {
+        found = on_engine!(tx, |conn| query_as(ANY).bind(thread.0).fetch_optional(conn).await)?;
+    }
     let Some((id, queue, request)) = found else {
         return Ok(None);
     };
@@ -448,6 +454,23 @@ pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Ru
         where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id";
     let rows: Vec<(Uuid,)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
+}
+
+/// Returns the run of the main agent that is running on a thread.
+pub async fn at_work(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunId>> {
+    const SQL: &str = "select run_id from runs where thread_id = $1 and depth = 0 and status = 'running'";
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    Ok(id.map(RunId))
+}
+
+/// Returns whether a pending run on a thread brings an answer.
+pub async fn has_queued_answer(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from runs \
+        where thread_id = $1 and depth = 0 and status = 'pending' and turn = 'answer')";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Counts the pending runs of main agents on all threads, up to `most`.

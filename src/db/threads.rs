@@ -248,7 +248,8 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
 pub struct ThreadAfterRun {
     /// The run, of the main agent.
     pub run: RunId,
-    /// The new status of the thread, unless it has other pending or running runs: then it is busy.
+    /// The new status of the thread, unless it has other runs that are running, or wait for more than an answer: then it
+    /// is busy.
     pub status: ThreadStatus,
     /// The failure of the run, if it failed.
     pub error: Option<Failure>,
@@ -258,7 +259,9 @@ pub struct ThreadAfterRun {
 pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &ThreadAfterRun, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
-        and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+        and other.run_id <> $2 and (other.status = 'running' or other.turn is null or other.turn <> 'after_answers' \
+        or not exists (select 1 from interrupts asked where asked.thread_id = $1 and asked.status = 'pending'))) \
+        then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
         expires_at = $6 + ttl where thread_id = $1";
     let sealer = tx.sealer_of_thread(id).await?;
     let error = encode_error(&sealer, id, left.error.as_ref())?;

@@ -235,6 +235,9 @@ pub struct RunRequest {
     /// The strategy for a thread that is busy.
     #[serde(skip_serializing_if = "is_default")]
     pub multitask: Multitask,
+    /// True if the run, once it is queued, begins only when no interrupt of its thread is pending.
+    #[serde(skip_serializing_if = "is_default")]
+    pub after_answers: bool,
     /// True if the thread was created for this run alone and is deleted with it.
     #[serde(skip_serializing_if = "is_default")]
     pub temporary: bool,
@@ -396,6 +399,17 @@ impl RunRequest {
         self.agent.as_ref()?.definition.as_ref()
     }
 
+    /// Returns when the run begins among the queued runs of its thread.
+    pub fn turn(&self) -> Turn {
+        if self.command.as_ref().is_some_and(Command::resumes) {
+            Turn::Answer
+        } else if self.after_answers {
+            Turn::AfterAnswers
+        } else {
+            Turn::InOrder
+        }
+    }
+
     /// Returns the URL to notify when the run ends, if any.
     pub fn webhook(&self) -> Option<&str> {
         self.extra.get("webhook").and_then(Value::as_str)
@@ -492,6 +506,28 @@ impl Command {
 /// Answers to open interrupts, by the id of the interrupt. Validated before they are stored.
 pub type Resume = BTreeMap<InterruptId, Value>;
 
+/// When a queued run begins among those of its thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Before the others: it brings an answer, for which the thread waits.
+    Answer,
+    /// In the order of the queue.
+    InOrder,
+    /// In the order of the queue, but not before all interrupts of the thread are answered, dropped or expired.
+    AfterAnswers,
+}
+
+impl Turn {
+    /// Returns the stored word; none for the order of the queue.
+    pub fn word(self) -> Option<&'static str> {
+        match self {
+            Self::Answer => Some("answer"),
+            Self::InOrder => None,
+            Self::AfterAnswers => Some("after_answers"),
+        }
+    }
+}
+
 /// The strategy for a new run on a thread that is busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -501,9 +537,9 @@ pub enum Multitask {
     Enqueue,
     /// Refuse the new run.
     Reject,
-    /// Cancel the running run and keep what it wrote.
+    /// Cancel the running run and keep what it wrote. Queued runs stay, and go before the new one.
     Interrupt,
-    /// Cancel the running run and undo what it wrote.
+    /// Cancel the running run and undo what it wrote. Queued runs stay, and go before the new one.
     Rollback,
 }
 

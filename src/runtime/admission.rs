@@ -46,9 +46,9 @@ pub(super) struct Admitted {
     pub(super) ownership: Ownership,
     /// True if the run is stored as running, under fence 1, and this process has to drive it.
     pub(super) claimed: bool,
-    /// The runs that this run displaces, each with the action on its checkpoints. Other processes were notified of
-    /// theirs.
-    pub(super) displaced: Vec<(RunId, CancelAction)>,
+    /// The run at work that this run displaces, with the action on its checkpoints. If it is at work in another process,
+    /// that one was notified.
+    pub(super) displaced: Option<(RunId, CancelAction)>,
 }
 
 /// The inputs of an admission besides the request.
@@ -191,7 +191,7 @@ impl Admission {
         (permit, context)
     }
 
-    /// Starts a run that was admitted, or leaves it in the queue, and stops the runs that it displaces.
+    /// Starts a run that was admitted, or leaves it in the queue, and stops the run that it displaces.
     pub(super) fn start_or_queue(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
         let Admitted {
             run,
@@ -212,7 +212,7 @@ impl Admission {
             drop(permit);
             self.dispatcher.has_queued();
         }
-        for (old, action) in displaced {
+        if let Some((old, action)) = displaced {
             self.dispatcher.stop(old, action);
         }
         run

@@ -8,7 +8,9 @@
 //! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
 //! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
 //! repeated, so a crash in between loses nothing, and a run that is cancelled before it begins leaves the interrupts
-//! open.
+//! open. Such a run begins before all others that are queued on the thread, so that an answer is used once it is
+//! accepted. Only a run that is at work by then, and has not begun to write, may go on without it: the interrupts are
+//! dropped then, and the run with the answer fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +43,7 @@ pub use answer::{InterruptReply, RespondError};
 pub(super) use approvers::{check_way, goes_around, record_attempt};
 pub(super) use branches::{branch_to_continue, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
-pub(super) use deliver::{deliver, waiting_agents};
+pub(super) use deliver::{deliver, is_late, waiting_agents};
 pub(super) use expire::{
     ExpiredInterrupts, drop_for_end, drop_for_input, drop_for_update, drop_of_subagents, resume_expired,
 };
@@ -145,7 +147,7 @@ async fn continue_thread(
         Resolution::Answered(_) | Resolution::AnsweredAlone(..) => (RunRequest::default(), Map::new()),
         Resolution::AnsweredRemotely(child) => {
             let request = RunRequest {
-                // Another run may have begun to work on the thread; then there is nothing to continue.
+                // Another run may be at work on the thread; then there is nothing to continue.
                 multitask: Multitask::Reject,
                 ..super::background::streamed_request()
             };

@@ -15,7 +15,7 @@ use crate::domain::background::BudgetScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
-use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
@@ -70,10 +70,15 @@ enum Start {
 /// a number with anything later.
 pub(super) const CRASH_GAP: i64 = 1 << 20;
 
-/// Returns the reason why a run that waited in the queue may not begin any more: the thread has an open interrupt that
-/// is assigned to others, and the run would continue beside it.
+/// Returns the reason why a run that waited in the queue may not begin any more: the interrupts that it answers were
+/// dropped, or the thread has an open interrupt that is assigned to others, and the run would continue beside it.
 pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<Failure>> {
     let run = &run_context.run;
+    if is_late(run_context).await? {
+        let text = "The thread went on without this answer before the run began: the question was dropped, and the answer \
+            had no effect.";
+        return Ok(Some(Failure::new("AnswerTooLateError", text)));
+    }
     if !interrupts::goes_around(&run.request) {
         return Ok(None);
     }
@@ -86,6 +91,26 @@ pub(super) async fn find_obstacle(run_context: &RunContext) -> DbResult<Option<F
         .read(move |tx| Box::pin(async move { interrupts::check_way(tx, thread, user.as_ref(), Some(own)).await }));
     let obstacle = read.await?.err();
     Ok(obstacle.map(|assigned| Failure::new("PermissionError", format!("the thread waits for an answer: {assigned}"))))
+}
+
+/// Returns whether a run brings answers of which none can be used any more.
+async fn is_late(run_context: &RunContext) -> DbResult<bool> {
+    let run = &run_context.run;
+    let answers = run.request.command.as_ref().and_then(|command| command.resume.as_ref());
+    let ids: Vec<InterruptId> = answers
+        .into_iter()
+        .flat_map(|answers| answers.keys().cloned())
+        .collect();
+    if ids.is_empty() {
+        return Ok(false);
+    }
+    let thread = run.thread;
+    let own = run.id;
+    let read = run_context
+        .core
+        .db
+        .read(move |tx| Box::pin(async move { interrupts::is_late(tx, thread, own, &ids).await }));
+    read.await
 }
 
 /// Loads the machine of a run, applies the request to it and opens the log.

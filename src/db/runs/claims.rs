@@ -6,6 +6,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::WITH_TREE;
+use super::turns::MAY_BEGIN;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
@@ -121,15 +122,16 @@ async fn end_unreadable(
     notifications::notify(tx, Notification::Ended(run.thread)).await
 }
 
-/// Claims a pending run of the main agent for `worker`, unless another run is running on its thread. A run that cannot
-/// be read is ended with an error instead.
+/// Claims a pending run of the main agent for `worker`, if its thread is free for it. A run that cannot be read is
+/// ended with an error instead.
 pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp) -> DbResult<Option<Claim>> {
     const LOCK: &str = "select thread_id from threads \
         where thread_id = (select thread_id from runs where run_id = $1) for update";
     const SQL: &str = concatcp!(
         "update runs set status = 'running', worker = $2, fence = fence + 1, updated_at = $3 \
-         where run_id = $1 and depth = 0 and status = 'pending' and not exists (select 1 from runs other \
-         where other.thread_id = runs.thread_id and other.depth = 0 and other.status = 'running') returning ",
+         where run_id = $1 and depth = 0 and status = 'pending' and ",
+        MAY_BEGIN,
+        " returning ",
         CLAIMED
     );
     if tx.engine() == Engine::Postgres {
@@ -148,11 +150,13 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
     }
 }
 
-/// Returns the time at which the next pending run whose thread is free becomes, or became, due.
+/// Returns the time at which the next pending run whose thread is free for it becomes, or became, due.
 pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
-    const SQL: &str = "select due_at from runs where depth = 0 and status = 'pending' \
-        and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
-        and other.depth = 0 and other.status = 'running') order by due_at, run_id limit 1";
+    const SQL: &str = concatcp!(
+        "select due_at from runs where depth = 0 and status = 'pending' and ",
+        MAY_BEGIN,
+        " order by due_at, run_id limit 1"
+    );
     let at: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).fetch_optional(conn).await)?;
     Ok(at.map(Timestamp))
 }

@@ -1,9 +1,11 @@
-//! The order of the runs of the main agent on a thread, by their first event in the thread's log.
+//! The order of the runs of the main agent on a thread: by their first event in the thread's log, or by their end.
 
-use sqlx::query_as;
+use const_format::concatcp;
+use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::get_by_id;
+use super::turns::NO_QUESTION;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
@@ -21,6 +23,27 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
     const SQL: &str = "select run_id, first_seq from runs where thread_id = $1 and depth = 0 and first_seq <= $2 \
         order by first_seq desc limit 1";
     find_by_seq(tx, SQL, thread, seq).await
+}
+
+/// Returns the run that tells how the work on a thread stands: the newest one that is at work or may begin, or else the
+/// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
+pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
+    const IN_FLIGHT: &str = concatcp!(
+        "select run_id from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running') \
+         and (status = 'running' or ",
+        NO_QUESTION,
+        ") order by created_at desc, run_id desc limit 1"
+    );
+    // `parents_to_wake` looks for the same run.
+    const ENDED: &str = "select run_id from runs where thread_id = $1 and depth = 0 \
+        and status not in ('pending', 'running') order by updated_at desc, created_at desc, run_id desc limit 1";
+    for sql in [IN_FLIGHT, ENDED] {
+        let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
+        if let Some(id) = id {
+            return get_by_id(tx, RunId(id)).await;
+        }
+    }
+    Ok(None)
 }
 
 async fn find_by_seq(tx: &mut Tx<'_>, sql: &'static str, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {

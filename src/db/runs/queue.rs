@@ -1,7 +1,9 @@
 //! The length of the queue of runs, for metrics.
 
+use const_format::concatcp;
 use sqlx::query_as;
 
+use super::turns::NO_QUESTION;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
@@ -9,7 +11,7 @@ use crate::domain::time::Timestamp;
 /// The numbers of due and running runs of main agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueDepth {
-    /// The number of pending runs that are due.
+    /// The number of pending runs that are due. Those that wait for an answer of a human are left out.
     pub due: u64,
     /// The time since which the oldest of those has been due.
     pub oldest: Option<Timestamp>,
@@ -17,13 +19,15 @@ pub struct QueueDepth {
     pub running: u64,
 }
 
-/// Counts the due and the running runs at `now`. Reads only the entries of two partial indexes: pending and running
-/// runs.
+/// Counts the due and the running runs at `now`. Finds them by two partial indexes: pending and running runs.
 pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
-    const SQL: &str = "select \
-        (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1) as due, \
-        (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1) as oldest, \
-        (select count(*) from runs where depth = 0 and status = 'running') as running";
+    const SQL: &str = concatcp!(
+        "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
+        NO_QUESTION,
+        ") as due, (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
+        NO_QUESTION,
+        ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
+    );
     let (due, oldest, running): (i64, Option<i64>, i64) =
         on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
     let count = |number| u64::try_from(number).unwrap_or(0);

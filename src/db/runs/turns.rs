@@ -14,6 +14,20 @@ use crate::domain::id::RunId;
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
+/// The condition on a pending run of `runs` that no question of its thread is in its way.
+pub(super) const NO_QUESTION: &str = "(runs.turn is null or runs.turn <> 'after_answers' or not exists (\
+    select 1 from interrupts asked where asked.thread_id = runs.thread_id and asked.status = 'pending'))";
+
+/// The condition on a pending run of `runs` that its thread is free for it: no run is at work there, none that brings an
+/// answer goes first, and no question is in its way.
+pub(super) const MAY_BEGIN: &str = concatcp!(
+    "not exists (select 1 from runs other where other.thread_id = runs.thread_id \
+     and other.depth = 0 and other.status = 'running') \
+     and (runs.turn = 'answer' or not exists (select 1 from runs answer where answer.thread_id = runs.thread_id \
+     and answer.depth = 0 and answer.status = 'pending' and answer.turn = 'answer')) and ",
+    NO_QUESTION
+);
+
 /// Returns up to `limit` places with pending runs, due or not, that follow the place `after` in the order of the texts.
 pub async fn waiting_queues(tx: &mut Tx<'_>, after: &str, limit: i64) -> DbResult<Vec<RunQueue>> {
     const SQL: &str = "with recursive waiting(queue) as (\
@@ -40,12 +54,14 @@ pub async fn at_work_by_queue(tx: &mut Tx<'_>) -> DbResult<Vec<(RunQueue, u64)>>
     Ok(counted.collect())
 }
 
-/// Returns the run at this place that became due first and whose thread is free. On Postgres, runs that another server
-/// is claiming are skipped.
+/// Returns the run at this place that became due first and whose thread is free for it. On Postgres, runs that another
+/// server is claiming are skipped.
 pub async fn next_in_queue(tx: &mut Tx<'_>, queue: &RunQueue, now: Timestamp) -> DbResult<Option<RunId>> {
-    const SQLITE: &str = "select run_id from runs where queue = $2 and depth = 0 and status = 'pending' and due_at <= $1 \
-        and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
-        and other.depth = 0 and other.status = 'running') order by due_at, run_id limit 1";
+    const SQLITE: &str = concatcp!(
+        "select run_id from runs where queue = $2 and depth = 0 and status = 'pending' and due_at <= $1 and ",
+        MAY_BEGIN,
+        " order by due_at, run_id limit 1"
+    );
     const POSTGRES: &str = concatcp!(SQLITE, " for update skip locked");
     let sql = tx.either(SQLITE, POSTGRES);
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)

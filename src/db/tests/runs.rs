@@ -3,11 +3,13 @@ use std::time::Duration;
 
 use serde_json::Map;
 
+use super::interrupts::pending_interrupt;
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::runs::LeaseHolder;
-use crate::db::{DbError, runs, threads, workers};
+use crate::db::{DbError, interrupts, runs, threads, workers};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, RunQueue};
+use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
@@ -25,6 +27,8 @@ on_both!(
     one_run_per_thread_is_claimed_at_a_time,
     only_one_concurrent_claim_on_a_thread_succeeds,
     runs_become_due_in_order,
+    an_answer_begins_before_the_other_runs_of_its_thread,
+    a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
     due_and_running_runs_are_counted,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
@@ -276,6 +280,56 @@ async fn runs_become_due_in_order(db: Db) {
     assert_eq!(next(10).await, None);
     assert_eq!(read!(db, |tx| runs::next_due_at(tx)), Some(Timestamp(1000)));
     assert_eq!(next(1000).await, Some(d));
+}
+
+async fn an_answer_begins_before_the_other_runs_of_its_thread(db: Db) {
+    let thread = stored_thread(&db).await;
+    let worker = WorkerId::mint();
+    let message = run_at(thread, 1);
+    let mut answer = run_at(thread, 2);
+    answer.request.command = Some(Command {
+        resume: Some(BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({}))])),
+        ..Command::default()
+    });
+    let a = message.id;
+    let b = answer.id;
+    for run in [message, answer] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let next = async || write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
+    assert!(read!(db, |tx| runs::has_queued_answer(tx, thread)));
+    assert_eq!(next().await, Some(b));
+    assert_eq!(write!(db, |tx| runs::claim(tx, a, worker, Timestamp(9))), None);
+    write!(db, |tx| runs::claim(tx, b, worker, Timestamp(9)));
+    assert!(!read!(db, |tx| runs::has_queued_answer(tx, thread)));
+    assert_eq!(read!(db, |tx| runs::at_work(tx, thread)), Some(b));
+    write!(db, |tx| runs::set_status(
+        tx,
+        b,
+        RunStatus::Success,
+        None,
+        Timestamp(10)
+    ));
+    assert_eq!(next().await, Some(a));
+}
+
+async fn a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending(db: Db) {
+    let thread = stored_thread(&db).await;
+    let asked = pending_interrupt(thread, Lane::Main, 1);
+    let mut message = run_at(thread, 1);
+    message.request.after_answers = true;
+    let id = message.id;
+    write!(db, |tx| interrupts::insert(tx, &asked));
+    write!(db, |tx| runs::insert(tx, &message, None));
+    let next = async || write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
+    assert_eq!(next().await, None);
+    assert_eq!(read!(db, |tx| runs::next_due_at(tx)), None);
+    assert_eq!(read!(db, |tx| runs::queue(tx, Timestamp(9))).due, 0);
+    assert_eq!(read!(db, |tx| runs::latest(tx, thread)), None);
+    write!(db, |tx| interrupts::drop_pending(tx, thread, None, Timestamp(5)));
+    assert_eq!(next().await, Some(id));
+    assert_eq!(read!(db, |tx| runs::queue(tx, Timestamp(9))).due, 1);
+    assert_eq!(read!(db, |tx| runs::latest(tx, thread)).map(|run| run.id), Some(id));
 }
 
 async fn due_and_running_runs_are_counted(db: Db) {

@@ -107,7 +107,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 52] = [
+const SEARCHES: [(&str, &str); 54] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -265,6 +265,14 @@ const SEARCHES: [(&str, &str); 52] = [
         "interrupts_by_status",
     ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select 1 from interrupts where thread_id = {id} and status = 'pending'",
+        "interrupts_by_thread",
+    ),
+    (
+        "select 1 from runs where thread_id = {id} and depth = 0 and status = 'pending' and turn = 'answer'",
+        "runs_with_answers",
+    ),
     (
         "select thread_id from interrupts where status = 'pending' and expires_at is not null and expires_at <= 5 \
          order by expires_at limit 9",

@@ -228,6 +228,7 @@ impl RunCreate {
             interrupt_after: texts("interrupt_after", self.interrupt_after.as_ref())?,
             checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?.or(of_config),
             multitask: word("multitask_strategy", self.multitask_strategy.as_deref(), &strategies)?.unwrap_or_default(),
+            after_answers: false,
             temporary,
             held: false,
             agent: None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{AdmissionContext, Admitted, withdraw};
+use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::runs::{InFlight, RunBefore};
@@ -22,7 +22,7 @@ use crate::domain::identity::{Credential, Identity, Tenant};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::metadata;
 use crate::domain::run::{
-    AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus, SERVER_KEYS,
+    AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus, SERVER_KEYS, Turn,
 };
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
@@ -131,7 +131,7 @@ pub(in crate::runtime) async fn start_as(
     )?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
     check_room(new_run, in_flight, context.most_waiting)?;
-    if action_on_displaced(new_run.request.multitask).is_some() && !in_flight.is_none() {
+    if action_on_displaced(new_run.request.multitask).is_some() && in_flight.at_work > 0 {
         check_by_policies(tx, &thread, new_run, Action::ThreadsUpdate, &context.core).await?;
     }
     if let Some(checkpoint) = new_run.request.checkpoint
@@ -169,9 +169,9 @@ pub(in crate::runtime) async fn start_as(
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
     }
     settled?;
-    let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
-    // Queued runs are withdrawn at once; runs at work take some time to stop.
-    let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
+    let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
+    // A run at work that is displaced takes some time to stop.
+    let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && run.request.turn() != Turn::Answer;
     let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
     let claimed = may_claim && quotas::may_begin(tx, quotas, &run.queue.account).await?;
     if claimed {
@@ -394,11 +394,18 @@ pub(in crate::runtime) async fn refuse_by_policies(
     Err(refusal(&denial, action, thread.id))
 }
 
-/// Checks whether a run may start, or at least wait, on its thread.
+/// Checks whether a run may start, or at least wait, on its thread. A run that brings an answer goes before those that
+/// wait.
 fn check_room(new_run: &NewRun, in_flight: InFlight, most_waiting: u64) -> Result<(), StartError> {
+    let before = match new_run.resume {
+        Some(_) => 0,
+        None => in_flight.waiting,
+    };
     match new_run.request.multitask {
-        Multitask::Reject if !in_flight.is_none() => Err(StartError::Busy),
-        Multitask::Enqueue if new_run.resume.is_none() && in_flight.waiting >= most_waiting => {
+        Multitask::Reject if in_flight.at_work > 0 || before > 0 => Err(StartError::Busy),
+        Multitask::Enqueue | Multitask::Interrupt | Multitask::Rollback
+            if new_run.resume.is_none() && before >= most_waiting =>
+        {
             Err(StartError::ThreadFull(most_waiting))
         }
         Multitask::Reject | Multitask::Enqueue | Multitask::Interrupt | Multitask::Rollback => Ok(()),
@@ -414,7 +421,7 @@ pub(in crate::runtime) fn check_stateless(new_run: &NewRun) -> Result<(), StartE
     }
 }
 
-/// Returns what happens to the runs in flight, if a new run displaces them.
+/// Returns what happens to the run at work, if a new run displaces it.
 fn action_on_displaced(strategy: Multitask) -> Option<CancelAction> {
     match strategy {
         Multitask::Rollback => Some(CancelAction::Rollback),
@@ -423,33 +430,17 @@ fn action_on_displaced(strategy: Multitask) -> Option<CancelAction> {
     }
 }
 
-/// Stops the runs in flight for a run that displaces them: queued ones at once, running ones through their process.
-async fn displace(
-    tx: &mut Tx<'_>,
-    strategy: Multitask,
-    thread: ThreadId,
-    in_flight: InFlight,
-    context: &AdmissionContext,
-) -> DbResult<Vec<(RunId, CancelAction)>> {
+/// Stops the run at work for a run that displaces it, through its process. Queued runs stay: they were accepted, and
+/// those who sent them wait for them.
+async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbResult<Option<(RunId, CancelAction)>> {
     let Some(action) = action_on_displaced(strategy) else {
-        return Ok(vec![]);
+        return Ok(None);
     };
-    if in_flight.is_none() {
-        return Ok(vec![]);
-    }
-    // The runs are read one after the other, since they may be large together.
-    let all = db::runs::ids_in_flight(tx, thread).await?;
-    for id in &all {
-        let Some(old) = db::runs::get_by_id(tx, *id).await? else {
-            continue;
-        };
-        if old.status == RunStatus::Pending {
-            withdraw(tx, &old, action, &context.core.webhooks, context.now).await?;
-        } else {
-            db::runs::request_cancel(tx, old.id, action.word()).await?;
-        }
-    }
-    Ok(all.into_iter().map(|old| (old, action)).collect())
+    let Some(old) = db::runs::at_work(tx, thread).await? else {
+        return Ok(None);
+    };
+    db::runs::request_cancel(tx, old, action.word()).await?;
+    Ok(Some((old, action)))
 }
 
 /// Returns the thread of a request, locked. The thread is created if necessary.
@@ -633,7 +624,8 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
     Ok(())
 }
 
-/// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered.
+/// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered. If the thread is to
+/// go on before it, such a run waits until none is pending.
 async fn settle_questions(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
@@ -652,18 +644,20 @@ async fn settle_questions(
         return interrupts::resolve(tx, run, resolution, &new_run.caller).await;
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
-    if !begins_anew || !in_flight.is_none() {
+    if !begins_anew || known.on_pending_interrupt == OnPendingInterrupt::Drop {
         return Ok(());
     }
-    if known.on_pending_interrupt == OnPendingInterrupt::Reject {
-        let open = interrupts::open_at(tx, run.thread, None).await?;
-        if !open.is_empty() {
-            return Err(StartError::QuestionPending(
-                open.into_iter().map(|asked| asked.interrupt.id).collect(),
-            ));
-        }
+    run.request.after_answers = true;
+    if in_flight.at_work > 0 || db::runs::has_queued_answer(tx, run.thread).await? {
+        return Ok(());
     }
-    Ok(())
+    let open = interrupts::pending(tx, run.thread).await?;
+    if open.is_empty() {
+        return Ok(());
+    }
+    Err(StartError::QuestionPending(
+        open.into_iter().map(|asked| asked.interrupt.id).collect(),
+    ))
 }
 
 async fn enter_thread(

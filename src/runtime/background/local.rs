@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use serde_json::{Value, json};
 
 use super::limits::{self, TaskParent};
 use super::{
     NOT_OWN_TASK, PARENT_RUN, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task, new_cancelling_run, new_record,
     new_task_run, refusal_text, status, storage_error, strategy, task_ids,
 };
-use crate::db::{self, Tx};
+use crate::db::interrupts::InterruptState;
+use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::run::{Multitask, Run};
+use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
-use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, Target};
+use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
@@ -76,68 +78,83 @@ impl BackgroundTasks {
             .map_err(storage_error)
     }
 
-    /// Cancels a task on this server: its runs, the queued ones first, or its interrupts.
+    /// Cancels a task on this server: its runs, the queued ones first, and its interrupts.
     pub(super) async fn cancel_task(&self, scope: &Scope, record: TaskRecord) -> Result<TaskSnapshot, String> {
         let task = record.task;
         let seen = self.read_task(task).await?;
-        if seen.status == TaskStatus::Waiting {
-            return self.cancel_waiting_task(scope, &record, seen).await;
-        }
         if seen.status.is_final() {
             return Ok(seen);
         }
-        let in_flight = self.core.db.read(move |tx| Box::pin(db::runs::in_flight(tx, task)));
-        for run in in_flight.await.map_err(storage_error)?.into_iter().rev() {
-            match self.runs.cancel(task, run.id, CancelAction::Interrupt).await {
-                Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
-                Err(CancelError::Fault(error)) => return Err(storage_error(error)),
-            }
-        }
         let began = tokio::time::Instant::now();
+        let mut stopped: Vec<RunId> = vec![];
         loop {
-            let seen = self.read_task(task).await?;
-            if seen.status.is_outcome() {
+            let look = self.core.db.read(move |tx| Box::pin(look_at_work(tx, task)));
+            let CancelledWork {
+                seen,
+                in_flight,
+                is_asking,
+            } = look.await.map_err(storage_error)?;
+            let is_at_rest = in_flight.is_empty();
+            if is_at_rest && !is_asking {
                 return Ok(seen);
             }
-            if began.elapsed() >= STOP_TIMEOUT {
-                // The cancellation is stored, so the task will stop.
+            // An answer that came meanwhile has started a run, which is stopped like the others.
+            let is_cancelled = is_at_rest && self.drop_questions(scope, &record).await?;
+            // Once the cancellation of the runs is stored, the task will stop.
+            if is_cancelled || began.elapsed() >= STOP_TIMEOUT {
                 return Ok(TaskSnapshot {
                     status: TaskStatus::Cancelled,
+                    interrupts: vec![],
                     ..seen
                 });
+            }
+            for run in in_flight.into_iter().rev() {
+                if stopped.contains(&run) {
+                    continue;
+                }
+                match self.runs.cancel(task, run, CancelAction::Interrupt).await {
+                    Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => stopped.push(run),
+                    Err(CancelError::Fault(error)) => return Err(storage_error(error)),
+                }
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    /// Cancels a task that waits for an answer.
-    async fn cancel_waiting_task(
-        &self,
-        scope: &Scope,
-        record: &TaskRecord,
-        seen: TaskSnapshot,
-    ) -> Result<TaskSnapshot, String> {
+    /// Drops the interrupts of a task whose runs are over, with a run that does nothing else. From then on no answer is
+    /// accepted. Returns false if another run has begun meanwhile.
+    async fn drop_questions(&self, scope: &Scope, record: &TaskRecord) -> Result<bool, String> {
         let (_, run) = task_ids(scope)?;
-        let new_run = new_cancelling_run(scope, record.task, &record.graph_id);
-        let begun = self.start_run(move |tx, context| {
+        let task = record.task;
+        let new_run = new_cancelling_run(scope, task, &record.graph_id);
+        let begun = self.begin_run(move |tx, context| {
             Box::pin(async move {
                 if let Some(before) = db::runs::get_by_id(tx, run).await? {
                     return Ok(Begun::Before(Box::new(before)));
                 }
                 let admitted = admission::start_as(tx, run, &new_run, 0, &context).await?;
+                interrupts::drop_for_input(tx, task, run, context.now).await?;
                 Ok(Begun::Now(Box::new(admitted)))
             })
         });
-        begun.await?;
-        Ok(TaskSnapshot {
-            status: TaskStatus::Cancelled,
-            interrupts: vec![],
-            ..seen
-        })
+        match begun.await {
+            Ok(_) => Ok(true),
+            Err(TaskError::Start(StartError::Busy)) => Ok(false),
+            Err(error) => Err(error.text()),
+        }
+    }
+
+    /// Starts the run of a call like [`BackgroundTasks::begin_run`]. A refusal is a text for the model.
+    async fn start_run<J>(&self, job: J) -> Result<TaskRun, String>
+    where
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
+        J: Send + 'static,
+    {
+        self.begin_run(job).await.map_err(TaskError::text)
     }
 
     /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it.
-    async fn start_run<J>(&self, job: J) -> Result<TaskRun, String>
+    async fn begin_run<J>(&self, job: J) -> Result<TaskRun, TaskError>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
         J: Send + 'static,
@@ -153,13 +170,31 @@ impl BackgroundTasks {
                 Begun::Before(run) => *run,
             })
         });
-        let run = work.await.map_err(TaskError::text)?;
+        let run = work.await?;
         Ok(TaskRun {
             thread: run.thread.to_string(),
             run: run.id.to_string(),
             status: TaskStatus::from(run.status),
         })
     }
+}
+
+/// The work of a task that is being cancelled.
+struct CancelledWork {
+    seen: TaskSnapshot,
+    /// Its runs that are not over, oldest first.
+    in_flight: Vec<RunId>,
+    /// True if one of its interrupts can be answered.
+    is_asking: bool,
+}
+
+async fn look_at_work(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<CancelledWork> {
+    let asked = db::interrupts::of_thread(tx, task, Some(InterruptState::Pending)).await?;
+    Ok(CancelledWork {
+        seen: status::look(tx, task).await?,
+        in_flight: db::runs::ids_in_flight(tx, task).await?,
+        is_asking: !asked.is_empty(),
+    })
 }
 
 /// Starts a task, if the limits allow it. The calling thread is locked during all checks and counts, so that parallel
@@ -188,7 +223,8 @@ async fn begin(
     Ok(Begun::Now(Box::new(admitted)))
 }
 
-/// Sends a further message to a task, if the limits allow it.
+/// Sends a further message to a task, if the limits allow it. A message that stops the work under way takes over those
+/// that the same conversation has sent before and that the task has not read.
 async fn continue_task(
     tx: &mut Tx<'_>,
     id: RunId,
@@ -204,8 +240,10 @@ async fn continue_task(
     let Some(record) = find_own_task(tx, task, parent.thread).await? else {
         return Err(TaskError::Refused(NOT_OWN_TASK.to_owned()));
     };
+    // None of the queued runs begins in between.
+    db::threads::lock(tx, task).await?;
     let in_flight = db::runs::in_flight(tx, task).await?;
-    let mine = serde_json::json!(parent.run);
+    let mine = json!(parent.run);
     let is_mine = |run: &Run| run.metadata.get(PARENT_RUN) == Some(&mine);
     let waits = in_flight
         .iter()
@@ -219,7 +257,39 @@ async fn continue_task(
     let mut new_run = new_run.clone();
     new_run.target = Target::Thread(task);
     new_run.request.background = Some(record.ancestry);
+    if new_run.request.multitask == Multitask::Interrupt {
+        take_over_messages(tx, &mut new_run, &in_flight, context).await?;
+    }
     let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
     db::background::watch(tx, task).await?;
     Ok(Begun::Now(Box::new(admitted)))
+}
+
+/// Withdraws the runs of a task that agents have queued and that have not begun, and puts their messages before those of
+/// a new run.
+async fn take_over_messages(
+    tx: &mut Tx<'_>,
+    new_run: &mut NewRun,
+    in_flight: &[Run],
+    context: &AdmissionContext,
+) -> DbResult<()> {
+    let mut messages: Vec<Value> = vec![];
+    let is_unread = |run: &&Run| run.status == RunStatus::Pending && run.metadata.contains_key(PARENT_RUN);
+    for run in in_flight.iter().filter(is_unread) {
+        let Some(earlier) = messages_of(run.request.input.as_ref()) else {
+            continue;
+        };
+        messages.extend_from_slice(earlier);
+        admission::withdraw(tx, run, CancelAction::Interrupt, &context.core.webhooks, context.now).await?;
+    }
+    if !messages.is_empty() {
+        messages.extend_from_slice(messages_of(new_run.request.input.as_ref()).unwrap_or_default());
+        new_run.request.input = Some(json!({"messages": messages}));
+    }
+    Ok(())
+}
+
+/// Returns the messages of an input.
+fn messages_of(input: Option<&Value>) -> Option<&[Value]> {
+    input?.get("messages")?.as_array().map(Vec::as_slice)
 }

@@ -1,4 +1,5 @@
-//! The status of a task on this server: that of the newest run on its thread.
+//! The status of a task on this server: that of the latest run on its thread. Messages that wait for the answer of a human
+//! do not count.
 
 use serde_json::json;
 
@@ -11,14 +12,14 @@ use crate::domain::run::Run;
 
 /// The status of a task on this server, without its result.
 struct TaskState {
-    /// The newest run on its thread; none if it was deleted.
+    /// The latest run on its thread; none if it was deleted.
     run: Option<Run>,
     status: TaskStatus,
     /// The interrupts whose answers the task waits for.
     asked: Vec<InterruptRecord>,
 }
 
-/// Returns the newest run of a task and its status, as far as they are known on this server.
+/// Returns the latest run of a task and its status, as far as they are known on this server.
 ///
 /// # Errors
 /// Returns an error when the database fails.
@@ -34,7 +35,7 @@ pub async fn known_status(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Opt
 
 /// Returns the status of the task on this thread, without its result.
 async fn status_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskState> {
-    let Some(run) = db::runs::newest(tx, thread).await? else {
+    let Some(run) = db::runs::latest(tx, thread).await? else {
         return Ok(TaskState {
             run: None,
             status: TaskStatus::Error,

@@ -345,13 +345,6 @@ impl Interrupts {
     }
 }
 
-/// Returns the answers by the ids of their interrupts, if an answer consists of such.
-fn answers_by_id(answer: &Value) -> Option<&Map<String, Value>> {
-    answer
-        .as_object()
-        .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
-}
-
 /// Assigns the answers to the open interrupts.
 fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
     let ids = || {

@@ -42,6 +42,26 @@ pub(in crate::runtime) async fn deliver(
     Ok(())
 }
 
+/// Returns whether none of these interrupts has the answer of run `by`, which has not begun: the thread went on without
+/// it. Once the run has begun, it may have raised them again.
+pub(in crate::runtime) async fn is_late(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    by: RunId,
+    ids: &[InterruptId],
+) -> DbResult<bool> {
+    if db::runs::first_seq(tx, by).await?.is_some() {
+        return Ok(false);
+    }
+    for id in ids {
+        let found = db::interrupts::find(tx, thread, id).await?;
+        if found.is_some_and(|record| record.resumed_by == Some(by)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Returns a subagent that waits and the subagents below for which it waits. A caller comes before those.
 pub(in crate::runtime) async fn waiting_agents(
     tx: &mut Tx<'_>,

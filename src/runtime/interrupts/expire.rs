@@ -89,8 +89,8 @@ pub(super) async fn answers(tx: &mut Tx<'_>, thread: ThreadId, ids: &[InterruptI
     Ok(expired.filter_map(answered).collect())
 }
 
-/// Drops the open interrupts at the checkpoint from which a run begins with new input, the newest or `branch`, and stops
-/// the subagents that waited.
+/// Drops the open interrupts at the checkpoint from which a run goes on without answers, the newest or `branch`, and stops
+/// the subagents that waited. Answers that came meanwhile, with runs that are queued behind it, are not used either.
 pub(in crate::runtime) async fn drop_for_input(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -98,6 +98,11 @@ pub(in crate::runtime) async fn drop_for_input(
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
+    // No answer is accepted in between.
+    db::threads::lock(tx, thread).await?;
+    for late in db::interrupts::queued_answers(tx, thread).await? {
+        db::interrupts::restore(tx, thread, late).await?;
+    }
     let all = pending(tx, thread).await?.len();
     let open = open_at(tx, thread, branch).await?;
     db::interrupts::abandon_these(tx, thread, &open, by, now).await?;

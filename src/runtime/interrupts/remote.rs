@@ -289,8 +289,9 @@ pub(in crate::runtime) async fn resume_answered_remotely(
         return Ok(None);
     };
     db::threads::lock(tx, thread).await?;
-    let newest = db::runs::newest(tx, thread).await?;
-    let Some(newest) = newest.filter(|run| run.status == RunStatus::Success) else {
+    // Messages may be queued behind the interrupts.
+    let newest = db::runs::begun_by(tx, thread, i64::MAX).await?;
+    let Some((newest, _)) = newest.filter(|(run, _)| run.status == RunStatus::Success) else {
         return Ok(None);
     };
     let ids = |all: &[InterruptRecord]| -> Vec<InterruptId> {

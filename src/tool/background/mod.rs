@@ -200,7 +200,13 @@ impl BackgroundTool {
                 task.agent_name
             ));
         };
-        let waited = task.status == TaskStatus::Waiting;
+        // The state tells how the task stood when the agent was last told.
+        let waited = task.status == TaskStatus::Waiting
+            && scope
+                .tasks
+                .look(scope, &task)
+                .await
+                .is_ok_and(|seen| seen.status == TaskStatus::Waiting);
         let run = scope
             .tasks
             .update(

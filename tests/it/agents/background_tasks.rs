@@ -131,9 +131,11 @@ on_both_engines! {
     an_outcome_that_the_agent_has_checked_is_not_reported_again,
     a_further_message_interrupts_the_task_and_is_answered,
     one_further_message_can_wait_for_the_end_of_the_task,
+    messages_that_are_sent_together_all_reach_the_task,
     only_an_unfinished_task_can_be_cancelled,
     a_task_shows_its_interrupt_and_continues_with_the_answer,
     cancelling_an_interrupted_task_cancels_its_interrupt,
+    a_task_that_goes_on_with_an_answer_is_cancelled_with_its_other_interrupts,
     calls_that_cannot_be_executed_are_error_results,
     the_tools_for_tasks_exist_without_any_subagent,
     a_task_continues_when_the_run_that_started_it_is_cancelled,
@@ -325,6 +327,32 @@ async fn one_further_message_can_wait_for_the_end_of_the_task(server: TestServer
     assert_eq!(work.transcript().await.last().unwrap(), "ai: echo: and then");
 }
 
+async fn messages_that_are_sent_together_all_reach_the_task(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "writer", "").await;
+    let words = ["first", "second", "third"];
+    let message = |word: &str| {
+        call(
+            word,
+            "update_async_task",
+            json!({"task_id": task["task_id"], "message": word}),
+        )
+    };
+    let said = transcript(&alice.says(script().calls_all(words.map(message)).says("told")).await);
+    let given = format!(
+        "update_async_task: The background task {} was given the message.",
+        task["task_id"].as_str().unwrap()
+    );
+    assert_eq!(said.iter().filter(|line| **line == given).count(), 3, "{said:#?}");
+    let work = worker(&alice, &task);
+    eventually(async || work.status().await == "idle").await;
+    let said = work.transcript().await;
+    for word in words {
+        let line = format!("human: {word}");
+        assert_eq!(said.iter().filter(|other| **other == line).count(), 1, "{said:#?}");
+    }
+    server.tools.let_go("lookup");
+}
+
 async fn only_an_unfinished_task_can_be_cancelled(server: TestServer) {
     let (alice, task) = with_a_task(&server, "writer", "").await;
     let id = task["task_id"].as_str().unwrap();
@@ -409,6 +437,44 @@ async fn cancelling_an_interrupted_task_cancels_its_interrupt(server: TestServer
     eventually(async || work.questions().await.is_empty() && work.status().await == "idle").await;
     assert_eq!(the_task(&alice).await["status"].clone(), json!("cancelled"));
     assert_eq!(server.tools.calls_of("send_email").len(), 0);
+}
+
+async fn a_task_that_goes_on_with_an_answer_is_cancelled_with_its_other_interrupts(server: TestServer) {
+    let lines = boss("")
+        .replace("[agents.scribe]", "[agents.unused]")
+        .replace("graph_id = \"scribe\"", "graph_id = \"agent\"");
+    server.is_configured_with(&lines).await;
+    let alice = server.human("boss").await;
+    let slow = script().calls(mail("m1", "ann")).calls(lookup("l1", "x"));
+    let quick = script().calls(mail("m2", "bob"));
+    let work = script().calls_all([
+        crate::support::task("t1", "mailer", slow),
+        crate::support::task("t2", "mailer", quick),
+    ]);
+    alice
+        .says(script().calls(start("a1", "courier", work)).says("yes"))
+        .await;
+    let task = the_task(&alice).await;
+    let work = worker(&alice, &task);
+    eventually(async || work.questions().await.len() == 2 && work.status().await == "interrupted").await;
+    let questions = work.questions().await;
+    let slow = questions
+        .iter()
+        .find(|question| question.0["task_call_id"] == "t1")
+        .expect("it asks");
+    let other = questions
+        .iter()
+        .find(|question| question.0["task_call_id"] == "t2")
+        .expect("it asks");
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    server.tools.hold("lookup");
+    work.resolves(slow, approval.clone()).await.ok();
+    server.tools.called("lookup", 1).await;
+    let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
+    assert!(text.ends_with("is cancelled."), "{text}");
+    server.tools.let_go("lookup");
+    work.resolves(other, approval).await.refused(409);
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
 async fn calls_that_cannot_be_executed_are_error_results(server: TestServer) {

@@ -14,6 +14,7 @@ on_both_engines! {
     an_interrupt_of_a_subagent_expires_in_place,
     an_interrupt_of_a_left_branch_expires_and_nothing_continues,
     an_answer_in_time_precedes,
+    a_required_answer_expires_while_a_message_waits_for_it,
     an_expired_interrupt_is_answered_after_a_restart,
     the_events_of_an_interrupt_name_who_did_what,
     a_subagent_is_named_in_the_state_of_the_thread,
@@ -36,6 +37,13 @@ note = { allowed_decisions = ["approve"], expires_after_s = 60, on_expiry = "app
 name = "mailer"
 description = "Sends mails to whoever should get one."
 system_prompt = "x"
+
+[agents.strict]
+model = "scripted:lab"
+system_prompt = "x"
+tools = ["lookup", "send_email"]
+interrupt_on = { send_email = { allowed_decisions = ["approve"], expires_after_s = 3600 } }
+on_pending_interrupt = "reject"
 
 [agents.guarded]
 model = "scripted:lab"
@@ -148,6 +156,34 @@ async fn an_interrupt_of_a_subagent_expires_in_place(server: TestServer) {
     is_idle(&alice).await;
     let said = alice.transcript().await;
     assert_eq!(said[2..], ["task: not sent", "ai: done"], "{said:#?}");
+}
+
+async fn a_required_answer_expires_while_a_message_waits_for_it(server: TestServer) {
+    let clock = clocked(&server).await;
+    let alice = server.human("strict").await;
+    server.tools.hold("lookup");
+    let first = alice
+        .asks(
+            script()
+                .calls(lookup("l1", "x"))
+                .calls(mail("m1", "bob"))
+                .says("understood"),
+        )
+        .await;
+    server.tools.called("lookup", 1).await;
+    let message = alice.asks("thanks").await;
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    assert_eq!(message.status().await, "pending");
+    clock.advance(Duration::from_secs(3_601));
+    message.finishes().await;
+    let said = alice.transcript().await;
+    assert_eq!(
+        said[5..],
+        ["ai: understood", "human: thanks", "ai: echo: thanks"],
+        "{said:#?}"
+    );
+    assert_eq!(listed(&alice).await[0]["status"], "expired");
 }
 
 async fn an_answer_in_time_precedes(server: TestServer) {

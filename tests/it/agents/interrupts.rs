@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, transcript};
+use crate::support::actors::Run;
+use crate::support::{Human, TestServer, call, lookup, mail, on_both_engines, script, transcript};
 
 on_both_engines! {
     nothing_runs_before_a_human_has_decided,
@@ -17,6 +18,8 @@ on_both_engines! {
     a_repeated_call_needs_a_new_approval,
     a_new_message_cancels_the_interrupt,
     an_agent_may_require_an_answer,
+    a_message_that_was_queued_before_a_required_answer_waits_for_it,
+    a_message_that_waits_for_an_answer_can_be_cancelled,
     an_answer_without_an_interrupt_is_refused,
     a_run_continues_from_a_breakpoint_without_an_answer,
     a_run_that_answers_nothing_reports_the_interrupt_again,
@@ -276,6 +279,62 @@ async fn an_agent_may_require_an_answer(server: TestServer) {
         transcript(&alice.says("thanks").await).last().unwrap(),
         "ai: echo: thanks"
     );
+}
+
+/// Lets an agent that requires answers ask while a message is queued. Returns the run of the message.
+async fn asks_before_a_message(server: &TestServer) -> (Human, Run) {
+    let lines = "
+        [agents.strict]
+        model = \"scripted:lab\"
+        system_prompt = \"You wait.\"
+        tools = [\"lookup\", \"send_email\"]
+        interrupt_on = { send_email = true }
+        on_pending_interrupt = \"reject\"
+        ";
+    server.is_configured_with(lines).await;
+    let alice = server.human("strict").await;
+    server.tools.hold("lookup");
+    let first = alice
+        .asks(script().calls(lookup("c1", "x")).calls(mail("m1", "bob")).says("sent"))
+        .await;
+    server.tools.called("lookup", 1).await;
+    let message = alice.asks("thanks").await;
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    (alice, message)
+}
+
+async fn a_message_that_was_queued_before_a_required_answer_waits_for_it(server: TestServer) {
+    let (alice, message) = asks_before_a_message(&server).await;
+    let question = alice.question().await;
+    assert_eq!(alice.status().await, "interrupted");
+    assert_eq!(message.status().await, "pending");
+    let another = alice.run_body("hello?", json!({}));
+    server.client().post(&alice.path("/runs"), another).await.refused(409);
+    alice.approves(&question).await.finishes().await;
+    message.finishes().await;
+    let said = alice.transcript().await;
+    assert_eq!(
+        said[4..],
+        [
+            "send_email: sent to bob: hi",
+            "ai: sent",
+            "human: thanks",
+            "ai: echo: thanks"
+        ],
+        "{said:#?}"
+    );
+}
+
+async fn a_message_that_waits_for_an_answer_can_be_cancelled(server: TestServer) {
+    let (alice, message) = asks_before_a_message(&server).await;
+    let question = alice.question().await;
+    message.is_cancelled("interrupt").await.ok();
+    assert_eq!(message.status().await, "interrupted");
+    assert_eq!(alice.status().await, "interrupted");
+    assert_eq!(alice.question().await, question);
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
 async fn an_answer_without_an_interrupt_is_refused(server: TestServer) {

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{TestServer, lookup, mail, on_both_engines, on_postgres, script, transcript};
+use crate::support::actors::Question;
+use crate::support::{Human, TestServer, lookup, mail, on_both_engines, on_postgres, script, task, transcript};
 
 on_both_engines! {
     a_background_run_goes_from_pending_to_success,
@@ -21,7 +22,9 @@ on_both_engines! {
     a_rolled_back_answer_of_a_subagent_leaves_nothing,
     a_rolled_back_turn_restores_the_interrupt_before_it,
     a_run_with_subagents_is_rolled_back_with_them,
-    the_strategies_interrupt_and_rollback_stop_other_runs,
+    the_strategies_interrupt_and_rollback_stop_the_run_at_work_and_no_queued_one,
+    an_answer_goes_before_messages_that_are_queued,
+    an_accepted_answer_survives_a_message_with_the_strategy_interrupt,
     the_answers_of_a_cancelled_pending_run_are_withdrawn,
     a_pending_run_can_be_cancelled,
     a_finished_run_cannot_be_cancelled,
@@ -335,7 +338,7 @@ async fn a_run_with_subagents_is_rolled_back_with_them(server: TestServer) {
     assert_eq!(alice.record().await["error"]["error"], "UserRollback");
 }
 
-async fn the_strategies_interrupt_and_rollback_stop_other_runs(server: TestServer) {
+async fn the_strategies_interrupt_and_rollback_stop_the_run_at_work_and_no_queued_one(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     for (strategy, status) in [("interrupt", 200), ("rollback", 404)] {
@@ -349,19 +352,83 @@ async fn the_strategies_interrupt_and_rollback_stop_other_runs(server: TestServe
             .await;
         second.finishes().await;
         server.tools.let_go("lookup");
-        for old in [&first, &waiting] {
-            assert_eq!(client.get(&old.path).await.status, status, "{strategy}");
-        }
+        assert_eq!(client.get(&first.path).await.status, status, "{strategy}");
+        assert_eq!(waiting.status().await, "success", "{strategy}");
         assert_eq!(second.status().await.as_str(), "success");
         assert_eq!(alice.status().await.as_str(), "idle");
     }
     let said = alice.transcript().await;
     assert!(said[2].starts_with("lookup failed: "), "{said:?}");
     assert_eq!(said[..2], ["human: …", "ai calls lookup"]);
-    assert_eq!(
-        said[3..],
-        ["human: second", "ai: echo: second", "human: second", "ai: echo: second"]
-    );
+    let turns = [
+        "human: waiting",
+        "ai: echo: waiting",
+        "human: second",
+        "ai: echo: second",
+    ];
+    assert_eq!(said[3..], [turns, turns].concat());
+}
+
+/// Lets two mailers ask, and returns their questions, of which the first comes from the agent that looks up something
+/// after its mail.
+async fn two_questions(alice: &Human) -> [Question; 2] {
+    let slow = script()
+        .calls(mail("m1", "ann"))
+        .calls(lookup("c1", "x"))
+        .says("ann knows");
+    let quick = script().calls(mail("m2", "bob")).says("bob knows");
+    let text = script()
+        .calls_all([task("t1", "mailer", slow), task("t2", "mailer", quick)])
+        .says("all done");
+    alice.says(text).await;
+    let mut questions = alice.questions().await;
+    questions.sort_by_key(|question| question.0["task_call_id"].to_string());
+    questions.try_into().expect("two questions")
+}
+
+const BOTH_SENT: [&str; 5] = [
+    "human: …",
+    "ai calls task, task",
+    "task: ann knows",
+    "task: bob knows",
+    "ai: all done",
+];
+
+async fn an_answer_goes_before_messages_that_are_queued(server: TestServer) {
+    let alice = server.human("agent").await;
+    let [ann, bob] = two_questions(&alice).await;
+    server.tools.hold("lookup");
+    let first = alice.approves(&ann).await;
+    server.tools.called("lookup", 1).await;
+    let message = alice.asks("and now?").await;
+    alice
+        .resolves(&bob, json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .ok();
+    server.tools.let_go("lookup");
+    message.finishes().await;
+    assert_eq!(first.status().await, "success");
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
+    let said = alice.transcript().await;
+    assert_eq!(said[..5], BOTH_SENT);
+    assert_eq!(said[5..], ["human: and now?", "ai: echo: and now?"]);
+}
+
+async fn an_accepted_answer_survives_a_message_with_the_strategy_interrupt(server: TestServer) {
+    let alice = server.human("agent").await;
+    let [ann, bob] = two_questions(&alice).await;
+    server.tools.hold("lookup");
+    alice.approves(&ann).await;
+    server.tools.called("lookup", 1).await;
+    let answer = alice.approves(&bob).await;
+    let message = alice
+        .starts(alice.run_body("stop it", json!({"multitask_strategy": "interrupt"})))
+        .await;
+    server.tools.let_go("lookup");
+    message.finishes().await;
+    assert_eq!(answer.status().await, "success");
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: echo: stop it");
 }
 
 async fn the_answers_of_a_cancelled_pending_run_are_withdrawn(server: TestServer) {

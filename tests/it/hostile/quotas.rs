@@ -185,8 +185,11 @@ async fn the_queue_of_a_thread_is_bounded(server: TestServer) {
     assert_eq!(put_off(&server, &alice).await, 200);
     assert_eq!(put_off(&server, &alice).await, 429);
     assert_eq!(put_off(&server, &bob).await, 200);
-    let displacing = alice.run_body("now", json!({"multitask_strategy": "interrupt"}));
-    server.client().post(&alice.path("/runs/wait"), displacing).await.ok();
+    for strategy in ["interrupt", "rollback"] {
+        let displacing = alice.run_body("now", json!({"multitask_strategy": strategy}));
+        let refused = server.client().post(&alice.path("/runs"), displacing).await;
+        assert_eq!(refused.status, 429, "queued runs stay");
+    }
     is_emptied(&server).await;
 }
 
