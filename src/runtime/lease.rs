@@ -186,7 +186,10 @@ impl Dispatcher {
         {
             match heard {
                 Ok(Notification::Queue) => self.wakeup.notify_one(),
-                Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels().await,
+                Ok(Notification::Cancel(run)) if self.works_on(run) => {
+                    self.read_cancels().await;
+                    self.stop_if_deleted(run).await;
+                }
                 Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
                 Ok(Notification::Ended(thread)) => self.core.events.wake(thread),
                 Ok(Notification::Released) => {
@@ -205,6 +208,21 @@ impl Dispatcher {
     /// Returns whether a run of the main agent or of a subagent is at work in this process.
     fn works_on(&self, run: RunId) -> bool {
         self.active().contains_key(&run) || self.children.has(run)
+    }
+
+    /// Stops a run of this process that was deleted: it is that of a background task, and was undone with the run that
+    /// started it.
+    async fn stop_if_deleted(&self, run: RunId) {
+        match self
+            .core
+            .db
+            .read(move |tx| Box::pin(db::runs::is_stored(tx, run)))
+            .await
+        {
+            Ok(true) => {}
+            Ok(false) => drop(self.stop(run, CancelAction::Rollback)),
+            Err(error) => warn_of!(error, "could not look whether a run is still there"),
+        }
     }
 
     /// Cancels the runs of this process whose cancellation was requested.

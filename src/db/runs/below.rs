@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{COLUMNS, RunRow, read_all};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
-use crate::domain::id::RunId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 
 /// The common table expression `tree`: the ids of run `$1` and of all runs below it.
@@ -32,4 +32,18 @@ pub async fn members(tx: &mut Tx<'_>, top: RunId) -> DbResult<Vec<RunId>> {
     const SQL: &str = concatcp!(WITH_TREE, "select member from tree");
     let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(top.0).fetch_all(conn).await)?;
     Ok(ids.into_iter().map(RunId).collect())
+}
+
+/// Counts the subagents' runs of a thread that wait: those with a pending interrupt, and those above them.
+pub async fn count_waiting(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
+    const SQL: &str = "with recursive waiting(member) as (\
+        select r.run_id from interrupts i join runs r on r.run_id = i.lane \
+        where i.thread_id = $1 and i.status = 'pending' \
+        union select r.run_id from waiting join runs below on below.run_id = waiting.member \
+        join runs r on r.run_id = below.parent_id where r.depth > 0) \
+        select count(*) from waiting";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_one(conn)
+        .await)?)
 }
