@@ -145,6 +145,22 @@ pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<Tas
     readable(rows)
 }
 
+/// Returns the tasks that a run has started, and those that were started on the threads of these, at any depth.
+pub async fn begun_below(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<ThreadId>> {
+    const SQL: &str = "with recursive begun(task) as (select task_id from background_tasks where parent_run = $1 \
+        union select t.task_id from begun join background_tasks t on t.parent_thread = begun.task) \
+        select task from begun";
+    let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_all(conn).await)?;
+    Ok(found.into_iter().map(ThreadId).collect())
+}
+
+/// Deletes a task. Its thread stays.
+pub async fn delete(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
+    const SQL: &str = "delete from background_tasks where task_id = $1";
+    on_engine!(tx, |conn| query(SQL).bind(task.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
 /// Returns the tasks of a thread whose outcome its agent may not know, oldest first.
 pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(

@@ -524,6 +524,14 @@ pub(super) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKe
     Ok(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
 }
 
+/// Returns the blobs to which the requests of those runs refer that run `by` began below runs of earlier ones, see
+/// [`super::runs::mark_begun_by`].
+pub(super) async fn of_runs_begun_by(tx: &mut Tx<'_>, by: RunId) -> DbResult<Vec<BlobKey>> {
+    const SQL: &str = "select tenant, digest from request_blobs \
+        where run_id in (select run_id from runs where touched_by = $1 and before is null)";
+    Ok(on_engine!(tx, |conn| query_as(SQL).bind(by.0).fetch_all(conn).await)?)
+}
+
 /// Deletes the references of the request of a run. Returns the blobs.
 pub(super) async fn forget_request(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<BlobKey>> {
     const SQL: &str = "delete from request_blobs where run_id = $1 returning tenant, digest";

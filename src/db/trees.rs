@@ -167,12 +167,12 @@ pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Optio
     Ok(row.map(UsageChange::from))
 }
 
-/// Adds to the share of a run.
-pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &UsageChange) -> DbResult<()> {
+/// Adds to the share of a run. Returns whether it has one.
+pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &UsageChange) -> DbResult<bool> {
     const SQL: &str = "update tree_shares set model_calls = model_calls + $3, tool_calls = tool_calls + $4, \
         input_tokens = input_tokens + $5, output_tokens = output_tokens + $6, children = children + $7, \
         under_way = under_way + $8, cost_micros = cost_micros + $9 where tree_id = $1 and run_id = $2";
-    on_engine!(tx, |conn| query(SQL)
+    let changed = on_engine!(tx, |conn| query(SQL)
         .bind(tree.0)
         .bind(share.0)
         .bind(change.model_calls)
@@ -184,8 +184,23 @@ pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &U
         .bind(change.cost_micros)
         .execute(conn)
         .await
-        .map(drop))?;
-    Ok(())
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Deletes the shares of the runs on a thread. Returns their sum, which still counts in the tree.
+pub async fn remove_shares(tx: &mut Tx<'_>, tree: RunId, thread: ThreadId) -> DbResult<UsageChange> {
+    const SQL: &str = concatcp!(
+        "delete from tree_shares where tree_id = $1 and thread_id = $2 returning ",
+        SUMS
+    );
+    let rows: Vec<SumRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(tree.0)
+        .bind(thread.0)
+        .fetch_all(conn)
+        .await)?;
+    let shares = rows.into_iter().map(UsageChange::from);
+    Ok(shares.fold(UsageChange::default(), UsageChange::plus))
 }
 
 /// Counts the delegations of a run: to subagents and to background tasks.

@@ -37,7 +37,7 @@ pub(super) use start::{
     check_ahead, check_stateless, check_tenant, find_assistant, keep_for_key, refuse_assistant_by_policies,
     refuse_by_policies, start, start_as, try_start,
 };
-pub(super) use withdraw::{leave_thread, undo, withdraw};
+pub(super) use withdraw::{Undone, leave_thread, undo, withdraw};
 
 /// A run that was admitted.
 pub(super) struct Admitted {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::admission::{AdmissionContext, Admitted};
+use super::admission::{AdmissionContext, Admitted, Undone};
 use super::dispatcher::Dispatcher;
 use super::interrupts::{self, CallerNotice};
 use super::run_context::RunContext;
-use super::{CancelError, Runs, Webhooks, admission, log_lines};
+use super::{CancelError, Runs, Webhooks, admission, ledger, log_lines};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::access::AccessScope;
 use crate::domain::id::{RunId, ThreadId};
@@ -143,7 +143,7 @@ impl Runs {
 }
 
 impl Dispatcher {
-    /// Undoes the work of a run.
+    /// Undoes the work of a run. Background tasks that it started are gone, and their runs stop.
     pub(super) async fn roll_back(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
         self.core
             .metrics
@@ -160,22 +160,37 @@ impl Dispatcher {
             .write(move |tx| {
                 Box::pin(async move {
                     if !run_context.holds_lease(tx, now).await? {
-                        return Ok(());
+                        return Ok(None);
                     }
+                    let undone = admission::undo(tx, &run_context.run, last, now).await?;
                     if let Some(ledger) = run_context.ledger.get() {
                         ledger.close(tx, now, 0).await?;
                     }
-                    admission::undo(tx, &run_context.run, last, now).await
+                    ledger::take_back(tx, &undone.share).await?;
+                    DbResult::Ok(Some(undone))
                 })
             })
             .await;
         if let Some(last) = last {
             log.abandon(last, 1);
         }
-        if undone.is_ok() {
-            log_lines::run_withdrawn(&run, log_lines::ROLLED_BACK);
+        let undone = undone?;
+        log_lines::run_withdrawn(&run, log_lines::ROLLED_BACK);
+        if let Some(undone) = undone {
+            self.stop_undone(&undone);
         }
-        undone
+        Ok(())
+    }
+
+    /// Stops the runs of background tasks that were undone, and wakes the jobs that cancel the work of the others on
+    /// their servers.
+    fn stop_undone(&self, undone: &Undone) {
+        for run in &undone.stopped {
+            self.stop(*run, CancelAction::Rollback);
+        }
+        if !undone.share.tasks.is_empty() {
+            self.core.jobs.discover();
+        }
     }
 }
 

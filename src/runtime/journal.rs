@@ -568,7 +568,7 @@ impl ChildRequest {
         }
         if let Some(used) = &self.used {
             let growth = quotas::growth(tx, run_context, self.parent, used).await?;
-            db::runs::set_usage(tx, self.parent, used).await?;
+            db::runs::set_usage(tx, self.parent, used, run_context.run.id).await?;
             quotas::charge(tx, run_context, growth, self.at).await?;
         }
         Ok(Some(admission))

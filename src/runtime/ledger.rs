@@ -5,6 +5,7 @@
 //! with constant cost. The share of the run is stored beside the sum. After a crash the share is set to the stored
 //! usage of the run, so that nothing counts twice and nothing is lost.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -251,18 +252,55 @@ pub(super) async fn charge(
         None => UsageChange::default(),
     };
     for (tree, used) in all {
-        trees::set(
-            tx,
-            tree,
-            &TreeUsed {
-                sum: used.sum.plus(spent),
-                ..used
-            },
-        )
-        .await?;
-        trees::add_to_share(tx, tree, share, &noted.plus(spent)).await?;
+        let used = TreeUsed {
+            sum: used.sum.plus(spent),
+            ..used
+        };
+        // Without a share the run was undone meanwhile, and counts no more.
+        if trees::add_to_share(tx, tree, share, &noted.plus(spent)).await? {
+            trees::set(tx, tree, &used).await?;
+        }
     }
     Ok(left)
+}
+
+/// The share that is left to an undone run in the trees that counted it.
+pub(super) struct RemainingShare {
+    /// The trees.
+    pub(super) trees: BTreeSet<RunId>,
+    /// The share in which the run counted, together with the runs that it continued.
+    pub(super) share: RunId,
+    /// The usage of those runs.
+    pub(super) used: Usage,
+    /// The number of subagents that wait again.
+    pub(super) waiting: i64,
+    /// The background tasks that were undone with the run.
+    pub(super) tasks: Vec<ThreadId>,
+}
+
+/// Takes the work of an undone run out of the trees that counted it. The time stays: it has passed for all in a tree.
+pub(super) async fn take_back(tx: &mut Tx<'_>, left: &RemainingShare) -> DbResult<()> {
+    let kept = UsageChange {
+        under_way: left.waiting,
+        ..UsageChange::from(&left.used)
+    };
+    // In the order in which all transactions lock trees.
+    for tree in &left.trees {
+        let Some(mut whole) = trees::lock(tx, *tree).await? else {
+            continue;
+        };
+        if let Some(share) = trees::share(tx, *tree, left.share).await? {
+            let change = kept.minus(share);
+            trees::add_to_share(tx, *tree, left.share, &change).await?;
+            whole.sum = whole.sum.plus(change);
+        }
+        for task in &left.tasks {
+            let share = trees::remove_shares(tx, *tree, *task).await?;
+            whole.sum = whole.sum.minus(share);
+        }
+        trees::set(tx, *tree, &whole).await?;
+    }
+    Ok(())
 }
 
 /// Opens the ledger of the share `share` in these trees.
@@ -330,7 +368,7 @@ async fn set_share(tx: &mut Tx<'_>, tree: &BudgetScope, share: RunId, used: &Usa
     }
     whole.sum = whole.sum.plus(change);
     trees::set(tx, tree.top, &whole).await?;
-    trees::add_to_share(tx, tree.top, share, &change).await
+    trees::add_to_share(tx, tree.top, share, &change).await.map(drop)
 }
 
 fn exceeded(limit: &'static str, value: String) -> LimitReached {

@@ -269,6 +269,13 @@ impl UsedSoFar {
     }
 }
 
+/// Returns the usage of the earlier runs that a run continues with answers, with all below them, and the first of these
+/// runs.
+pub(super) async fn usage_before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Usage, RunId)> {
+    let (before, first) = UsedSoFar::before(tx, thread, run).await?;
+    Ok((before.whole, first))
+}
+
 /// Returns the remaining budget of the run, less its own earlier usage and that of the runs that it continues, and the
 /// first of these runs.
 async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<(Budget, RunId)> {

@@ -1,6 +1,6 @@
 //! The remote runs of background tasks: their last polled state and the next poll.
 
-use sqlx::{QueryBuilder, query, query_scalar};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::{TABLE, TaskRow};
@@ -9,11 +9,13 @@ use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
 use crate::db::json::{ColumnRef, encode, readable};
 use crate::db::{DbResult, Tx};
+use crate::definition::Digest;
 use crate::domain::access::AccessScope;
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::ThreadId;
 use crate::domain::job::JobKind;
 use crate::domain::limits::Usage;
+use crate::domain::run::AssignedAgent;
 use crate::domain::time::Timestamp;
 
 /// Stores the remote run of a new task, with the job that polls it.
@@ -132,5 +134,50 @@ pub async fn forget(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
     if deleted == 1 {
         jobs::delete(tx, JobKind::PollRemote, task.0).await?;
     }
+    Ok(())
+}
+
+/// Separates a task from the run that started it, since that run is undone: no agent is notified any more, and
+/// `described` is the agent in whose definition the agent of the task is described. The task moves to the thread in the
+/// record. Its job is deleted.
+pub async fn detach(tx: &mut Tx<'_>, task: &TaskRecord, described: Option<&AssignedAgent>) -> DbResult<()> {
+    const MOVE: &str =
+        "update background_tasks set parent_thread = $2, notify = false, watched = false where task_id = $1";
+    const DESCRIBE: &str =
+        "update remote_runs set parent_graph_id = $2, parent_definition = $3 where remote_run_id = $1";
+    on_engine!(tx, |conn| query(MOVE)
+        .bind(task.task.0)
+        .bind(task.parent_thread.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    let graph_id = described.map_or("", |agent| agent.graph_id.as_str());
+    let digest = described.and_then(|agent| agent.definition.as_ref());
+    on_engine!(tx, |conn| query(DESCRIBE)
+        .bind(task.task.0)
+        .bind(graph_id)
+        .bind(digest.map(|digest| digest.0.as_str()))
+        .execute(conn)
+        .await
+        .map(drop))?;
+    // It belongs to the thread on which the task was started, which may be deleted.
+    jobs::delete(tx, JobKind::PollRemote, task.task.0).await
+}
+
+/// Returns the agent in whose definition the agent of a detached task is described: its `graph_id`, and the digest of the
+/// definition.
+pub async fn described_in(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<(String, Option<Digest>)>> {
+    const SQL: &str = "select parent_graph_id, parent_definition from remote_runs \
+        where remote_run_id = $1 and parent_graph_id is not null";
+    let found: Option<(String, Option<String>)> =
+        on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
+    Ok(found.map(|(graph_id, digest)| (graph_id, digest.map(Digest))))
+}
+
+/// Deletes a task if it is detached. Call it when nothing of the task is left on the other server.
+pub async fn forget_detached(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
+    const SQL: &str = "delete from background_tasks where task_id = $1 and exists (select 1 from remote_runs w \
+        where w.remote_run_id = background_tasks.task_id and w.parent_graph_id is not null)";
+    on_engine!(tx, |conn| query(SQL).bind(task.0).execute(conn).await.map(drop))?;
     Ok(())
 }

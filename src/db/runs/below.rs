@@ -66,3 +66,17 @@ pub(super) async fn unfinished(tx: &mut Tx<'_>, thread: ThreadId, root: RunId) -
     runs.retain(|run| lanes.contains(&Lane::Child(*run)));
     Ok(runs)
 }
+
+/// Counts the subagents' runs of a thread that wait: those with a pending interrupt, and those above them.
+pub async fn count_waiting(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
+    const SQL: &str = "with recursive waiting(member) as (\
+        select r.run_id from interrupts i join runs r on r.run_id = i.lane \
+        where i.thread_id = $1 and i.status = 'pending' \
+        union select r.run_id from waiting join runs below on below.run_id = waiting.member \
+        join runs r on r.run_id = below.parent_id where r.depth > 0) \
+        select count(*) from waiting";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_one(conn)
+        .await)?)
+}

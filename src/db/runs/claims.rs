@@ -12,7 +12,7 @@ use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
-use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
+use crate::db::{DbError, DbResult, Notification, Tx, blobs, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
@@ -21,10 +21,12 @@ use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
-/// Assignments that save the status of a subagent's run before run `$2` of the main agent changes it, for
+/// Assignments that save the status and the usage of a subagent's run before run `$2` of the main agent changes them, for
 /// [`restore_children`].
-const SAVE_STATUS: &str = "\
+pub(super) const SAVE: &str = "\
     before = case when root_id <> $2 and touched_by is distinct from $2 then status else before end, \
+    usage_before = case when root_id <> $2 and touched_by is distinct from $2 then coalesce(usage, '{}') \
+    else usage_before end, \
     touched_by = case when root_id <> $2 then $2 else touched_by end";
 
 /// A run claimed by a worker.
@@ -426,7 +428,7 @@ pub async fn set_child_status(
 ) -> DbResult<()> {
     const SQL: &str = concatcp!(
         "update runs set status = $3, error = $4, updated_at = $5, ",
-        SAVE_STATUS,
+        SAVE,
         " where run_id = $1 and depth > 0"
     );
     let error = encode_error(tx, child, error).await?;
@@ -448,7 +450,7 @@ pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: Option<RunId>,
     // Nothing is equal to null, or differs from it, so without a run the earlier status is not saved.
     const SQL: &str = concatcp!(
         "update runs set status = 'interrupted', updated_at = $3, ",
-        SAVE_STATUS,
+        SAVE,
         " where thread_id = $1 and depth > 0 and status = 'running'"
     );
     on_engine!(tx, |conn| query(SQL)
@@ -467,7 +469,7 @@ pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp
     const SQL: &str = concatcp!(
         WITH_TREE,
         "update runs set status = 'interrupted', updated_at = $3, ",
-        SAVE_STATUS,
+        SAVE,
         " where run_id in (select member from tree) and run_id <> $1 and status = 'running'"
     );
     on_engine!(tx, |conn| query(SQL)
@@ -480,10 +482,28 @@ pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp
     Ok(())
 }
 
-/// Restores the statuses of subagents' runs that run `by` changed and that belong to other runs of the main agent.
+/// Stores that run `by` of the main agent began a subagent's run. If that run is below one that an earlier run began, it
+/// has the root of the earlier run, and [`restore_children`] finds it by this mark.
+pub async fn mark_begun_by(tx: &mut Tx<'_>, child: RunId, by: RunId) -> DbResult<()> {
+    const SQL: &str = "update runs set touched_by = $2 where run_id = $1 and depth > 0 and root_id <> $2";
+    on_engine!(tx, |conn| query(SQL)
+        .bind(child.0)
+        .bind(by.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Undoes what run `by` did to subagents' runs that belong to other runs of the main agent: those that it began below
+/// them are deleted, the others have their former status and usage.
 pub async fn restore_children(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
-    const SQL: &str = "update runs set status = coalesce(before, status), error = null, before = null, \
-        cancel = null, touched_by = null where touched_by = $1";
-    on_engine!(tx, |conn| query(SQL).bind(by.0).execute(conn).await.map(drop))?;
+    const DELETE: &str = "delete from runs where touched_by = $1 and before is null";
+    const RESTORE: &str = "update runs set status = coalesce(before, status), usage = coalesce(usage_before, usage), \
+        error = null, before = null, usage_before = null, cancel = null, touched_by = null where touched_by = $1";
+    let freed = blobs::of_runs_begun_by(tx, by).await?;
+    on_engine!(tx, |conn| query(DELETE).bind(by.0).execute(conn).await.map(drop))?;
+    blobs::delete_unreferenced(tx, freed).await?;
+    on_engine!(tx, |conn| query(RESTORE).bind(by.0).execute(conn).await.map(drop))?;
     Ok(())
 }

@@ -2,22 +2,26 @@
 
 use std::collections::HashMap;
 
+use const_format::concatcp;
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::TABLE;
+use super::claims::SAVE;
 use crate::db::engine::on_engine;
 use crate::db::json::{ColumnRef, encode};
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
 
-/// Sets the usage of a run.
-pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage) -> DbResult<()> {
-    const SQL: &str = "update runs set usage = $2 where run_id = $1";
+/// Sets the usage of a run, on behalf of run `by` of the main agent, so that [`restore_children`](super::restore_children)
+/// can undo it.
+pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage, by: RunId) -> DbResult<()> {
+    const SQL: &str = concatcp!("update runs set usage = $3, ", SAVE, " where run_id = $1");
     let usage = encode(usage)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
+        .bind(by.0)
         .bind(usage)
         .execute(conn)
         .await

@@ -34,7 +34,8 @@ on_both!(
     orphaned_runs_are_adopted,
     crashes_are_counted_since_the_last_progress,
     a_cancel_request_reaches_the_worker,
-    stopping_a_run_stops_the_runs_below_it
+    stopping_a_run_stops_the_runs_below_it,
+    an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them
 );
 
 fn child_of(parent: &Run, now: i64) -> Run {
@@ -590,7 +591,7 @@ async fn stopping_a_run_stops_the_runs_below_it(db: Db) {
         seconds: 0.5,
         ..Usage::default()
     };
-    write!(db, |tx| runs::set_usage(tx, below, &used));
+    write!(db, |tx| runs::set_usage(tx, below, &used, top));
     assert_eq!(read!(db, |tx| runs::usage(tx, below)), used);
     assert_eq!(read!(db, |tx| runs::usage(tx, second)), Usage::default());
     assert_eq!(read!(db, |tx| runs::usages(tx, top)), HashMap::from([(below, used)]));
@@ -606,4 +607,47 @@ async fn stopping_a_run_stops_the_runs_below_it(db: Db) {
             Some(status)
         );
     }
+}
+
+async fn an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them(db: Db) {
+    let thread = stored_thread(&db).await;
+    let now = Timestamp(9);
+    let mut first = run_at(thread, 1);
+    first.status = RunStatus::Success;
+    let mut waits = child_of(&first, 2);
+    waits.status = RunStatus::Interrupted;
+    let mut main = run_at(thread, 3);
+    main.status = RunStatus::Running;
+    let begun = child_of(&waits, 4);
+    let own = child_of(&main, 5);
+    for run in [&first, &waits, &main, &begun, &own] {
+        let run = run.clone();
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let [first, waits, main, begun, own] = [&first, &waits, &main, &begun, &own].map(|run| run.id);
+    let used = |calls: u64| Usage {
+        tool_calls: calls,
+        seconds: 0.5,
+        ..Usage::default()
+    };
+    let before = used(1);
+    let after = used(5);
+    write!(db, |tx| runs::set_usage(tx, waits, &before, first));
+    for child in [begun, own] {
+        write!(db, |tx| runs::mark_begun_by(tx, child, main));
+    }
+    for child in [waits, begun, own] {
+        write!(db, |tx| runs::set_usage(tx, child, &after, main));
+        let running = RunStatus::Running;
+        write!(db, |tx| runs::set_child_status(tx, child, running, None, main, now));
+        write!(db, |tx| runs::set_usage(tx, child, &after, main));
+    }
+    write!(db, |tx| runs::restore_children(tx, main));
+    let kept = read!(db, |tx| runs::get_by_id(tx, waits)).expect("the run that waits");
+    assert_eq!(kept.status, RunStatus::Interrupted);
+    assert_eq!(read!(db, |tx| runs::usage(tx, waits)), before);
+    assert_eq!(read!(db, |tx| runs::get_by_id(tx, begun)), None);
+    assert_eq!(read!(db, |tx| runs::usage(tx, own)), after, "it goes with its root");
+    assert!(!read!(db, |tx| runs::is_stored(tx, begun)));
+    assert!(read!(db, |tx| runs::is_stored(tx, own)));
 }

@@ -4,12 +4,14 @@ use crate::db::events::NewEvent;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
-use crate::domain::id::ThreadId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::{Failure, Phase};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
-use crate::runtime::{CancelAction, Webhooks, log_lines};
+use crate::runtime::background::UndoneTasks;
+use crate::runtime::ledger::RemainingShare;
+use crate::runtime::{CancelAction, Webhooks, background, log_lines, prepare};
 
 /// Stores the status of a thread after `run`: busy, if other runs are queued.
 pub(in crate::runtime) async fn leave_thread(
@@ -53,9 +55,32 @@ pub(in crate::runtime) async fn withdraw(
     leave_thread(tx, run, status, error, now).await
 }
 
-/// Undoes the work of a run, and deletes the run. The thread has its former state. The numbers in its log continue,
-/// from `last` on, if that is higher, since clients know the numbers.
-pub(in crate::runtime) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<()> {
+/// The outcome of undoing a run.
+pub(in crate::runtime) struct Undone {
+    /// The runs of background tasks that are to stop where they are at work: they are deleted.
+    pub(in crate::runtime) stopped: Vec<RunId>,
+    /// The share that is left to the run in the trees that counted it.
+    pub(in crate::runtime) share: RemainingShare,
+}
+
+/// Undoes the work of a run with the background tasks that it started, and deletes the run. The thread has its former
+/// state. The numbers in its log continue, from `last` on, if that is higher, since clients know the numbers.
+///
+/// The trees are left to the caller, see [`take_back`](crate::runtime::ledger::take_back): they are locked after all
+/// runs.
+pub(in crate::runtime) async fn undo(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    last: Option<i64>,
+    now: Timestamp,
+) -> DbResult<Undone> {
+    // A call of the run may still be about to start a task. It waits for this lock, and then finds no run.
+    db::threads::lock(tx, run.thread).await?;
+    let UndoneTasks {
+        tasks,
+        mut trees,
+        stopped,
+    } = background::undo_tasks(tx, run, now).await?;
     let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
     let thread = run.thread;
@@ -74,12 +99,31 @@ pub(in crate::runtime) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i6
     )
     .await?;
     db::checkpoints::restore_positions(tx, run.id).await?;
-    db::interrupts::restore(tx, run.thread, run.id).await?;
     db::runs::restore_children(tx, run.id).await?;
+    // The answers say which runs it continues, so they are read before they are withdrawn.
+    let (used, first) = prepare::usage_before(tx, run.thread, run.id).await?;
+    db::interrupts::restore(tx, run.thread, run.id).await?;
+    let waiting = match first == run.id {
+        true => 0,
+        false => db::runs::count_waiting(tx, run.thread).await?,
+    };
     db::runs::delete(tx, run.thread, run.id).await?;
     let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
     let (status, _) = thread_status(tx, run.thread).await?;
-    leave_thread(tx, run, status, Some(error), now).await
+    leave_thread(tx, run, status, Some(error), now).await?;
+    let above = run.request.background.iter().flat_map(|lineage| &lineage.trees);
+    trees.extend(above.map(|tree| tree.top));
+    trees.insert(first);
+    Ok(Undone {
+        stopped,
+        share: RemainingShare {
+            trees,
+            share: first,
+            used,
+            waiting,
+            tasks,
+        },
+    })
 }
 
 /// Returns the status of a thread on which no run is at work, and the failure of its last step.

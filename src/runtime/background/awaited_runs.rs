@@ -15,19 +15,9 @@ use crate::runtime::run_context::RunContext;
 /// Stores a remote run before it begins, if the work of the subagent is done on the server at `url`.
 pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
     let Some(url) = url else { return Ok(()) };
-    // A subagent is described in its own definition, or in that of the next agent above it that has one.
-    let mut above: Option<Run> = Some(run.clone());
-    let mut next = run.lineage.parent.filter(|_| run.request.agent.is_none());
-    while let Some(id) = next {
-        let Some(found) = db::runs::get_by_id(tx, id).await? else {
-            break;
-        };
-        next = found.lineage.parent.filter(|_| found.request.agent.is_none());
-        above = Some(found);
-    }
     let Some(AssignedAgent {
         graph_id, definition, ..
-    }) = above.and_then(|run| run.request.agent)
+    }) = describing_agent(tx, run.clone()).await?
     else {
         return Ok(());
     };
@@ -41,6 +31,18 @@ pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, ur
         lost_since: None,
     };
     db::remote_runs::insert(tx, &work).await
+}
+
+/// Returns the agent in whose definition the agent of a run is described: itself, or the next agent above it that has a
+/// definition.
+pub(super) async fn describing_agent(tx: &mut Tx<'_>, mut run: Run) -> DbResult<Option<AssignedAgent>> {
+    while let (None, Some(parent)) = (&run.request.agent, run.lineage.parent) {
+        let Some(found) = db::runs::get_by_id(tx, parent).await? else {
+            break;
+        };
+        run = found;
+    }
+    Ok(run.request.agent)
 }
 
 /// Stores the remote run of a main agent before it begins, if the agent works on another server. `first` is the first

@@ -9,7 +9,8 @@
 //! stored, so that notification works alike for both.
 //!
 //! A task belongs to the conversation and not to the run that started it, so cancelling that run does not stop the
-//! task. A subagent that started a task is notified while it works, and after that the main agent is notified.
+//! task. Undoing that run undoes the task with it, see `undone.rs`. A subagent that started a task is notified while it
+//! works, and after that the main agent is notified.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,9 +39,11 @@ mod limits;
 mod local;
 pub(super) mod remote;
 pub(super) mod status;
+mod undone;
 
 pub(super) use awaited_runs::{insert_remote_run, insert_remote_run_of_main};
 pub use status::known_status;
+pub(super) use undone::{UndoneTasks, undo_tasks};
 
 /// The deepest nesting of background tasks when no limit of depth is set.
 const MAX_NESTING: u32 = 4;

@@ -4,6 +4,7 @@
 //! of the remote thread and run follow from the tool call, so a repeated call finds the work that it started. If the
 //! call is not repeated, the job [`poll_remote`](crate::runtime::jobs) finds the work.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -14,6 +15,7 @@ use super::{
     PARENT_RUN, STOP_TIMEOUT, STREAM_MODES, TaskError, WAITS_ALREADY, find_own_task, new_record, notes, storage_error,
     task_ids,
 };
+use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
@@ -257,7 +259,7 @@ impl BackgroundTasks {
         let known = match (named, run) {
             (Some(known), _) => Some(known),
             (None, Some(run)) => registry.of_run(&run).await.map_err(storage_error)?,
-            (None, None) => None,
+            (None, None) => self.describing_agent_of_detached(record.task).await?,
         };
         let found = known
             .as_ref()
@@ -273,6 +275,22 @@ impl BackgroundTasks {
             },
             agent.clone(),
         ))
+    }
+
+    /// Returns the agent in whose definition the agent of a detached task is described: the run that started the task is
+    /// gone.
+    async fn describing_agent_of_detached(&self, task: ThreadId) -> Result<Option<Arc<RegisteredAgent>>, String> {
+        let registry = Arc::clone(&self.core.registry);
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                match db::background::remote::described_in(tx, task).await? {
+                    Some((graph_id, Some(digest))) => registry.of_digest(tx, &graph_id, &digest).await,
+                    Some((graph_id, None)) => Ok(registry.agents().of_graph(&graph_id).cloned()),
+                    None => Ok(None),
+                }
+            })
+        });
+        read.await.map_err(storage_error)
     }
 
     /// Stores that work is in progress on the other server. An outcome is stored only after a poll, which brings the

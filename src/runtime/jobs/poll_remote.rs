@@ -1,4 +1,5 @@
-//! Polls the background tasks of other servers until they are over, and cancels those that are no longer wanted.
+//! Polls the background tasks of other servers until they are over, and cancels those that are no longer wanted. Those
+//! that were undone with the run that started them are deleted then.
 //!
 //! The pauses between polls grow while nothing changes. The agent is notified as for tasks on this server, see
 //! [`notify_parent`](super::notify_parent).
@@ -62,11 +63,13 @@ impl JobHandler for PollRemoteHandler {
                 .map(|status| (record.clone(), status));
             let written = runtime.core.db.write(move |tx| {
                 Box::pin(async move {
-                    match work {
-                        Some(work) => store_polled(tx, &record, &work, Some(record.remote.version))
-                            .await
-                            .map(drop),
-                        None => db::background::remote::forget(tx, task).await,
+                    let Some(work) = work else {
+                        return db::background::remote::forget(tx, task).await;
+                    };
+                    let is_stored = store_polled(tx, &record, &work, Some(record.remote.version)).await?;
+                    match is_stored && work.due_at.is_none() {
+                        true => db::background::remote::forget_detached(tx, task).await,
+                        false => Ok(()),
                     }
                 })
             });

@@ -95,6 +95,9 @@ pub(super) async fn admit(
         queue: root.queue.clone(),
     };
     db::runs::insert(tx, &run, None).await?;
+    if run.lineage.root != root.id {
+        db::runs::mark_begun_by(tx, run.id, root.id).await?;
+    }
     background::insert_remote_run(tx, &run, url.as_deref()).await?;
     Ok(AdmittedChild::Admitted(Box::new(run)))
 }

@@ -195,7 +195,7 @@ pub(super) async fn write_batch(
     });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
     if let Some(used) = used.filter(|_| lane != Lane::Main) {
-        db::runs::set_usage(tx, run, used).await?;
+        db::runs::set_usage(tx, run, used, root).await?;
     }
     for asked in &batch.asked {
         db::interrupts::insert(tx, asked).await?;

@@ -55,5 +55,6 @@ mod todos;
 mod tool_permissions;
 mod tools;
 mod tree_limits;
+mod undone_work;
 mod unsupported_content;
 mod workspaces;

@@ -103,6 +103,7 @@ on_both_engines! {
     one_further_message_can_wait_for_the_end_of_a_remote_task,
     a_finished_remote_task_continues_with_a_further_message,
     a_task_on_an_unreachable_server_is_cancelled,
+    a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server,
     a_finished_remote_task_cannot_be_cancelled,
     a_remote_task_continues_with_an_answer_on_its_server,
     an_interrupt_of_a_remote_task_is_answered_locally,
@@ -338,6 +339,32 @@ async fn a_task_on_an_unreachable_server_is_cancelled(server: TestServer) {
         assert_eq!(&the_task(human).await["status"], &json!("cancelled"));
         assert_eq!(notifications(human).await.len(), 0);
     }
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    alice.says("before").await;
+    peer.server.tools.hold("lookup");
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let text = script()
+        .calls(start("a1", "far", work))
+        .calls(lookup("l2", "y"))
+        .says("unused");
+    let run = alice.asks(text).await;
+    server.tools.called("lookup", 1).await;
+    peer.server.tools.called("lookup", 1).await;
+    let task = the_task(&alice).await;
+    run.is_cancelled("rollback").await.ok();
+    assert_eq!(alice.transcript().await, ["human: before", "ai: echo: before"]);
+    eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
+    alice.says("after").await;
+    assert_eq!(notifications(&alice).await.len(), 0);
+    assert_eq!(alice.runs().await.len(), 2);
+    server.tools.let_go("lookup");
     peer.server.tools.let_go("lookup");
     peer.finish().await;
 }
