@@ -648,6 +648,6 @@ async fn an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them(db:
     assert_eq!(read!(db, |tx| runs::usage(tx, waits)), before);
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, begun)), None);
     assert_eq!(read!(db, |tx| runs::usage(tx, own)), after, "it goes with its root");
-    assert!(!read!(db, |tx| runs::is_stored(tx, begun)));
-    assert!(read!(db, |tx| runs::is_stored(tx, own)));
+    assert!(!read!(db, |tx| runs::exists(tx, begun)));
+    assert!(read!(db, |tx| runs::exists(tx, own)));
 }

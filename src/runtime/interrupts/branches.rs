@@ -17,7 +17,7 @@ const MOST_CARRIED: i64 = 64;
 
 /// Returns the open interrupts that wait at a checkpoint of a thread, or at its newest one, in the order in which they
 /// were raised.
-pub(in crate::runtime) async fn open_at(
+pub(super) async fn open_at(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     checkpoint: Option<CheckpointId>,
