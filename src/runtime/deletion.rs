@@ -97,7 +97,7 @@ async fn end_at_work(tx: &mut Tx<'_>, core: &Core, run: &Run, now: Timestamp) ->
         at: now,
     };
     db::events::insert(tx, &[event]).await?;
-    db::runs::stop_children(tx, thread, run.id, now).await?;
+    db::runs::stop_children(tx, thread, Some(run.id), now).await?;
     core.webhooks.report_withdrawn(tx, run, now).await?;
     admission::leave_thread(tx, run, ThreadStatus::Interrupted, Some(cancelled), now).await?;
     log_lines::run_withdrawn(run, RunStatus::Interrupted.word());

@@ -332,7 +332,9 @@ impl LaneJournal {
                 interrupts.retain(|asked| open.iter().any(|record| record.interrupt.id == asked.id));
                 !interrupts.is_empty()
             }
-            PendingWrite::Entry { .. } | PendingWrite::Fact(_) | PendingWrite::Items(_) => true,
+            PendingWrite::Entry { .. } | PendingWrite::Fact(_) | PendingWrite::Items(_) | PendingWrite::Left(..) => {
+                true
+            }
         });
         Ok(notes)
     }

@@ -133,7 +133,7 @@ impl BackgroundTasks {
                     return Ok(Begun::Before(Box::new(before)));
                 }
                 let admitted = admission::start_as(tx, run, &new_run, 0, &context).await?;
-                interrupts::drop_for_input(tx, task, run, context.now).await?;
+                interrupts::drop_for_input(tx, task, None, run, context.now).await?;
                 Ok(Begun::Now(Box::new(admitted)))
             })
         });

@@ -56,7 +56,7 @@ impl JobHandler for CronHandler {
                     if let Some(thread) = ahead.thread {
                         db::threads::lock(tx, thread).await?;
                     }
-                    fire(tx, &claimed, ahead, context).await
+                    Box::pin(fire(tx, &claimed, ahead, context)).await
                 })
             });
             match write.await? {
