@@ -267,7 +267,7 @@ async fn a_rolled_back_answer_leaves_the_interrupt_pending(server: TestServer) {
 async fn a_rolled_back_answer_of_a_subagent_leaves_nothing(server: TestServer) {
     let alice = server.human("agent").await;
     let inner = script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).says("sent");
-    let text = script().calls(crate::support::task("t1", "mailer", inner)).says("done");
+    let text = script().calls(task("t1", "mailer", inner)).says("done");
     let first = alice.asks(&text).await;
     first.finishes().await;
     let question = alice.question().await;
@@ -321,11 +321,7 @@ async fn a_run_with_subagents_is_rolled_back_with_them(server: TestServer) {
     server.tools.hold("lookup");
     let inner = script().calls(lookup("c1", "x")).says("found");
     let run = alice
-        .asks(
-            script()
-                .calls(crate::support::task("t1", "researcher", inner))
-                .says("never"),
-        )
+        .asks(script().calls(task("t1", "researcher", inner)).says("never"))
         .await;
     server.tools.called("lookup", 1).await;
     let child = run.children().await[0]["run_id"].as_str().unwrap().to_owned();
@@ -496,7 +492,7 @@ async fn a_finished_run_cannot_be_cancelled(server: TestServer) {
 async fn runs_are_listed_newest_first_without_those_of_subagents(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
-    let delegation = crate::support::task("t1", "researcher", script().says("found"));
+    let delegation = task("t1", "researcher", script().says("found"));
     let first = alice.asks(script().calls(delegation).says("done")).await;
     first.finishes().await;
     let second = alice.asks("two").await;
