@@ -701,6 +701,7 @@ async fn an_erased_tenant_cannot_be_read_from_a_backup(place: &Place) {
     let read = read!(db, |tx| runs::get_by_id(tx, run)).expect("the run");
     assert_eq!(read.status, RunStatus::Error);
     assert!(read.error.is_some_and(|error| error.message.contains("cannot be read")));
+    write!(db, |tx| runs::delete(tx, thread, run));
     db.close().await;
     let db = place.open_with("test").await;
     check(&db, &bob, "of bob").await;

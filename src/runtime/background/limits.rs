@@ -12,6 +12,7 @@ use crate::tool::Scope;
 use crate::tool::budget::{Budget, LimitReached};
 
 /// The run that starts a task.
+#[derive(Clone)]
 pub(super) struct TaskParent {
     pub(super) run: RunId,
     pub(super) thread: ThreadId,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{ExponentialBuilder, Retryable};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
@@ -148,22 +149,37 @@ impl BackgroundTasks {
     async fn start_run<J>(&self, job: J) -> Result<TaskRun, String>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
-        J: Send + 'static,
+        J: Clone + Send + 'static,
     {
         self.begin_run(job).await.map_err(TaskError::text)
     }
 
-    /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it.
+    /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it. While another
+    /// transaction is in the way, it tries again: a worker that claims a run of the task locks the run before the thread.
     async fn begin_run<J>(&self, job: J) -> Result<TaskRun, TaskError>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
-        J: Send + 'static,
+        J: Clone + Send + 'static,
     {
         let admission = self.admission.clone();
         let core = Arc::clone(&self.core);
         let work = self.core.run_detached(async move {
-            let (permit, context) = admission.with_slot(vec![]);
-            let begun = core.db.write(move |tx| job(tx, context)).await?;
+            let slots = admission.clone();
+            let db = core.db.clone();
+            let attempt = move || {
+                let (permit, context) = slots.with_slot(vec![]);
+                let job = job.clone();
+                let db = db.clone();
+                async move {
+                    let begun = db.write(move |tx| job(tx, context)).await?;
+                    Ok::<_, TaskError>((begun, permit))
+                }
+            };
+            let pauses = ExponentialBuilder::new()
+                .with_min_delay(POLL)
+                .with_max_times(5)
+                .with_jitter();
+            let (begun, permit) = attempt.retry(pauses).when(TaskError::is_busy).await?;
             core.jobs.has_tasks(true);
             Ok::<_, TaskError>(match begun {
                 Begun::Now(admitted) => admission.start_or_queue(*admitted, permit),

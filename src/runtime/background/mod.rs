@@ -312,6 +312,11 @@ impl From<DbError> for TaskError {
 }
 
 impl TaskError {
+    /// Returns true if another transaction was in the way: nothing was stored, and another try may succeed.
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Start(StartError::Fault(DbError::Busy)))
+    }
+
     /// Returns the refusal as a text for the model.
     fn text(self) -> String {
         match self {

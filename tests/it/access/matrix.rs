@@ -56,6 +56,7 @@ struct Endpoint {
 struct Fixture {
     thread: String,
     run: String,
+    finished_run: String,
     interrupt: String,
     checkpoint: String,
     assistant: String,
@@ -97,8 +98,11 @@ impl Fixture {
             .await
             .ok();
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        let runs = owner.get(&format!("/threads/{thread}/runs")).await.ok();
+        let first = runs.as_array().and_then(|runs| runs.last()).expect("a run");
         Self {
-            run: text(&owner.get(&format!("/threads/{thread}/runs")).await.ok()[0]["run_id"]),
+            run: text(&runs[0]["run_id"]),
+            finished_run: text(&first["run_id"]),
             interrupt: question.id().to_owned(),
             checkpoint: text(&state["checkpoint"]["checkpoint_id"]),
             assistant: text(&assistant["assistant_id"]),
@@ -226,6 +230,11 @@ impl Fixture {
                 Users,
                 Some(json!({"namespace": ["marks"], "key": "other", "value": {}})),
             ),
+            // The last run waits for its interrupt.
+            ("delete", "/threads/{thread_id}/runs/{run_id}") => {
+                path = path.replace(&self.run, &self.finished_run);
+                (Users, None)
+            }
             ("delete", "/store/items") => (Users, Some(json!({"namespace": ["marks"], "key": "mark"}))),
             ("get", "/call/state" | "/call/files" | "/call/files/content" | "/call/store/items") => {
                 path.push_str("?path=/a&namespace=marks&key=mark");
@@ -285,7 +294,6 @@ impl Fixture {
                 "delete",
                 "/assistants/{assistant_id}"
                 | "/threads/{thread_id}"
-                | "/threads/{thread_id}/runs/{run_id}"
                 | "/threads/{thread_id}/approvals/{approval_id}"
                 | "/runs/crons/{cron_id}",
             ) => (Users, None),
