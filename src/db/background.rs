@@ -248,7 +248,7 @@ pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<Thread
         or not exists (select 1 from interrupts i where i.thread_id = t.task_id and i.status = 'pending')))) \
         and (t.told_run is null or t.told_run is distinct from (select r.run_id from runs r \
         where r.thread_id = t.task_id and r.depth = 0 and r.status not in ('pending', 'running') \
-        order by r.updated_at desc, r.created_at desc, r.run_id desc limit 1)) \
+        order by r.first_seq is null, r.updated_at desc, r.created_at desc, r.run_id desc limit 1)) \
         else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;

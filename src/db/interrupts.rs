@@ -487,6 +487,26 @@ async fn settle(
     Ok(resolved == 1)
 }
 
+/// Drops the pending interrupts of a thread except for these.
+pub async fn drop_others(tx: &mut Tx<'_>, thread: ThreadId, kept: &[String], now: Timestamp) -> DbResult<()> {
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("update interrupts set status = 'dropped', resolved_at = ");
+        sql.push_bind(now.0);
+        sql.push(" where status = 'pending' and thread_id = ")
+            .push_bind(thread.0);
+        if !kept.is_empty() {
+            sql.push(" and interrupt_id not in (");
+            let mut list = sql.separated(", ");
+            for id in kept {
+                list.push_bind(id.clone());
+            }
+            sql.push(")");
+        }
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
 /// Drops the pending interrupts of the given lanes of a thread. The change is stored under run `by` of the main agent, so
 /// that [`restore`] can undo it.
 pub async fn abandon(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId, now: Timestamp) -> DbResult<()> {
@@ -543,13 +563,16 @@ pub async fn lapse(
     Ok(())
 }
 
-/// Returns the pending runs of a thread that bring answers to its interrupts.
-pub async fn queued_answers(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
-    const SQL: &str = "select distinct runs.run_id from interrupts answered \
+/// Returns the pending runs of a thread that bring answers, each with an interrupt that it answers.
+pub async fn queued_answers(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<(RunId, InterruptId)>> {
+    const SQL: &str = "select runs.run_id, answered.interrupt_id from interrupts answered \
         join runs on runs.run_id = answered.resumed_by where answered.thread_id = $1 \
         and answered.status in ('resolved', 'expired') and runs.depth = 0 and runs.status = 'pending'";
-    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(ids.into_iter().map(RunId).collect())
+    let found: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(found
+        .into_iter()
+        .map(|(run, id)| (RunId(run), InterruptId(id)))
+        .collect())
 }
 
 /// Stores that run `by` continues the agents that the dropped interrupts of these lanes had stopped.

@@ -41,7 +41,7 @@ mod remote;
 pub use answer::{InterruptReply, RespondError};
 
 pub(super) use approvers::{check_way, goes_around, record_attempt};
-pub(super) use branches::branch_to_continue;
+pub(super) use branches::{branch_to_continue, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, is_late, waiting_agents};
 pub(super) use expire::{
@@ -125,6 +125,11 @@ pub(super) async fn resolve(
         db::interrupts::resolve(tx, run.thread, id, answer, run.id, run.created_at).await?;
         audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
     }
+    // The thread may go on elsewhere before the run begins, so the place is stored even if it is the newest now.
+    let branch = match branch {
+        Some(branch) => Some(branch),
+        None => db::checkpoints::newest_id(tx, run.thread, Lane::Main).await?,
+    };
     let command = run.request.command.get_or_insert_with(Command::default);
     command.resume = answers;
     command.branch = branch;

@@ -34,9 +34,11 @@ pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
         NO_QUESTION,
         ") order by created_at desc, run_id desc limit 1"
     );
-    // `parents_to_wake` looks for the same run.
+    // A queued run that was cancelled before it began tells nothing, unless there is no other. `parents_to_wake` looks for
+    // the same run.
     const ENDED: &str = "select run_id from runs where thread_id = $1 and depth = 0 \
-        and status not in ('pending', 'running') order by updated_at desc, created_at desc, run_id desc limit 1";
+        and status not in ('pending', 'running') \
+        order by first_seq is null, updated_at desc, created_at desc, run_id desc limit 1";
     for sql in [IN_FLIGHT, ENDED] {
         let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
         if let Some(id) = id {

@@ -86,6 +86,12 @@ impl Position {
         !self.asked.is_empty() || !self.delegated().is_empty()
     }
 
+    /// Returns whether the same interrupts and child runs belong to the steps at both positions.
+    pub fn waits_like(&self, other: &Self) -> bool {
+        let asked = self.asked.iter().map(|asked| &asked.id);
+        asked.eq(other.asked.iter().map(|asked| &asked.id)) && self.delegated() == other.delegated()
+    }
+
     /// Returns the child runs to which calls of the step are delegated, in the order of the calls.
     pub fn delegated(&self) -> Vec<RunId> {
         let Phase::Tools { calls } = &self.phase else {

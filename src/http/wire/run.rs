@@ -12,7 +12,7 @@ use super::{Object, word};
 use crate::domain::account::MAX_PRIORITY;
 use crate::domain::id::{AssistantId, RunId};
 use crate::domain::identity::{Identity, UserRole};
-use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{Command, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
@@ -483,6 +483,14 @@ pub fn platform_settings(
     settings.into_iter().map(|(name, value)| (name.to_owned(), value))
 }
 
+/// Returns a command without what the server has filled in.
+fn command_of_client(command: &Command) -> Command {
+    Command {
+        branch: None,
+        ..command.clone()
+    }
+}
+
 /// The parameters of a run in the shape of the LangGraph Platform.
 fn kwargs(run: &Run) -> Value {
     let request = &run.request;
@@ -506,7 +514,7 @@ fn kwargs(run: &Run) -> Value {
     config.insert("metadata".to_owned(), run.metadata.clone().into());
     let mut kwargs = json!({
         "input": request.input,
-        "command": request.command,
+        "command": request.command.as_ref().map(command_of_client),
         "config": config,
         "context": request.context,
         "stream_mode": request.stream_mode,

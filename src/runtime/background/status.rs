@@ -3,12 +3,13 @@
 
 use serde_json::json;
 
-use crate::db::interrupts::{self, InterruptRecord, InterruptState};
+use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
+use crate::runtime::interrupts::open_at;
 
 /// The status of a task on this server, without its result.
 struct TaskState {
@@ -45,7 +46,7 @@ async fn status_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskState> {
     let mut status = TaskStatus::from(run.status);
     let mut asked = vec![];
     if status == TaskStatus::Success {
-        asked = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
+        asked = open_at(tx, thread, None).await?;
         if !asked.is_empty() {
             status = TaskStatus::Waiting;
         }

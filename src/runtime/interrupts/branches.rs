@@ -17,7 +17,7 @@ const MOST_CARRIED: i64 = 64;
 
 /// Returns the open interrupts that wait at a checkpoint of a thread, or at its newest one, in the order in which they
 /// were raised.
-pub(super) async fn open_at(
+pub(in crate::runtime) async fn open_at(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     checkpoint: Option<CheckpointId>,
@@ -64,10 +64,11 @@ pub(in crate::runtime) async fn branch_to_continue(
     branch: Option<CheckpointId>,
 ) -> DbResult<Option<CheckpointId>> {
     let Some(branch) = branch else { return Ok(None) };
-    if db::checkpoints::newest_id(tx, thread, Lane::Main).await? == Some(branch) {
-        return Ok(None);
-    }
     let found = db::checkpoints::find_head(tx, thread, branch).await?;
     let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
-    Ok(waits.map(|found| found.id))
+    let Some(found) = waits else { return Ok(None) };
+    // A compaction, or a write into the state, has taken the step along to the newest checkpoint.
+    let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
+    let is_here = newest.is_some_and(|newest| newest.id == found.id || newest.position.waits_like(&found.position));
+    Ok((!is_here).then_some(found.id))
 }

@@ -8,6 +8,7 @@ use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::run::Resume;
+use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission::{AdmissionContext, Admitted};
 
@@ -37,14 +38,24 @@ pub(in crate::runtime) async fn resume_expired(
     if due.is_empty() {
         return Ok((ExpiredInterrupts::Nothing, None));
     }
-    // A run at work may just carry a branch on; the job tries again when it has ended.
-    if !db::runs::count_in_flight(tx, thread).await?.is_none() {
+    // A run at work, or one that brings an answer, may carry a branch on; the job tries again when it has ended. Other
+    // queued runs may wait for just this expiry.
+    let in_flight = db::runs::count_in_flight(tx, thread).await?;
+    if in_flight.at_work > 0 || db::runs::has_queued_answer(tx, thread).await? {
         return Ok((ExpiredInterrupts::NotNow, None));
     }
     let mut here = open_at(tx, thread, None).await?;
     here.retain(is_due);
     due.retain(|record| here.iter().all(|other| other.interrupt.id != record.interrupt.id));
     lapse(tx, &due, context.now).await?;
+    if !due.is_empty() && in_flight.waiting > 0 && pending(tx, thread).await?.is_empty() {
+        // The runs that waited for them begin.
+        let change = db::threads::ThreadChange {
+            status: Some(ThreadStatus::Busy),
+            ..Default::default()
+        };
+        db::threads::set(tx, thread, change, context.now).await?;
+    }
     let due = here;
     let Some(first) = due.first() else {
         return Ok((ExpiredInterrupts::Nothing, None));
@@ -100,8 +111,12 @@ pub(in crate::runtime) async fn drop_for_input(
 ) -> DbResult<()> {
     // No answer is accepted in between.
     db::threads::lock(tx, thread).await?;
-    for late in db::interrupts::queued_answers(tx, thread).await? {
-        db::interrupts::restore(tx, thread, late).await?;
+    // The answers of queued runs are not at the positions yet.
+    let waiting = LanePositions::at(thread, branch).waiting(tx).await?;
+    for (late, answered) in db::interrupts::queued_answers(tx, thread).await? {
+        if waiting.contains(&answered) {
+            db::interrupts::restore(tx, thread, late).await?;
+        }
     }
     let all = pending(tx, thread).await?.len();
     let open = open_at(tx, thread, branch).await?;
