@@ -94,7 +94,7 @@ impl Tasks for BackgroundTasks {
             let record = self.own_record(scope, task).await?;
             match record.url {
                 None => {
-                    let update = self.update_task(scope, record.task, order);
+                    let update = Box::pin(self.update_task(scope, record.task, order));
                     called_by(scope.trace.context().cloned(), update).await
                 }
                 Some(_) => self.update_remote(scope, record, order).await,

@@ -215,7 +215,8 @@ async fn the_streams_of_a_run_that_another_server_deletes_end(server: TestServer
     assert_eq!(other.client.delete(&run.path).await.status, 204);
     for stream in [here, there] {
         let frames = stream.rest().await;
-        assert_eq!(frames.last().unwrap().data["error"], "UserInterrupt", "{frames:#?}");
+        assert!(!frames.is_empty(), "the stream has begun");
+        assert!(frames.iter().all(|frame| frame.event != "error"), "{frames:#?}");
     }
     server.tools.let_go("lookup");
     other.stops().await;

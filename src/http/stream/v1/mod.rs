@@ -122,7 +122,7 @@ pub struct V1Presenter {
     heads: BTreeMap<String, CheckpointId>,
     messages: Messages,
     starts: SeenStarts,
-    /// What the reader has of unfinished answers and starts of steps, by their keys.
+    /// The parts of unfinished answers and starts of steps that the reader has, by their keys.
     received: BTreeMap<u32, AnswerOffset>,
     /// The agent that raised each interrupt; its callers repeat it.
     interrupt_origins: HashMap<InterruptId, Arc<Origin>>,

@@ -48,7 +48,7 @@ impl Start {
 pub(super) struct SeenStarts {
     /// The starts of unfinished steps.
     open: Vec<(Lane, u32)>,
-    /// Those of the steps that have finished since they were asked for.
+    /// The starts of the steps that have finished since they were asked for.
     finished: Vec<u32>,
     /// The number of frames of each start that the reader received on an earlier connection.
     resume_counts: HashMap<u32, u32>,
