@@ -400,13 +400,13 @@ impl RunRequest {
     }
 
     /// Returns when the run begins among the queued runs of its thread.
-    pub fn turn(&self) -> Turn {
+    pub fn turn(&self) -> QueueTurn {
         if self.command.as_ref().is_some_and(Command::resumes) {
-            Turn::Answer
+            QueueTurn::Answer
         } else if self.after_answers {
-            Turn::AfterAnswers
+            QueueTurn::AfterAnswers
         } else {
-            Turn::InOrder
+            QueueTurn::InOrder
         }
     }
 
@@ -508,7 +508,7 @@ pub type Resume = BTreeMap<InterruptId, Value>;
 
 /// When a queued run begins among those of its thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum QueueTurn {
     /// Before the others: it brings an answer, for which the thread waits.
     Answer,
     /// In the order of the queue.
@@ -517,7 +517,7 @@ pub enum Turn {
     AfterAnswers,
 }
 
-impl Turn {
+impl QueueTurn {
     /// Returns the stored word; none for the order of the queue.
     pub fn word(self) -> Option<&'static str> {
         match self {

@@ -22,7 +22,7 @@ use crate::domain::identity::{Credential, Identity, Tenant};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::metadata;
 use crate::domain::run::{
-    AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus, SERVER_KEYS, Turn,
+    AssignedAgent, Command, Lineage, Multitask, QueueTurn, Run, RunCaller, RunRequest, RunStatus, SERVER_KEYS,
 };
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
@@ -171,7 +171,7 @@ pub(in crate::runtime) async fn start_as(
     settled?;
     let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
     // A run at work that is displaced takes some time to stop.
-    let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && run.request.turn() != Turn::Answer;
+    let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && run.request.turn() != QueueTurn::Answer;
     let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
     let claimed = may_claim && quotas::may_begin(tx, quotas, &run.queue.account).await?;
     if claimed {
