@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
+use super::runs::{last_ended, no_question};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
@@ -240,17 +241,18 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// Returns idle threads whose agent may not know the outcome of a task.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = "select distinct t.parent_thread from background_tasks t \
-        join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
-        where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
-        not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-        and (r.status = 'running' or r.status = 'pending' and (r.turn is null or r.turn <> 'after_answers' \
-        or not exists (select 1 from interrupts i where i.thread_id = t.task_id and i.status = 'pending')))) \
-        and (t.told_run is null or t.told_run is distinct from (select r.run_id from runs r \
-        where r.thread_id = t.task_id and r.depth = 0 and r.status not in ('pending', 'running') \
-        order by r.first_seq is null, r.updated_at desc, r.created_at desc, r.run_id desc limit 1)) \
-        else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
-        and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
+    const SQL: &str = concat!(
+        "select distinct t.parent_thread from background_tasks t \
+         join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
+         where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
+         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
+         and (r.status = 'running' or r.status = 'pending' and ",
+        no_question!("r"),
+        ")) and (t.told_run is null or t.told_run is distinct from (",
+        last_ended!("t.task_id"),
+        ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
+         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1"
+    );
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;
     Ok(found.into_iter().map(ThreadId).collect())
 }

@@ -426,20 +426,18 @@ pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoint
     row.read(tx, thread).await.map(Some)
 }
 
-/// Returns the histories of the unfinished subagents of a thread, at any depth: those for which the agents wait at their
-/// newest checkpoints.
-pub async fn unfinished_lanes(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Lane>> {
-    let mut found: Vec<Lane> = vec![];
-    let mut callers = vec![Lane::Main];
-    while let Some(caller) = callers.pop() {
-        let Some(newest) = head(tx, thread, caller).await? else {
-            continue;
-        };
-        let tasks = newest.position.tasks(None, newest.id);
-        let below = tasks.into_iter().filter_map(|task| task.child).map(Lane::Child);
-        let before = found.len();
-        found.extend(below);
-        callers.extend_from_slice(&found[before..]);
+/// Returns the histories of the unfinished subagents of a thread, at any depth, each with its newest checkpoint, if it has
+/// any: those for which the agents wait at their newest checkpoints.
+pub async fn unfinished_lanes(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<(Lane, Option<Head>)>> {
+    let mut found = vec![];
+    let mut lanes = vec![Lane::Main];
+    while let Some(lane) = lanes.pop() {
+        let newest = head(tx, thread, lane).await?;
+        let below = newest.iter().flat_map(|newest| newest.position.delegated());
+        lanes.extend(below.map(Lane::Child));
+        if lane != Lane::Main {
+            found.push((lane, newest));
+        }
     }
     Ok(found)
 }

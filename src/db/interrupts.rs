@@ -435,17 +435,18 @@ pub async fn resolve(
     now: Timestamp,
 ) -> DbResult<bool> {
     let status = InterruptState::Resolved;
+    let by = Some(by);
     settle(tx, thread, id, &Settlement { status, answer, by }, now).await
 }
 
-/// Stores the answer of an interrupt that has expired, which run `by` brings. Returns false when there is no such
-/// pending interrupt.
+/// Stores the answer of an interrupt that has expired. Run `by` brings it, unless no run is to continue with it. Returns
+/// false when there is no such pending interrupt.
 pub async fn expire(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     id: &InterruptId,
     answer: &Value,
-    by: RunId,
+    by: Option<RunId>,
     now: Timestamp,
 ) -> DbResult<bool> {
     let status = InterruptState::Expired;
@@ -456,7 +457,8 @@ pub async fn expire(
 struct Settlement<'a> {
     status: InterruptState,
     answer: &'a Value,
-    by: RunId,
+    /// The run that brings the answer.
+    by: Option<RunId>,
 }
 
 async fn settle(
@@ -468,17 +470,19 @@ async fn settle(
 ) -> DbResult<bool> {
     const SQL: &str = "update interrupts set status = $6, resolution = $3, resumed_by = $4, resolved_at = $5 \
         where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
-    let open = find(tx, thread, id)
-        .await?
-        .filter(|record| record.status == InterruptState::Pending);
-    save_before(tx, open.as_slice(), end.by).await?;
+    if let Some(by) = end.by {
+        let open = find(tx, thread, id)
+            .await?
+            .filter(|record| record.status == InterruptState::Pending);
+        save_before(tx, open.as_slice(), by).await?;
+    }
     let sealer = tx.sealer_of_thread(thread).await?;
     let answer = encode_resolution(&sealer, id, Some(end.answer))?;
     let resolved = on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
         .bind(id.0.as_str())
         .bind(answer)
-        .bind(end.by.0)
+        .bind(end.by.map(|run| run.0))
         .bind(now.0)
         .bind(end.status.word())
         .execute(conn)
@@ -537,29 +541,6 @@ pub async fn abandon_these(
             .await
             .map(drop))?;
     }
-    Ok(())
-}
-
-/// Stores the answer of an interrupt that has expired while no run is to continue with it.
-pub async fn lapse(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    id: &InterruptId,
-    answer: &Value,
-    now: Timestamp,
-) -> DbResult<()> {
-    const SQL: &str = "update interrupts set status = 'expired', resolution = $3, resolved_at = $4 \
-        where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
-    let sealer = tx.sealer_of_thread(thread).await?;
-    let answer = encode_resolution(&sealer, id, Some(answer))?;
-    on_engine!(tx, |conn| query(SQL)
-        .bind(thread.0)
-        .bind(id.0.as_str())
-        .bind(answer)
-        .bind(now.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
     Ok(())
 }
 

@@ -32,8 +32,18 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             .execute(conn)
             .await
             .map(drop))?;
-        let kept = checkpoints::unfinished_lanes(tx, thread).await?;
-        drop_of_left_branches(tx, thread, &head, &kept, now).await?;
+        let unfinished = checkpoints::unfinished_lanes(tx, thread).await?;
+        // What waits elsewhere is on branches that are deleted, so no answer can continue it.
+        let heads = unfinished
+            .iter()
+            .filter_map(|(_, newest)| newest.as_ref())
+            .chain([&head]);
+        let waiting: Vec<String> = heads
+            .flat_map(|head| &head.position.asked)
+            .map(|asked| asked.id.0.clone())
+            .collect();
+        interrupts::drop_others(tx, thread, &waiting, now).await?;
+        let kept: Vec<Lane> = unfinished.into_iter().map(|(lane, _)| lane).collect();
         delete_before(tx, thread, &head, &kept).await?;
         blobs::forget_deleted_entries(tx, thread).await?;
     }
@@ -44,24 +54,6 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
         .await
         .map(drop))?;
     Ok(true)
-}
-
-/// Drops the interrupts that wait neither at the newest checkpoint nor in the lanes that are kept: their branches are
-/// deleted, so no answer can continue them.
-async fn drop_of_left_branches(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    head: &checkpoints::Head,
-    kept: &[Lane],
-    now: Timestamp,
-) -> DbResult<()> {
-    let mut waiting: Vec<String> = head.position.asked.iter().map(|asked| asked.id.0.clone()).collect();
-    for lane in kept {
-        let below = checkpoints::head(tx, thread, *lane).await?;
-        let asked = below.iter().flat_map(|head| &head.position.asked);
-        waiting.extend(asked.map(|asked| asked.id.0.clone()));
-    }
-    interrupts::drop_others(tx, thread, &waiting, now).await
 }
 
 /// Returns the lowest number in the log of a pruned thread; none for a thread that was never pruned. Rolled back runs

@@ -21,8 +21,10 @@ pub use claims::{
     release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
     stop_children, unreported,
 };
+pub(super) use order::last_ended;
 pub use order::{begun_after, begun_by, latest};
 pub use queue::{QueueDepth, queue};
+pub(super) use turns::no_question;
 pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 

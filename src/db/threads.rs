@@ -17,6 +17,7 @@ pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, cou
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, log_unreadable};
+use super::runs::no_question;
 use super::sealing::Sealer;
 use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
@@ -257,12 +258,14 @@ pub struct ThreadAfterRun {
 
 /// Updates the status, error and times of a thread at the end of a run. Returns whether the thread exists.
 pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &ThreadAfterRun, now: Timestamp) -> DbResult<bool> {
-    const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
-        where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
-        and other.run_id <> $2 and (other.status = 'running' or other.turn is null or other.turn <> 'after_answers' \
-        or not exists (select 1 from interrupts asked where asked.thread_id = $1 and asked.status = 'pending'))) \
-        then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
-        expires_at = $6 + ttl where thread_id = $1";
+    const SQL: &str = concat!(
+        "update threads set status = case when exists (select 1 from runs other \
+         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
+         and other.run_id <> $2 and (other.status = 'running' or ",
+        no_question!("other"),
+        ")) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+         expires_at = $6 + ttl where thread_id = $1"
+    );
     let sealer = tx.sealer_of_thread(id).await?;
     let error = encode_error(&sealer, id, left.error.as_ref())?;
     let changed = on_engine!(tx, |conn| query(SQL)

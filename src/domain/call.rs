@@ -94,6 +94,16 @@ pub enum CallStatus {
     Answered(Box<ToolOutput>),
 }
 
+impl CallStatus {
+    /// Returns the child run that executes the call, if one does.
+    pub fn child(&self) -> Option<RunId> {
+        match self {
+            Self::Delegated { child, .. } => Some(*child),
+            Self::Ready | Self::Started | Self::Asking | Self::Answered(_) => None,
+        }
+    }
+}
+
 /// The output of a tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolOutput {

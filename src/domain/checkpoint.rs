@@ -135,15 +135,9 @@ impl Position {
             Phase::Hooks { point, next } => self.hook_tasks(plan, head, *point, *next),
             Phase::Tools { calls } => (0..calls.len())
                 .filter(|at| calls[*at].answer().is_none())
-                .map(|at| {
-                    let child = match calls[at].status {
-                        CallStatus::Delegated { child, .. } => Some(child),
-                        CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Answered(_) => None,
-                    };
-                    Task {
-                        child,
-                        ..self.task(head, TOOLS, Some(at))
-                    }
+                .map(|at| Task {
+                    child: calls[at].status.child(),
+                    ..self.task(head, TOOLS, Some(at))
                 })
                 .collect(),
             Phase::Ended => vec![],

@@ -128,6 +128,11 @@ impl Lineage {
         self.path.last().map_or("", String::as_str)
     }
 
+    /// Returns the run of the subagent that has delegated to this one; `None` if the main agent has.
+    pub fn calling_subagent(&self) -> Option<RunId> {
+        self.parent.filter(|_| self.depth > 1)
+    }
+
     /// Returns the namespace as clients write it: `tools:<task>|tools:<task>`, empty for the main agent.
     pub fn checkpoint_ns(&self) -> String {
         namespace_text(&self.namespace)
@@ -195,6 +200,11 @@ impl RunStatus {
             Self::Pending | Self::Running => false,
             Self::Success | Self::Error | Self::Timeout | Self::Interrupted => true,
         }
+    }
+
+    /// Returns whether the run has failed. A run that was cancelled has not: its result is what it wrote.
+    pub fn has_failed(self) -> bool {
+        matches!(self, Self::Error | Self::Timeout)
     }
 }
 

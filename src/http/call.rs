@@ -12,8 +12,8 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
-use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Page, Params};
+use super::error::{ApiError, ErrorBody, shortened};
+use super::extract::{ApiJson, Params};
 use super::wire::Object;
 use super::wire::call::{CallFileView, CallFilesView, CallStateView};
 use super::wire::item::{FoundItems, ItemSearchBody, ItemView};
@@ -115,7 +115,8 @@ pub(super) async fn state(api: CallApi, params: Params) -> Result<Response, ApiE
             None => vec![],
         };
         view.total = Some(entries.len());
-        view.values.insert(field.clone(), part_of(entries, page, most).into());
+        let part = fitting(page.part(entries), most, |entry| entry.to_string().len());
+        view.values.insert(field.clone(), part.into());
         return permit.answer(&view);
     }
     let mut length = 0;
@@ -134,18 +135,18 @@ pub(super) async fn state(api: CallApi, params: Params) -> Result<Response, ApiE
     permit.answer(&view)
 }
 
-/// Returns the entries on a page that are not longer than `most` bytes together, at least one.
-fn part_of(entries: Vec<Value>, page: Page, most: usize) -> Vec<Value> {
-    let mut part: Vec<Value> = vec![];
-    let mut length = 0;
-    for entry in page.part(entries) {
-        length += entry.to_string().len();
-        if length > most && !part.is_empty() {
+/// Returns as many of these items as are not longer than `most` bytes together, at least one.
+fn fitting<T>(items: impl Iterator<Item = T>, most: usize, length_of: impl Fn(&T) -> usize) -> Vec<T> {
+    let mut length = 0_usize;
+    let mut fitting = vec![];
+    for item in items {
+        length = length.saturating_add(length_of(&item));
+        if length > most && !fitting.is_empty() {
             break;
         }
-        part.push(entry);
+        fitting.push(item);
     }
-    part
+    fitting
 }
 
 /// Lists the files that the call may read, in the order of their paths.
@@ -168,7 +169,8 @@ pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiE
     let open = api.call_files.open(&api.call).await?;
     let found = open.list().await?;
     let total = found.paths.len();
-    let shown = fitting(page.part(found.paths), api.answers.bytes());
+    let length_of = |path: &String| path.len().saturating_add(FACTS_BYTES);
+    let shown = fitting(page.part(found.paths), api.answers.bytes(), length_of);
     let mut facts = open.facts(&shown).await?;
     let view = |path: String| {
         let known = facts.remove(&path).unwrap_or_default();
@@ -179,20 +181,6 @@ pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiE
         total,
         truncated: found.is_cut,
     })
-}
-
-/// Returns as many of these paths as fit into an answer of `most` bytes, at least one.
-fn fitting(paths: impl Iterator<Item = String>, most: usize) -> Vec<String> {
-    let mut length = 0_usize;
-    let mut fitting: Vec<String> = vec![];
-    for path in paths {
-        length = length.saturating_add(path.len()).saturating_add(FACTS_BYTES);
-        if length > most && !fitting.is_empty() {
-            break;
-        }
-        fitting.push(path);
-    }
-    fitting
 }
 
 /// Returns the bytes of a file, or a part of them.
@@ -262,9 +250,4 @@ pub(super) async fn search_items(api: CallApi, ApiJson(body): ApiJson<ItemSearch
         return Err(ApiError::not_declared("the namespace"));
     }
     store::search_in(&api, &api.call.ownership, query).await
-}
-
-/// Returns the beginning of a text of the request, for an error.
-fn shortened(text: &str) -> String {
-    text.chars().take(200).collect()
 }

@@ -28,13 +28,16 @@ use crate::runtime::{
     ResolveError, RevokeError, StartError, StateWriteError, StoreError,
 };
 
-/// The maximum length of a path in a message, in characters.
-const MAX_PATH_CHARS: usize = 200;
 /// The code of a stream that cannot be resumed where the client left it.
 pub const RESUME_GAP: &str = "resume_gap";
 
 /// The code of an answer to an interrupt that no longer waits for one.
 const INTERRUPT_STALE: &str = "interrupt_stale";
+
+/// Returns the beginning of a text of the request, for an error.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().take(200).collect()
+}
 
 /// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -784,10 +787,7 @@ impl From<CallFileError> for ApiError {
     #[track_caller]
     fn from(error: CallFileError) -> Self {
         match error {
-            CallFileError::NotReadable(path) => {
-                let path: String = path.chars().take(MAX_PATH_CHARS).collect();
-                Self::not_declared(&format!("the file `{path}`"))
-            }
+            CallFileError::NotReadable(path) => Self::not_declared(&format!("the file `{}`", shortened(&path))),
             CallFileError::Forbidden(reason) => {
                 let message = format!("Not allowed by the permissions of the agent that makes the call: {reason}");
                 Self::new(StatusCode::FORBIDDEN, "forbidden_to_agent", message)

@@ -164,7 +164,7 @@ impl RunReader {
 pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
     let outcome = RunReader::new(&api, run).outcome().await?;
     Ok(match outcome.end {
-        Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
+        Some((status, Some(error))) if status.has_failed() => json!({"__error__": failure(&error)}),
         Some(_) => with_questions(to_json(&outcome.state), &outcome.interrupts),
         // The run was rolled back or deleted.
         None => json!({}),
@@ -184,9 +184,9 @@ fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
     }
 }
 
-/// The error with which a run failed. A run that was cancelled has not failed: its result is what it wrote.
+/// The error with which a run failed.
 pub(super) fn error_of(run: &Run) -> Option<&Failure> {
-    run.error.as_ref().filter(|_| run.status != RunStatus::Interrupted)
+    run.error.as_ref().filter(|_| run.status.has_failed())
 }
 
 /// Waits for the end of a run that was started earlier, and returns the result of its thread. The thread may have gone

@@ -119,7 +119,7 @@ pub(super) async fn resolve(
             remember::remember(tx, run, &record, answer, caller).await?;
         }
         if matches!(resolution, Resolution::Expired(_)) {
-            db::interrupts::expire(tx, run.thread, id, answer, run.id, run.created_at).await?;
+            db::interrupts::expire(tx, run.thread, id, answer, Some(run.id), run.created_at).await?;
             continue;
         }
         db::interrupts::resolve(tx, run.thread, id, answer, run.id, run.created_at).await?;

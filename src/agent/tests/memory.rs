@@ -178,11 +178,7 @@ impl Store {
 
     fn parent(&self, child: RunId) -> Lane {
         let lineage = self.children().into_iter().find(|(id, _)| *id == child).unwrap().1;
-        if lineage.depth > 1 {
-            Lane::Child(lineage.parent.unwrap())
-        } else {
-            Lane::Main
-        }
+        lineage.calling_subagent().map_or(Lane::Main, Lane::Child)
     }
 
     /// Returns the token that cancels a child run: the process's, or that of a client's request.

@@ -31,16 +31,11 @@ pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, newest: Option<Head>)
 
 /// Returns the machine at a checkpoint, ready to replay from it; a new machine if the checkpoint does not exist.
 pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Machine> {
-    match find_head(tx, thread, checkpoint).await? {
-        Some(head) => {
-            let machine = restore(tx, thread, head).await?;
-            Ok(Machine {
-                position: machine.position.replayed(),
-                ..machine
-            })
-        }
-        None => Ok(Machine::default()),
-    }
+    let machine = machine_as_left(tx, thread, checkpoint).await?;
+    Ok(Machine {
+        position: machine.position.replayed(),
+        ..machine
+    })
 }
 
 /// Returns the machine at a checkpoint as its step was left, with its interrupts and answers; a new machine if the

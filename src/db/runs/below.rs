@@ -63,7 +63,7 @@ pub(super) async fn unfinished(tx: &mut Tx<'_>, thread: ThreadId, root: RunId) -
     // No run can continue from a position that cannot be read.
     let lanes = unless_corrupt(checkpoints::unfinished_lanes(tx, thread).await)?.unwrap_or_default();
     let mut runs: Vec<RunId> = below.into_iter().map(RunId).collect();
-    runs.retain(|run| lanes.contains(&Lane::Child(*run)));
+    runs.retain(|run| lanes.iter().any(|(lane, _)| *lane == Lane::Child(*run)));
     Ok(runs)
 }
 

@@ -1,11 +1,10 @@
 //! The order of the runs of the main agent on a thread: by their first event in the thread's log, or by their end.
 
-use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::get_by_id;
-use super::turns::NO_QUESTION;
+use super::turns::no_question;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
@@ -25,21 +24,31 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
     find_by_seq(tx, SQL, thread, seq).await
 }
 
+/// The SQL query for the run of the main agent that ended last on this thread. A queued run that was cancelled before it
+/// began tells nothing, unless there is no other.
+macro_rules! last_ended {
+    ($thread:literal) => {
+        concat!(
+            "select ended.run_id from runs ended where ended.thread_id = ",
+            $thread,
+            " and ended.depth = 0 and ended.status not in ('pending', 'running') \
+             order by ended.first_seq is null, ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1"
+        )
+    };
+}
+
+pub(in crate::db) use last_ended;
+
 /// Returns the run that tells how the work on a thread stands: the newest one that is at work or may begin, or else the
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
 pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
-    const IN_FLIGHT: &str = concatcp!(
+    const IN_FLIGHT: &str = concat!(
         "select run_id from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running') \
          and (status = 'running' or ",
-        NO_QUESTION,
+        no_question!("runs"),
         ") order by created_at desc, run_id desc limit 1"
     );
-    // A queued run that was cancelled before it began tells nothing, unless there is no other. `parents_to_wake` looks for
-    // the same run.
-    const ENDED: &str = "select run_id from runs where thread_id = $1 and depth = 0 \
-        and status not in ('pending', 'running') \
-        order by first_seq is null, updated_at desc, created_at desc, run_id desc limit 1";
-    for sql in [IN_FLIGHT, ENDED] {
+    for sql in [IN_FLIGHT, last_ended!("$1")] {
         let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
         if let Some(id) = id {
             return get_by_id(tx, RunId(id)).await;

@@ -1,9 +1,8 @@
 //! The length of the queue of runs, for metrics.
 
-use const_format::concatcp;
 use sqlx::query_as;
 
-use super::turns::NO_QUESTION;
+use super::turns::no_question;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
@@ -21,11 +20,11 @@ pub struct QueueDepth {
 
 /// Counts the due and the running runs at `now`. Finds them by two partial indexes: pending and running runs.
 pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
-    const SQL: &str = concatcp!(
+    const SQL: &str = concat!(
         "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        NO_QUESTION,
+        no_question!("runs"),
         ") as due, (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        NO_QUESTION,
+        no_question!("runs"),
         ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
     );
     let (due, oldest, running): (i64, Option<i64>, i64) =

@@ -14,18 +14,31 @@ use crate::domain::id::RunId;
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
-/// The condition on a pending run of `runs` that no question of its thread is in its way.
-pub(super) const NO_QUESTION: &str = "(runs.turn is null or runs.turn <> 'after_answers' or not exists (\
-    select 1 from interrupts asked where asked.thread_id = runs.thread_id and asked.status = 'pending'))";
+/// The SQL condition on the pending run of this row that no question of its thread is in its way.
+macro_rules! no_question {
+    ($run:literal) => {
+        concat!(
+            "(",
+            $run,
+            ".turn is null or ",
+            $run,
+            ".turn <> 'after_answers' or not exists (select 1 from interrupts asked where asked.thread_id = ",
+            $run,
+            ".thread_id and asked.status = 'pending'))"
+        )
+    };
+}
+
+pub(in crate::db) use no_question;
 
 /// The condition on a pending run of `runs` that its thread is free for it: no run is at work there, none that brings an
 /// answer goes first, and no question is in its way.
-pub(super) const MAY_BEGIN: &str = concatcp!(
+pub(super) const MAY_BEGIN: &str = concat!(
     "not exists (select 1 from runs other where other.thread_id = runs.thread_id \
      and other.depth = 0 and other.status = 'running') \
      and (runs.turn = 'answer' or not exists (select 1 from runs answer where answer.thread_id = runs.thread_id \
      and answer.depth = 0 and answer.status = 'pending' and answer.turn = 'answer')) and ",
-    NO_QUESTION
+    no_question!("runs")
 );
 
 /// Returns up to `limit` places with pending runs, due or not, that follow the place `after` in the order of the texts.

@@ -192,8 +192,8 @@ async fn forks_of_forks_are_folded(db: Db) {
     assert_eq!(texts_at(&db, thread, trunk[19]).await.len(), 20);
 }
 
-async fn a_history_has_all_branches_newest_first(db: Db) {
-    let thread = stored_thread(&db).await;
+/// Adds the checkpoints `a` to `f`, one after the other: `a`, `b`, `c` and `f`, and from `a` on `d` and `e`.
+async fn two_branches(db: &Db, thread: ThreadId) -> [Entry; 6] {
     let a = saying("a", None, -1);
     let b = saying("b", Some(a.id), 0);
     let c = saying("c", Some(b.id), 1);
@@ -201,9 +201,16 @@ async fn a_history_has_all_branches_newest_first(db: Db) {
     d.source = CheckpointSource::Fork;
     let e = saying("e", Some(d.id), 1);
     let f = saying("f", Some(c.id), 2);
-    for (seq, entry) in (1..).zip([&a, &b, &c, &d, &e, &f]) {
-        add(&db, thread, seq, entry).await;
+    let all = [a, b, c, d, e, f];
+    for (seq, entry) in (1..).zip(&all) {
+        add(db, thread, seq, entry).await;
     }
+    all
+}
+
+async fn a_history_has_all_branches_newest_first(db: Db) {
+    let thread = stored_thread(&db).await;
+    let [a, _, _, d, _, f] = two_branches(&db, thread).await;
     let history = async |limit: i64, before: Option<CheckpointId>| {
         db.states().clear();
         let found = read!(db, |tx| checkpoints::history(
@@ -233,16 +240,7 @@ async fn a_history_has_all_branches_newest_first(db: Db) {
 
 async fn the_way_back_from_a_checkpoint_has_no_other_branch(db: Db) {
     let thread = stored_thread(&db).await;
-    let a = saying("a", None, -1);
-    let b = saying("b", Some(a.id), 0);
-    let c = saying("c", Some(b.id), 1);
-    let mut d = saying("d", Some(a.id), 0);
-    d.source = CheckpointSource::Fork;
-    let e = saying("e", Some(d.id), 1);
-    let f = saying("f", Some(c.id), 2);
-    for (seq, entry) in (1..).zip([&a, &b, &c, &d, &e, &f]) {
-        add(&db, thread, seq, entry).await;
-    }
+    let [_, _, c, _, e, f] = two_branches(&db, thread).await;
     let back = async |from: CheckpointId, before: i64, limit: i64| {
         let found = read!(db, |tx| checkpoints::sketches_back_from(
             tx,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
-use crate::domain::call::{Call, CallStatus};
+use crate::domain::call::CallStatus;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::ReviewAction;
 use crate::domain::message::ToolCall;
@@ -97,11 +97,7 @@ impl Position {
         let Phase::Tools { calls } = &self.phase else {
             return vec![];
         };
-        let child_of = |call: &Call| match call.status {
-            CallStatus::Delegated { child, .. } => Some(child),
-            CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Answered(_) => None,
-        };
-        calls.iter().filter_map(child_of).collect()
+        calls.iter().filter_map(|call| call.status.child()).collect()
     }
 }
 

@@ -334,6 +334,14 @@ async fn a_reader_from_now_on_gets_only_new_events() {
         .await;
 }
 
+impl Scene {
+    /// Publishes a piece of the answer `message`.
+    fn says(&self, run: &Run, message: &str, ordinal: u32, chunk: Chunk) {
+        self.log
+            .publish_volatile(|seq| piece(run, seq, message, ordinal, chunk));
+    }
+}
+
 /// A piece of the answer `message`.
 fn piece(run: &Run, seq: i64, message: &str, ordinal: u32, chunk: Chunk) -> Event {
     let answer = AnswerHead {
@@ -371,19 +379,15 @@ async fn a_reader_from_now_on_gets_the_beginning_of_the_answer_that_is_being_giv
             let scene = Scene::new().await;
             let run = scene.run(RunStatus::Running).await;
             scene.log.open(1);
-            scene
-                .log
-                .publish_volatile(|seq| piece(&run, seq, "m1", 0, Chunk::Begin));
+            scene.says(&run, "m1", 0, Chunk::Begin);
             scene.commits(&run, &[Fact::Undone]).await;
-            scene
-                .log
-                .publish_volatile(|seq| piece(&run, seq, "m2", 0, Chunk::Begin));
+            scene.says(&run, "m2", 0, Chunk::Begin);
             scene.commits(&run, &[Fact::Paused]).await;
-            scene.log.publish_volatile(|seq| piece(&run, seq, "m2", 1, text()));
+            scene.says(&run, "m2", 1, text());
             let mut tail = scene.events.tail(&run, After::Now);
             let first = [next(&mut tail).await.seq, next(&mut tail).await.seq];
             assert_eq!(first, [3, 5]);
-            scene.log.publish_volatile(|seq| piece(&run, seq, "m2", 2, text()));
+            scene.says(&run, "m2", 2, text());
             assert_eq!(next(&mut tail).await.seq, 6);
             let mut other = scene.events.tail(&run, After::Joined(4));
             let first = [next(&mut other).await.seq, next(&mut other).await.seq];
@@ -402,13 +406,9 @@ async fn a_reader_from_now_on_gets_the_beginning_of_an_answer_that_is_longer_tha
             let scene = Scene::new().await;
             let run = scene.run(RunStatus::Running).await;
             scene.log.open(1);
-            scene
-                .log
-                .publish_volatile(|seq| piece(&run, seq, "m1", 0, Chunk::Begin));
+            scene.says(&run, "m1", 0, Chunk::Begin);
             for ordinal in 1..2000 {
-                scene
-                    .log
-                    .publish_volatile(|seq| piece(&run, seq, "m1", ordinal, text()));
+                scene.says(&run, "m1", ordinal, text());
             }
             let mut tail = scene.events.tail(&run, After::Now);
             let mut said = String::new();

@@ -27,7 +27,7 @@ pub struct Frame {
 /// The part of an answer that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerOffset {
-    /// A hash of the message id.
+    /// The key of the message id, see [`AnswerOffset::key_of`].
     pub answer: u32,
     /// The length that was sent; [`AnswerOffset::END`] for a finished answer.
     pub offset: u32,
@@ -47,6 +47,14 @@ pub struct CutChunk {
 impl AnswerOffset {
     /// The offset of a finished answer.
     pub const END: u32 = u32::MAX;
+
+    /// Returns a hash of the name of an answer. It is the same in every process, since clients send it back.
+    pub fn key_of(name: impl IntoIterator<Item = u8>) -> u32 {
+        // FNV-1a.
+        name.into_iter().fold(0x811c_9dc5, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        })
+    }
 }
 
 /// The position of a client in a stream: the last frame that it has seen, and how much of each unfinished answer.

@@ -88,10 +88,8 @@ pub(in crate::runtime) async fn waiting_agents(
 /// Returns the history of the agent that delegated to `child`.
 pub(super) async fn caller_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
     let run = db::runs::get_by_id(tx, child).await?;
-    Ok(match run.map(|run| run.lineage) {
-        Some(lineage) if lineage.depth > 1 => lineage.parent.map_or(Lane::Main, Lane::Child),
-        Some(_) | None => Lane::Main,
-    })
+    let caller = run.and_then(|run| run.lineage.calling_subagent());
+    Ok(caller.map_or(Lane::Main, Lane::Child))
 }
 
 /// The positions of the agents of a thread.

@@ -79,7 +79,7 @@ async fn lapse(tx: &mut Tx<'_>, expired: &[InterruptRecord], now: Timestamp) -> 
             continue;
         };
         let place = place_of(tx, record).await?;
-        db::interrupts::lapse(tx, record.thread, &record.interrupt.id, &expiry.answer, now).await?;
+        db::interrupts::expire(tx, record.thread, &record.interrupt.id, &expiry.answer, None, now).await?;
         if place.is_some() {
             let positions = LanePositions::at(record.thread, place);
             positions.give(tx, record, &expiry.answer, record.run).await?;

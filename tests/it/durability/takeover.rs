@@ -1,6 +1,6 @@
 //! Processes that end while others share their Postgres. The leases of these tests last longer than the tests.
 
-use crate::support::actors::Human;
+use crate::support::actors::{Human, Run};
 use crate::support::{TestServer, eventually, lookup, on_postgres, script};
 
 on_postgres! {
@@ -10,12 +10,17 @@ on_postgres! {
     a_process_that_was_suspended_stores_nothing_for_a_run_that_was_deleted_meanwhile,
 }
 
-/// Runs the server as a process with a lease of ten minutes.
-async fn runs_in_a_process(server: &TestServer) {
+/// Runs the server as a process with a lease of ten minutes, and starts a run, which waits for its tool.
+async fn works_in_a_process(server: &TestServer) -> (Human, Run) {
     server
         .is_reconfigured("lease_s = 2.0\nheartbeat_s = 0.5", "lease_s = 600.0\nheartbeat_s = 0.5")
         .await;
     server.moves_into_a_process().await;
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    (alice, run)
 }
 
 /// Waits until so many processes hold their locks and have said so.
@@ -29,11 +34,7 @@ async fn holds_locks(server: &TestServer, processes: i64) {
 }
 
 pub(super) async fn a_killed_process_is_replaced_before_its_lease_is_over(server: TestServer) {
-    runs_in_a_process(&server).await;
-    server.tools.hold("lookup");
-    let alice = server.human("plain").await;
-    alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-    server.tools.called("lookup", 1).await;
+    let (alice, _) = works_in_a_process(&server).await;
     holds_locks(&server, 1).await;
     let second = server.starts_second_process().await;
     server.is_killed().await;
@@ -49,11 +50,7 @@ pub(super) async fn a_killed_process_is_replaced_before_its_lease_is_over(server
 }
 
 async fn a_process_that_is_started_again_takes_up_its_own_work_at_once(server: TestServer) {
-    runs_in_a_process(&server).await;
-    server.tools.hold("lookup");
-    let alice = server.human("plain").await;
-    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-    server.tools.called("lookup", 1).await;
+    let (_, run) = works_in_a_process(&server).await;
     holds_locks(&server, 1).await;
     server.is_killed_and_started_again().await;
     server.tools.called("lookup", 2).await;
@@ -63,11 +60,7 @@ async fn a_process_that_is_started_again_takes_up_its_own_work_at_once(server: T
 }
 
 async fn a_process_that_loses_the_connection_with_its_lock_keeps_its_runs(server: TestServer) {
-    runs_in_a_process(&server).await;
-    server.tools.hold("lookup");
-    let alice = server.human("plain").await;
-    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-    server.tools.called("lookup", 1).await;
+    let (_, run) = works_in_a_process(&server).await;
     let second = server.starts_second_process().await;
     holds_locks(&server, 2).await;
     let cut = "select count(pg_terminate_backend(pid)) from pg_locks where locktype = 'advisory' \
@@ -86,11 +79,7 @@ async fn a_process_that_loses_the_connection_with_its_lock_keeps_its_runs(server
 }
 
 async fn a_process_that_was_suspended_stores_nothing_for_a_run_that_was_deleted_meanwhile(server: TestServer) {
-    runs_in_a_process(&server).await;
-    server.tools.hold("lookup");
-    let alice = server.human("plain").await;
-    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-    server.tools.called("lookup", 1).await;
+    let (alice, run) = works_in_a_process(&server).await;
     let second = server.starts_second_process().await;
     holds_locks(&server, 2).await;
     server.is_suspended().await;

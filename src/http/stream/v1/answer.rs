@@ -163,9 +163,9 @@ impl AnswerBuilder {
         }
     }
 
-    /// A hash of the message id.
+    /// The key of the message id.
     pub(super) fn key(&self) -> u32 {
-        key_of(&self.header.message)
+        AnswerOffset::key_of(self.header.message.bytes())
     }
 
     /// The length that was sent; 0 if nothing was.
@@ -514,14 +514,6 @@ impl AnswerBuilder {
         };
         out.push(Frame::of("messages/partial", &[whole]));
     }
-}
-
-/// A hash of a message id. It is the same in every process, since clients send it back.
-pub(super) fn key_of(message: &str) -> u32 {
-    // FNV-1a.
-    message.bytes().fold(0x811c_9dc5, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    })
 }
 
 /// `messages/metadata`: the source of the message `id`.

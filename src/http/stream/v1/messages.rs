@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::RunInfo;
 use super::agent::PresentedAgent;
-use super::answer::{AnswerBuilder, AnswerHeader, key_of, metadata_frame};
+use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
 use super::metadata::MessageSource;
 use super::mode::{Modes, StreamMode};
 use super::trace_records::TracedModelCall;
@@ -89,7 +89,7 @@ impl Messages {
             // The part that was sent is not completed.
             Chunk::Void => {
                 self.answers.remove(&head.message);
-                self.ended.push(key_of(&head.message));
+                self.ended.push(AnswerOffset::key_of(head.message.bytes()));
                 self.finished.insert(head.message.clone());
             }
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {

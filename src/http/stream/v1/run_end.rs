@@ -13,10 +13,10 @@ pub(super) fn usage(run: RunId, used: &Totals) -> Frame {
     Frame::of("usage", &with_totals(json!({"run_id": run}), Some(used)))
 }
 
-/// `error`: the error of a failed run. A run that was cancelled has not failed: its stream just ends, as clients show
-/// every `error` to their users.
+/// `error`: the error of a run that failed. The stream of a cancelled run just ends, as clients show every `error` to their
+/// users.
 pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
-    let error = error.filter(|_| status != RunStatus::Interrupted);
+    let error = error.filter(|_| status.has_failed());
     let frame = |class: &str, message: &str| {
         Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
     };

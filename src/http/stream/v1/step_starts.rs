@@ -25,7 +25,7 @@ pub(super) enum StartKind {
 
 /// The start of a step, and whether it is late.
 pub(super) struct Start {
-    /// A hash of the step. It is the same in every process, since clients send it back.
+    /// The key of the step, as that of an answer.
     key: u32,
     /// True if it is sent with another event than the start itself, so that other readers may have received it before.
     is_late: bool,
@@ -35,9 +35,8 @@ impl Start {
     /// The start of the step after `head`, as `event` reveals it.
     fn of(kind: StartKind, head: Option<CheckpointId>, event: &Event) -> Self {
         let head = head.map_or([0; 16], |head| *head.0.as_bytes());
-        let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         Self {
-            key: [kind as u8].into_iter().chain(head).fold(0x811c_9dc5, hash),
+            key: AnswerOffset::key_of([kind as u8].into_iter().chain(head)),
             is_late: !matches!(event.body, EventBody::Begun(_)),
         }
     }
