@@ -2,6 +2,7 @@
 
 mod check_connect;
 mod command_line;
+mod dependencies;
 mod documents;
 mod first_start;
 mod image;
