@@ -12,13 +12,17 @@ use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::thread::ThreadStatus;
 
-on_both!(
-    pages_are_read_from_an_index,
-    matches_are_counted_in_an_index,
-    searches_find_rare_and_frequent_terms,
-    searches_of_a_scope_are_read_from_an_index,
-    searches_of_a_scope_find_few_and_many_threads
-);
+on_both!(searches_among_many_threads_are_right_and_read_from_indexes);
+
+async fn searches_among_many_threads_are_right_and_read_from_indexes(db: Db) {
+    // To store the threads takes seconds, and the checks only read.
+    fill(&db).await;
+    pages_are_read_from_an_index(&db).await;
+    matches_are_counted_in_an_index(&db).await;
+    searches_find_rare_and_frequent_terms(&db).await;
+    searches_of_a_scope_are_read_from_an_index(&db).await;
+    searches_of_a_scope_find_few_and_many_threads(&db).await;
+}
 
 const SORTS: [ThreadOrder; 5] = [
     ThreadOrder::Id,
@@ -180,8 +184,7 @@ fn searches() -> Vec<(ThreadQuery, AccessPath)> {
     all
 }
 
-async fn pages_are_read_from_an_index(db: Db) {
-    fill(&db).await;
+async fn pages_are_read_from_an_index(db: &Db) {
     for (wanted, path) in searches() {
         for offset in [0, 50_000] {
             let search = ThreadQuery {
@@ -210,8 +213,7 @@ async fn pages_are_read_from_an_index(db: Db) {
     }
 }
 
-async fn matches_are_counted_in_an_index(db: Db) {
-    fill(&db).await;
+async fn matches_are_counted_in_an_index(db: &Db) {
     for (wanted, path) in searches() {
         let path = if wanted.metadata == many() {
             AccessPath::Term(only_term(&many()))
@@ -231,9 +233,8 @@ async fn found(db: &Db, wanted: ThreadQuery) -> (Vec<i64>, i64) {
     (times.collect(), page.total)
 }
 
-async fn searches_find_rare_and_frequent_terms(db: Db) {
-    fill(&db).await;
-    let found = async |wanted: ThreadQuery| found(&db, wanted).await;
+async fn searches_find_rare_and_frequent_terms(db: &Db) {
+    let found = async |wanted: ThreadQuery| found(db, wanted).await;
     let all = ThreadQuery {
         limit: 3,
         ascending: true,
@@ -295,8 +296,7 @@ fn tenant(name: &str) -> AccessScope {
     AccessScope::Tenant(Tenant::stored(name.to_owned()))
 }
 
-async fn searches_of_a_scope_are_read_from_an_index(db: Db) {
-    fill(&db).await;
+async fn searches_of_a_scope_are_read_from_an_index(db: &Db) {
     let scopes = [
         AccessScope::Nothing,
         tenant("acme"),
@@ -327,8 +327,7 @@ async fn searches_of_a_scope_are_read_from_an_index(db: Db) {
     }
 }
 
-async fn searches_of_a_scope_find_few_and_many_threads(db: Db) {
-    fill(&db).await;
+async fn searches_of_a_scope_find_few_and_many_threads(db: &Db) {
     let first = async |scope: AccessScope, metadata: MetadataFilter| {
         let wanted = ThreadQuery {
             metadata,
@@ -338,7 +337,7 @@ async fn searches_of_a_scope_find_few_and_many_threads(db: Db) {
         };
         let counted = wanted.clone();
         let about = format!("{wanted:?}");
-        let page = found(&db, wanted).await;
+        let page = found(db, wanted).await;
         let count = read!(db, |tx| threads::count(tx, &counted));
         assert_eq!(count, page.1, "{about}");
         page
