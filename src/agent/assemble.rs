@@ -157,7 +157,8 @@ impl AgentFactory {
         })
     }
 
-    /// Builds the agent of a definition.
+    /// Registers the agent of a definition. The agent itself is built when it is first needed: a server may have
+    /// thousands, and most of them rest.
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
@@ -170,7 +171,7 @@ impl AgentFactory {
         self.register_configured(graph_id, definition, provenance, &Map::new())
     }
 
-    /// Builds the agent of a definition for runs that have chosen these parts of it.
+    /// Registers the agent of a definition for runs that have chosen these parts of it.
     fn register_configured(
         &self,
         graph_id: &str,
@@ -185,18 +186,13 @@ impl AgentFactory {
             definition: Arc::new(applied),
             is_owners: provenance.file().is_some(),
         };
-        let agent = Arc::new(self.main_agent(&source, true, None)?);
+        self.check_models(&source.definition)?;
         let factory = self.clone();
-        let full = Arc::clone(&agent);
         let is_owners = source.is_owners;
         let forbidden_model = self.forbidden_model(&source.definition);
-        let build = move |delegates: bool, format: Option<&Value>| {
-            // Its models were there when it was first built.
-            factory
-                .main_agent(&source, delegates, format)
-                .map_or_else(|_| Arc::clone(&full), Arc::new)
-        };
-        let registered = RegisteredAgent::new(graph_id, definition, is_owners, agent, build);
+        let build =
+            move |delegates: bool, format: Option<&Value>| Arc::new(factory.main_agent(&source, delegates, format));
+        let registered = RegisteredAgent::new(graph_id, definition, is_owners, build);
         let variant = self.variant(graph_id, definition, provenance, choices);
         let registered = registered.with_variants(variant).with_forbidden_model(forbidden_model);
         Ok(Arc::new(match definition.choices_schema() {
@@ -269,18 +265,13 @@ impl AgentFactory {
             .find_map(|model| self.providers.check_allowed(model).err())
     }
 
-    fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Result<Agent, ModelError> {
+    fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Agent {
         let graph_id = &source.graph_id;
         let definition = &*source.definition;
         if let Some(program) = self.main_program(source, format) {
-            return Ok(program);
+            return program;
         }
         let subagents = definition.delegates();
-        let has_model =
-            |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
-        for subagent in subagents.iter().filter(has_model) {
-            self.check_models(subagent.model.as_ref().unwrap_or(&definition.model))?;
-        }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
         let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
@@ -298,8 +289,7 @@ impl AgentFactory {
                 .filter_map(SubagentDefinition::as_background_agent)
                 .collect(),
         };
-        self.check_models(&draft.spec.model)?;
-        Ok(self.build(draft.in_form(format)))
+        self.build(draft.in_form(format))
     }
 
     fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegations {
@@ -389,11 +379,19 @@ impl AgentFactory {
         }
     }
 
-    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the
-    /// other agents can work.
-    fn check_models(&self, names: &ModelNames) -> Result<(), ModelError> {
-        let is_unknown = |name: &&String| !self.providers.knows(name);
-        let unknown = names.all().iter().find(is_unknown);
+    /// Refuses a definition with a model whose provider does not exist. A model that lacks only its key fails when it is
+    /// called, so that the other agents can work.
+    fn check_models(&self, definition: &AgentDefinition) -> Result<(), ModelError> {
+        if definition.is_program() {
+            return Ok(());
+        }
+        let subagents = definition.delegates();
+        let of_subagents = subagents
+            .iter()
+            .filter(|subagent| subagent.runnable.is_none() && subagent.location() == Location::Inside)
+            .filter_map(|subagent| subagent.model.as_ref());
+        let mut names = of_subagents.chain([&definition.model]).flat_map(ModelNames::all);
+        let unknown = names.find(|name| !self.providers.knows(name));
         unknown.map_or(Ok(()), |name| self.providers.model(name).map(drop))
     }
 

@@ -356,7 +356,7 @@ impl Loop<'_> {
                 let known = child.known.as_ref()?;
                 let agent = match &child.order.response_format {
                     Some(format) => known.in_form(levels > 0, format),
-                    None if levels > 0 => Arc::clone(&known.agent),
+                    None if levels > 0 => Arc::clone(known.agent()),
                     None => known.without_delegations(),
                 };
                 let mut limits = referenced.limits.unwrap_or_else(|| agent.limits.clone());

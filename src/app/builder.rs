@@ -11,7 +11,7 @@ use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
 use super::start_report::StartReport;
-use super::{App, execution, keys};
+use super::{App, definitions, execution, keys};
 use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
 use crate::db::{Db, RowAccess};
 use crate::definition::AgentDefinition;
@@ -249,9 +249,11 @@ impl Builder {
                 if !problems.is_empty() {
                     return Err(Problems(problems));
                 }
+                let file_warnings = loaded.warnings.clone();
                 loaded.warnings.0.extend(keys::missing(&loaded, &self.registered));
                 Ok(Prepared {
                     loaded,
+                    file_warnings,
                     registered: self.registered,
                     clock,
                 })
@@ -284,6 +286,8 @@ impl Builder {
 /// A server with a valid configuration.
 pub struct Prepared {
     loaded: LoadedConfig,
+    /// The warnings that reading the files again gives, too.
+    file_warnings: Problems,
     registered: Registered,
     clock: Arc<dyn Clock>,
 }
@@ -317,7 +321,15 @@ impl Prepared {
     }
 
     async fn start_on(self, db: Db, shutdown: Shutdown) -> anyhow::Result<App> {
-        let opening = App::open(self.loaded.config, self.registered, db, shutdown.clone(), self.clock);
+        let files = definitions::of_files(&self.loaded.config, self.file_warnings);
+        let opening = App::open(
+            self.loaded.config,
+            files,
+            self.registered,
+            db,
+            shutdown.clone(),
+            self.clock,
+        );
         let opened = RowAccess::Server.scope(opening).await;
         opened.inspect_err(|_| shutdown.begin())
     }

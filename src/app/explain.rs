@@ -150,7 +150,7 @@ pub(super) fn explain(prepared: &Prepared, graph_id: &str) -> anyhow::Result<Age
     };
     let applied = factory.profiles.applied(definition.resolved());
     let known = factory.register(graph_id, definition, &Provenance::File(graph_id.to_owned()))?;
-    Ok(main_agent(&known.agent, &applied))
+    Ok(main_agent(known.agent(), &applied))
 }
 
 fn main_agent(agent: &Agent, definition: &AgentDefinition) -> AgentExplanation {

@@ -39,7 +39,7 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     problems.sort_by_key(|problem| problem.position);
     problems.dedup();
     let mut walk = Walk {
-        text,
+        lines: Lines::of(text),
         positions: Positions::new(),
     };
     let value = walk.table(&FieldPath::default(), table.get_ref());
@@ -53,7 +53,7 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
 /// Returns the value of one expression, whose field is `path`, and adds the positions of the fields in it.
 pub(super) fn value(text: &str, path: &FieldPath, value: &Spanned<DeValue<'_>>, positions: &mut Positions) -> Value {
     let mut walk = Walk {
-        text,
+        lines: Lines::of(text),
         positions: std::mem::take(positions),
     };
     let read = walk.value(path, value);
@@ -63,14 +63,36 @@ pub(super) fn value(text: &str, path: &FieldPath, value: &Spanned<DeValue<'_>>, 
 
 /// Returns the line and column of a byte of `text`.
 pub(super) fn position(text: &str, offset: usize) -> TextPosition {
-    let before = text.get(..offset).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
-    (before.matches('\n').count() + 1, column)
+    Lines::of(text).position(offset)
+}
+
+/// The lines of a text.
+struct Lines<'t> {
+    text: &'t str,
+    /// The offsets at which the lines after the first begin.
+    starts: Vec<usize>,
+}
+
+impl<'t> Lines<'t> {
+    fn of(text: &'t str) -> Self {
+        let starts = text.match_indices('\n').map(|(at, _)| at + 1);
+        Self {
+            text,
+            starts: starts.collect(),
+        }
+    }
+
+    /// Returns the line and column of a byte.
+    fn position(&self, offset: usize) -> TextPosition {
+        let lines_before = self.starts.partition_point(|start| *start <= offset);
+        let line_start = lines_before.checked_sub(1).map_or(0, |line| self.starts[line]);
+        let before = self.text.get(line_start..offset).unwrap_or_default();
+        (lines_before + 1, before.chars().count() + 1)
+    }
 }
 
 struct Walk<'t> {
-    text: &'t str,
+    lines: Lines<'t>,
     positions: Positions,
 }
 
@@ -80,7 +102,7 @@ impl Walk<'_> {
         for (key, value) in table {
             let inner = path.then(key.get_ref().as_ref());
             self.positions
-                .insert(inner.clone(), position(self.text, key.span().start));
+                .insert(inner.clone(), self.lines.position(key.span().start));
             fields.insert(key.get_ref().to_string(), self.value(&inner, value));
         }
         fields
@@ -105,7 +127,7 @@ impl Walk<'_> {
                 for (at, item) in items.iter().enumerate() {
                     let inner = path.then(at);
                     self.positions
-                        .insert(inner.clone(), position(self.text, item.span().start));
+                        .insert(inner.clone(), self.lines.position(item.span().start));
                     values.push(self.value(&inner, item));
                 }
                 Value::Array(values)

@@ -301,17 +301,13 @@ pub fn router(api: ApiParts) -> Router {
         tracer: api.tracer.clone(),
         access_log: settings.access_log,
     };
-    let (routes, document) = table().split_for_parts();
-    let mut document = openapi::complete(document);
-    if api.auth.is_on() {
-        openapi::require_credentials(&mut document);
-    }
+    let (routes, endpoints) = table().split_for_parts();
     let console = match settings.console {
         true => console::pages(),
         false => Router::new(),
     };
     routes
-        .merge(openapi::pages(Arc::new(document)))
+        .merge(openapi::pages(endpoints, api.auth.is_on()))
         .merge(console)
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)

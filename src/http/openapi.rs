@@ -3,9 +3,10 @@
 //! The document is generated from the route table. A copy is kept in `openapi/openapi.json`; a test fails when it is
 //! out of date.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::Path;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
@@ -19,7 +20,7 @@ use utoipa_swagger_ui::Config;
 mod partial_schemas;
 mod security;
 
-pub(super) use security::require_credentials;
+use security::require_credentials;
 
 use super::error::{ApiError, ErrorBody};
 use super::{AppState, table};
@@ -66,7 +67,7 @@ pub fn document() -> openapi::OpenApi {
 }
 
 /// Adds what all endpoints have in common: their error responses, and the partial shapes that `select` leaves.
-pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
+fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     partial_schemas::add_partial_schemas(&mut document);
     close_bodies(&mut document);
     security::add_security_schemes(&mut document);
@@ -227,15 +228,22 @@ fn add_errors(operation: &mut Operation, changes: bool) {
     add("500", "Internal error; `detail` holds the id under which it was logged");
 }
 
-/// The routes `/openapi.json`, and `/docs`, a page that needs no external resources.
-pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<AppState> {
-    let text = document.to_json().unwrap_or_default();
+/// The routes `/openapi.json`, and `/docs`, a page that needs no external resources. `endpoints` is the document of the
+/// route table; it is completed when it is first read, since few servers are ever asked for it.
+pub(super) fn pages(endpoints: openapi::OpenApi, requires_credentials: bool) -> Router<AppState> {
+    let text = Arc::new(LazyLock::new(move || {
+        let mut document = complete(endpoints);
+        if requires_credentials {
+            require_credentials(&mut document);
+        }
+        Bytes::from(document.to_json().unwrap_or_default())
+    }));
     let config = Arc::new(Config::from("/openapi.json"));
     let front = Arc::clone(&config);
     Router::new()
         .route(
             "/openapi.json",
-            get(async move || ([(header::CONTENT_TYPE, "application/json")], text)),
+            get(async move || ([(header::CONTENT_TYPE, "application/json")], Bytes::clone(&text))),
         )
         // Browsers request it on every page.
         .route(

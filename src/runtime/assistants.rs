@@ -328,7 +328,7 @@ impl Assistants {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
             graph_id: known.graph_id.clone(),
-            name: known.agent.name.clone(),
+            name: known.name.clone(),
         };
         self.core.registry.of_tenant(tenant).iter().map(card).collect()
     }
@@ -337,14 +337,14 @@ impl Assistants {
     /// definition does not exist for the tenant.
     pub fn graph(&self, tenant: &Tenant, graph_id: &str, levels: u32) -> Option<Graph> {
         let known = self.known(tenant, graph_id)?;
-        Some(known.agent.graph(levels))
+        Some(known.agent().graph(levels))
     }
 
     /// Returns the schemas of the state and the settings of this definition's agent. None if the definition does not
     /// exist for the tenant.
     pub fn schemas(&self, tenant: &Tenant, graph_id: &str) -> Option<Schemas> {
         let known = self.known(tenant, graph_id)?;
-        Some(known.agent.schemas())
+        Some(known.agent().schemas())
     }
 
     /// Returns the subagents of this definition's agent, by name. `recurse` also returns the subagents of subagents
@@ -357,7 +357,7 @@ impl Assistants {
         recurse: bool,
     ) -> Option<Vec<(String, Schemas)>> {
         let known = self.known(tenant, graph_id)?;
-        Some(known.agent.subagent_schemas(namespace, recurse))
+        Some(known.agent().subagent_schemas(namespace, recurse))
     }
 }
 

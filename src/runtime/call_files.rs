@@ -95,9 +95,10 @@ impl Caller {
 /// Returns the run that has delegated to a subagent, unless it is that of the main agent. `seen` are the runs below.
 fn parent_below(run: &Run, seen: &[Run]) -> Option<RunId> {
     // A parent has a smaller depth, so that runs that name each other end the way up.
-    let depth = run.lineage.depth;
-    let is_above = seen.last().is_none_or(|below| depth < below.lineage.depth);
-    run.lineage.parent.filter(|_| depth > 1 && is_above)
+    let is_above = |below: &Run| run.lineage.depth < below.lineage.depth;
+    run.lineage
+        .calling_subagent()
+        .filter(|_| seen.last().is_none_or(is_above))
 }
 
 impl CallFiles {
@@ -155,14 +156,14 @@ impl CallFiles {
         caller: &Caller,
         call: &CallBinding,
     ) -> Result<Arc<Agent>, CallFileError> {
-        let mut agent = Arc::clone(&main.agent);
+        let mut agent = Arc::clone(main.agent());
         // The depth from which the levels of the definition are counted.
         let mut base = 0;
         for run in &caller.below {
             let depth = run.lineage.depth;
             agent = if run.request.agent.is_some() {
                 base = depth;
-                Arc::clone(&self.known(run, call).await?.agent)
+                Arc::clone(self.known(run, call).await?.agent())
             } else {
                 let subagent = agent.own_subagent(run.lineage.agent(), depth.saturating_sub(base));
                 subagent.ok_or(CallFileError::NoAgent)?

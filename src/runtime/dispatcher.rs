@@ -364,7 +364,7 @@ impl Dispatcher {
         let agent = if run.levels() == Some(0) {
             known.without_delegations()
         } else {
-            Arc::clone(&known.agent)
+            Arc::clone(known.agent())
         };
         let mut scope = self.scope(run_context, &known, origin, stop, budget);
         if remembers {

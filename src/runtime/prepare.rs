@@ -129,7 +129,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
     }
     let found = load(run_context, run).await?;
     run_context.log.open(next_seq(run, found.max_seq));
-    let mut plan = known.agent.plan.clone();
+    let mut plan = known.agent().plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
     let (budget, first) = budget(run_context, known).await?;
     let origin = RunOrigin {
@@ -305,7 +305,7 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<(
         (UsedSoFar::default(), (UsedSoFar::default(), run))
     };
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
-    let mut limits = known.agent.limits.clone();
+    let mut limits = known.agent().limits.clone();
     limits.depth = limits.depth.into_iter().chain(run_context.run.levels()).min();
     // The server bounds the time of every run.
     let mut tree = limits.tree.take().unwrap_or_default();
@@ -342,13 +342,13 @@ fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec
         .as_ref()
         .map(|lineage| lineage.trees.clone())
         .unwrap_or_default();
-    let has_others = known.agent.subagents().is_some_and(|roster| roster.has_references());
+    let has_others = known.agent().subagents().is_some_and(|roster| roster.has_references());
     let begins_tasks = has_others
         || Builtin::tools_of(BACKGROUND)
             .first()
-            .is_some_and(|tool| known.agent.tool(tool).is_some());
+            .is_some_and(|tool| known.agent().tool(tool).is_some());
     let own = known
-        .agent
+        .agent()
         .limits
         .tree
         .as_deref()

@@ -184,10 +184,10 @@ impl Runs {
         };
         let levels = run.lineage.depth.saturating_sub(owner.lineage.depth);
         if levels == 0 {
-            return Ok(Some(known.agent.plan.clone()));
+            return Ok(Some(known.agent().plan.clone()));
         }
         let found = known
-            .agent
+            .agent()
             .subagents()
             .and_then(|all| all.get(run.lineage.agent(), levels));
         Ok(found.map(|agent| agent.plan.clone()))
@@ -199,7 +199,7 @@ impl Runs {
             .registry
             .agents()
             .of_graph(graph_id)
-            .map(|known| known.agent.plan.clone())
+            .map(|known| known.agent().plan.clone())
     }
 }
 

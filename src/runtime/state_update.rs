@@ -53,10 +53,10 @@ pub(super) async fn write(
     if let Some(known) = &known
         && digest.as_ref() != Some(&known.digest)
     {
-        known.agent.check_update(&update)?;
+        known.agent().check_update(&update)?;
     }
     // Without an agent there are no hooks.
-    let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
+    let plan = known.map(|known| known.agent().plan.clone()).unwrap_or_default();
     let Base {
         mut machine,
         segment,
@@ -74,12 +74,9 @@ pub(super) async fn write(
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
     // Without `as_node` on a finished thread, no node follows.
     let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
-    let entry = if ends {
-        end_turn(&mut machine, &plan, update)
-    } else if is_aside {
-        machine.append_update(&plan, update, CheckpointId::mint())
-    } else {
-        machine.apply_external(&plan, CheckpointSource::Update, &node, update, CheckpointId::mint())
+    let entry = match is_aside {
+        true => machine.append_update(&plan, update, CheckpointId::mint()),
+        false => apply_as(&mut machine, &plan, &node, update),
     };
     let placed = NewCheckpoint {
         thread,
@@ -142,11 +139,16 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
     Ok(Base { machine, segment, last })
 }
 
-/// Applies an update after which nothing is left to do, like a command with `goto` to the end.
-fn end_turn(machine: &mut Machine, plan: &Plan, update: Update) -> Entry {
+/// Applies an update as if `node` had written it. After the end nothing is left to do, like after a command with `goto` to
+/// the end.
+fn apply_as(machine: &mut Machine, plan: &Plan, node: &str, update: Update) -> Entry {
+    let id = CheckpointId::mint();
+    if node != END {
+        return machine.apply_external(plan, CheckpointSource::Update, node, update, id);
+    }
     machine.prepare_for_run();
     machine.jump_to(plan, &Destination::End);
-    machine.append_update(plan, update, CheckpointId::mint())
+    machine.append_update(plan, update, id)
 }
 
 fn has_node(plan: &Plan, node: &str) -> bool {
@@ -241,13 +243,10 @@ impl History {
                 steps.push((after, machine.position.clone()));
                 continue;
             }
-            let entry = if last == END {
-                end_turn(&mut machine, plan, update)
-            } else if has_node(plan, &last) {
-                machine.apply_external(plan, CheckpointSource::Update, &last, update, CheckpointId::mint())
-            } else {
+            if last != END && !has_node(plan, &last) {
                 return Err(StateWriteError::NoNode(last));
-            };
+            }
+            let entry = apply_as(&mut machine, plan, &last, update);
             steps.push((entry, machine.position.clone()));
         }
         let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;

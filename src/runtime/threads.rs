@@ -154,7 +154,7 @@ impl Threads {
         let agents = self.core.registry.agents();
         let known = agents.last_on(&thread);
         let history = History::replayed(
-            known.as_ref().map(|known| &*known.agent),
+            known.as_ref().map(|known| &**known.agent()),
             &new_thread.supersteps,
             self.core.sizes,
         )?;

@@ -40,7 +40,7 @@ trap 'rm -rf "$dir"' EXIT
 "$1/initdb" -D "$dir/data" -U adjutant -A trust -E UTF8 --locale=C --no-sync >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log"; exit 1; }
 "$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c synchronous_commit=off -c full_page_writes=off \
     -c wal_level=minimal -c max_wal_senders=0 -c min_wal_size=32MB -c max_wal_size=128MB \
-    -c autovacuum=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
+    -c autovacuum=off -c max_connections=300 -c dynamic_shared_memory_type=mmap >"$dir/log" 2>&1 </dev/null &
 server=$!
 tries=0
 until [ -S "$dir/.s.PGSQL.5432" ] && "$1/pg_isready" -q -h "$dir"; do
@@ -203,6 +203,10 @@ async fn create_tables(template: &str) {
     let tables = sqlx::migrate!("migrations/postgres").run(&mut conn).await;
     tables.expect("the tables are created");
     conn.close().await.expect("a clean close");
+    // The first connection after a change of the tables writes the file from which the next ones read the catalogue. The
+    // copies have it, too.
+    let first = connect(template).await;
+    first.close().await.expect("a clean close");
 }
 
 fn start_server() -> Option<String> {

@@ -42,6 +42,8 @@ struct Variants {
 pub struct RegisteredAgent {
     /// The key of its definition.
     pub graph_id: String,
+    /// Its name in streams.
+    pub name: String,
     /// The digest of its definition.
     pub digest: Digest,
     /// Its default assistant.
@@ -50,13 +52,13 @@ pub struct RegisteredAgent {
     pub on_pending_interrupt: OnPendingInterrupt,
     /// The agents that see the entries of a run's context.
     pub context_scoping: ContextScoping,
-    /// The agent.
-    pub agent: Arc<Agent>,
     /// The subagents that are agents of other servers; or the agent itself, if it is one.
     remote: Arc<[SubagentDefinition]>,
     /// True if the owner of this server defined the agent, false if a client did.
     is_owners: bool,
     build: Arc<Build>,
+    /// The agent; built when first needed.
+    agent: Arc<OnceLock<Arc<Agent>>>,
     /// The variant of the agent that may not delegate; built when first needed.
     without_delegations: Arc<OnceLock<Arc<Agent>>>,
     variants: Arc<Variants>,
@@ -67,22 +69,21 @@ pub struct RegisteredAgent {
 }
 
 impl RegisteredAgent {
-    /// The agent of a definition, which may be that of the owner of this server; `build` builds it once more, as it may
-    /// delegate or not and as the form of its result is.
+    /// The agent of a definition, which may be that of the owner of this server; `build` builds it, as it may delegate or
+    /// not and as the form of its result is.
     pub(super) fn new(
         graph_id: &str,
         definition: &AgentDefinition,
         is_owners: bool,
-        agent: Arc<Agent>,
         build: impl Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync + 'static,
     ) -> Self {
         Self {
             graph_id: graph_id.to_owned(),
+            name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
             digest: definition.digest(),
             assistant: AssistantId::of_graph(graph_id),
             on_pending_interrupt: definition.on_pending_interrupt,
             context_scoping: definition.context_scoping,
-            agent,
             remote: definition
                 .subagents
                 .iter()
@@ -92,6 +93,7 @@ impl RegisteredAgent {
                 .collect(),
             is_owners,
             build: Arc::new(build),
+            agent: Arc::default(),
             without_delegations: Arc::default(),
             variants: Arc::new(Variants {
                 build: Box::new(|_| Ok(None)),
@@ -213,12 +215,17 @@ impl RegisteredAgent {
     /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server
     /// named it. An agent that is itself one of that server is returned whatever its callers name it.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
-        let is_named = |subagent: &SubagentDefinition| self.agent.remote().is_some() || subagent.name == name;
+        let is_named = |subagent: &SubagentDefinition| self.agent().remote().is_some() || subagent.name == name;
         let is_it = |subagent: &&SubagentDefinition| is_named(subagent) && subagent.url.as_deref() == Some(url);
         self.remote
             .iter()
             .find(is_it)
             .map(|subagent| (subagent, self.is_owners))
+    }
+
+    /// Returns the agent.
+    pub fn agent(&self) -> &Arc<Agent> {
+        self.agent.get_or_init(|| (self.build)(true, None))
     }
 
     /// Returns the variant of the agent that may not delegate.

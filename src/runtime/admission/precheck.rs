@@ -54,8 +54,8 @@ impl Admission {
             let all = Arc::clone(new_runs);
             let sizes = self.core.sizes;
             let checking = tokio::task::spawn_blocking(move || -> Result<Map<String, Value>, Invalid> {
-                check(&all[number], &known.agent, sizes)?;
-                if let Some(schema) = known.agent.context() {
+                check(&all[number], known.agent(), sizes)?;
+                if let Some(schema) = known.agent().context() {
                     schema.check(&context)?;
                 }
                 Ok(context)
@@ -77,7 +77,8 @@ impl Admission {
     fn may_take_long(&self, new_run: &NewRun) -> bool {
         let agents = self.core.registry.agents();
         // The agent of a choice is built here, so that the write finds it.
-        let has_slow_check = |known: &Arc<RegisteredAgent>| known.agent.context().is_some() || known.is_configurable();
+        let has_slow_check =
+            |known: &Arc<RegisteredAgent>| known.agent().context().is_some() || known.is_configurable();
         let is_checked = match &new_run.assistant {
             AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_slow_check),
             // The agent of the assistant is not known without reading the assistant.
@@ -116,7 +117,7 @@ impl Admission {
             let update = crate::agent::identified(read_update(&values)?);
             sizes.check_files(&update)?;
             if let Some(known) = &known {
-                known.agent.check_update(&update)?;
+                known.agent().check_update(&update)?;
             }
             let digest = known.map(|known| known.digest.clone());
             Ok(CheckedWrite {

@@ -111,7 +111,7 @@ pub(in crate::runtime) async fn start_as(
     // What the run chooses may change what the agent takes.
     let is_configurable = resolved.known.is_configurable();
     if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
-        check(new_run, &resolved.known.agent, context.core.sizes)?;
+        check(new_run, resolved.known.agent(), context.core.sizes)?;
     }
     let thread = find_or_make_thread(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
@@ -119,7 +119,7 @@ pub(in crate::runtime) async fn start_as(
     if is_configurable {
         resolved.known = with_choices(new_run, &resolved.known, Some(&thread), &settings.context)?;
         if !context.has_checked(number, &resolved.known.digest) {
-            check(new_run, &resolved.known.agent, context.core.sizes)?;
+            check(new_run, resolved.known.agent(), context.core.sizes)?;
         }
     }
     let user = new_run.request.caller.as_ref().map(RunCaller::to_identity);
@@ -147,7 +147,7 @@ pub(in crate::runtime) async fn start_as(
     {
         return Err(reached.into());
     }
-    if let Some(schema) = resolved.known.agent.context()
+    if let Some(schema) = resolved.known.agent().context()
         && !context.has_checked_context(number, &resolved.known.digest, &settings.context)
     {
         schema.check(&settings.context)?;
@@ -546,7 +546,11 @@ fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread)
         metadata
     };
     let of_thread = thread.metadata.iter().filter(|(key, _)| is_for_runs(key));
-    let whole = with(of_thread.map(|(key, value)| (key.clone(), value.clone())).collect());
+    let of_thread: Map<String, Value> = of_thread.map(|(key, value)| (key.clone(), value.clone())).collect();
+    if of_thread.is_empty() {
+        return with(of_thread);
+    }
+    let whole = with(of_thread);
     // They are stored with every run and sent with every piece of an answer.
     match metadata::check(&whole) {
         Ok(()) => whole,
@@ -600,7 +604,7 @@ fn build_run(
         id,
         thread: thread.id,
         assistant: *assistant,
-        lineage: Lineage::root(id, &resolved.known.agent.name),
+        lineage: Lineage::root(id, &resolved.known.name),
         status: RunStatus::Pending,
         request,
         metadata,
@@ -706,9 +710,9 @@ pub(in crate::runtime) fn check_ahead(
         .as_defaults_for(&new_run.request.config, &new_run.request.context);
     let known = with_choices(new_run, &resolved.known, None, &settings.context)?;
     if !context.has_checked(0, &known.digest) {
-        check(new_run, &known.agent, context.core.sizes)?;
+        check(new_run, known.agent(), context.core.sizes)?;
     }
-    match known.agent.context() {
+    match known.agent().context() {
         Some(schema) if !context.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)
         }

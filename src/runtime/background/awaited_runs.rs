@@ -52,7 +52,7 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
     known: &RegisteredAgent,
     first: RunId,
 ) -> DbResult<()> {
-    let Some(remote) = known.agent.remote() else {
+    let Some(remote) = known.agent().remote() else {
         return Ok(());
     };
     let work = RemoteRun {
@@ -60,7 +60,7 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
         first,
         graph_id: known.graph_id.clone(),
         definition: Some(known.digest.clone()),
-        agent: known.agent.name.clone(),
+        agent: known.name.clone(),
         url: remote.url.clone(),
         lost_since: None,
     };

@@ -44,7 +44,7 @@ impl Dispatcher {
         budget: Budget,
     ) -> Scope {
         Scope {
-            agent: known.agent.name.clone(),
+            agent: known.name.clone(),
             path: run.lineage.path.clone().into(),
             thread: run.thread,
             ownership: ownership.clone(),

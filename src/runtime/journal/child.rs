@@ -50,7 +50,7 @@ pub(super) async fn admit(
         None => None,
         Some(graph_id) => match find(run_context, graph_id) {
             Some(known) => {
-                if let Some(refusal) = new_run.incompatibility(&known.agent) {
+                if let Some(refusal) = new_run.incompatibility(known.agent()) {
                     return Ok(AdmittedChild::Refused(refusal));
                 }
                 if let Err(error) = known.check_models() {
@@ -58,7 +58,7 @@ pub(super) async fn admit(
                         "The agent `{graph_id}` cannot work here: {error}. Do the work yourself."
                     )));
                 }
-                url = known.agent.remote().map(|remote| remote.url.clone());
+                url = known.agent().remote().map(|remote| remote.url.clone());
                 let graph_id = graph_id.clone();
                 let definition = Some(known.digest.clone());
                 Some(AssignedAgent {

@@ -62,6 +62,7 @@ on_both_engines! {
 }
 
 async fn a_folder_with_an_mcp_json_adds_its_servers(server: TestServer) {
+    server.watches_its_files().await;
     let (Some(docs), Some(own)) = (behind_http(&server), program(&server)) else {
         return;
     };
@@ -96,6 +97,7 @@ async fn a_folder_with_an_mcp_json_adds_its_servers(server: TestServer) {
 }
 
 async fn the_servers_of_a_folder_change_with_its_file(server: TestServer) {
+    server.watches_its_files().await;
     let Some(own) = program(&server) else { return };
     folder_with(&server, &json!({"own": own}));
     echoes(&server, "reader", "own__echo").await;
@@ -134,6 +136,7 @@ async fn the_servers_of_a_folder_change_with_its_file(server: TestServer) {
 }
 
 async fn an_invalid_change_keeps_the_previous_servers(server: TestServer) {
+    server.watches_its_files().await;
     let Some(own) = program(&server) else { return };
     folder_with(&server, &json!({"own": own}));
     echoes(&server, "reader", "own__echo").await;
@@ -159,6 +162,7 @@ async fn an_invalid_change_keeps_the_previous_servers(server: TestServer) {
 }
 
 async fn a_subagent_has_the_servers_of_its_own_folder(server: TestServer) {
+    server.watches_its_files().await;
     let Some(own) = program(&server) else { return };
     folder_with(&server, &json!({}));
     let settings = "[agent]\nname = \"scout\"\ndescription = \"Finds a lot of sources.\"\n";
@@ -188,6 +192,7 @@ async fn a_subagent_has_the_servers_of_its_own_folder(server: TestServer) {
 }
 
 async fn a_tools_json_names_the_servers_of_its_tools(server: TestServer) {
+    server.watches_its_files().await;
     let Some(docs) = behind_http(&server) else { return };
     let url = docs.address("/mcp");
     server
@@ -225,11 +230,12 @@ async fn a_tools_json_names_the_servers_of_its_tools(server: TestServer) {
 }
 
 async fn configured_servers_change_without_a_restart(server: TestServer) {
+    server.watches_its_files().await;
     let Some(docs) = behind_http(&server) else { return };
     let url = docs.address("/mcp");
     let section = format!("[mcp_servers.extra]\nurl = {url:?}\nheaders = {{ x-key = \"s3cret\" }}\n\n[runtime]");
-    server.configuration_changes("[runtime]", &section);
     let client = server.client();
+    server.configuration_changes("[runtime]", &section);
     let body = json!({"model": "scripted:lab", "tools": ["extra/echo"]});
     eventually(async || client.put("/agents/late", body.clone()).await.status == 200).await;
     echoes(&server, "late", "extra__echo").await;
@@ -249,6 +255,7 @@ async fn configured_servers_change_without_a_restart(server: TestServer) {
 }
 
 async fn an_interrupt_about_a_tool_of_a_folder_survives_a_kill(server: TestServer) {
+    server.watches_its_files().await;
     let Some(own) = program(&server) else { return };
     folder_with(&server, &json!({"own": own}));
     let settings = "---\nmodel: scripted:lab\ninterrupt_on: {own/echo: true}\n---\nYou read.";
@@ -282,6 +289,7 @@ async fn an_interrupt_about_a_tool_of_a_folder_survives_a_kill(server: TestServe
 }
 
 async fn a_tool_of_a_server_can_be_offered_after_a_skill_was_read(server: TestServer) {
+    server.watches_its_files().await;
     let Some(own) = program(&server) else { return };
     let settings = "---\nmodel: scripted:lab\ntools: [own/*]\nskill_tools: [own/count]\n---\nYou count.";
     server.file_is_written("agents/counter/AGENTS.md", settings);

@@ -100,6 +100,7 @@ async fn a_subagent_has_a_memory_only_if_it_names_one(server: TestServer) {
 }
 
 async fn files_of_memory_beside_a_definition_are_kept_with_it(server: TestServer) {
+    server.watches_its_files().await;
     let client = server.client();
     server.file_is_written("agents/diarist/NOTES.md", "It rained in May.");
     server.file_is_written(

@@ -232,6 +232,7 @@ async fn an_unreadable_skill_folder_is_reported_to_the_model(server: TestServer)
 }
 
 async fn skills_beside_a_definition_cannot_be_changed(server: TestServer) {
+    server.watches_its_files().await;
     let client = server.client();
     let place = "agents/gardener/skills/digging";
     server.file_is_written(&format!("{place}/notes/depth.txt"), "One foot.");

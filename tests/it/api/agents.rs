@@ -389,6 +389,7 @@ async fn agents_are_found_by_their_attributes(server: TestServer) {
 }
 
 async fn a_changed_file_is_reloaded_while_runs_continue(server: TestServer) {
+    server.watches_its_files().await;
     let client = server.client();
     let folder = "agents/letters/AGENTS.md";
     server.file_is_written(
@@ -412,6 +413,7 @@ async fn a_changed_file_is_reloaded_while_runs_continue(server: TestServer) {
 }
 
 async fn an_invalid_file_keeps_the_previous_definition(server: TestServer) {
+    server.watches_its_files().await;
     let client = server.client();
     let folder = "agents/letters/AGENTS.md";
     server.file_is_written(folder, "---\nmodel: scripted:lab\n---\nWrite.");
@@ -446,6 +448,7 @@ async fn an_invalid_file_keeps_the_previous_definition(server: TestServer) {
 }
 
 async fn a_file_precedes_a_client_that_took_the_name_before(server: TestServer) {
+    server.watches_its_files().await;
     let client = server.client();
     client.put("/agents/letters", mailer("Write.")).await.ok();
     server.file_is_written("agents/letters/AGENTS.md", "---\nmodel: scripted:lab\n---\nBe silent.");

@@ -11,9 +11,11 @@ use std::time::Duration;
 use adjutant::domain::time::ManualClock;
 use adjutant::{Adjutant, Builder, Shutdown};
 use serde_json::{Value, json};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
+use sqlx::{ConnectOptions, Connection};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 use tokio::task::JoinHandle;
 
 use super::actors::Human;
@@ -152,7 +154,11 @@ enum Database {
 impl Database {
     async fn fresh(engine: Engine, folder: &Path) -> Option<Self> {
         match engine {
-            Engine::Sqlite => Some(Self::InFile(folder.join("adjutant.db"))),
+            Engine::Sqlite => {
+                let file = folder.join("adjutant.db");
+                std::fs::write(&file, sqlite_template().await).expect("a database");
+                Some(Self::InFile(file))
+            }
             Engine::Postgres => {
                 let database = postgres::fresh_database().await;
                 assert!(
@@ -170,6 +176,27 @@ impl Database {
             Self::OnServer(database) => database.url.clone(),
         }
     }
+}
+
+/// Returns a SQLite file that has the tables already, so that tests do not create them each time.
+async fn sqlite_template() -> &'static [u8] {
+    static TEMPLATE: OnceCell<Vec<u8>> = OnceCell::const_new();
+    let create = async || {
+        let folder = tempfile::tempdir().expect("a directory");
+        let file = folder.path().join("template.db");
+        let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+        let mut conn = options
+            .journal_mode(SqliteJournalMode::Wal)
+            .connect()
+            .await
+            .expect("a file");
+        let tables = sqlx::migrate!("migrations/sqlite").run(&mut conn).await;
+        tables.expect("the tables are created");
+        // All is in the file itself when the last connection has closed.
+        conn.close().await.expect("a clean close");
+        std::fs::read(file).expect("the database")
+    };
+    TEMPLATE.get_or_init(create).await
 }
 
 /// Returns whether a test that cannot run on this machine is a failure.
@@ -428,8 +455,13 @@ impl TestServer {
 
     /// Restarts the server with `new` instead of `old` in its configuration.
     pub(crate) async fn is_reconfigured(&self, old: &str, new: &str) {
-        self.replace_in_configuration(old, new);
+        self.configuration_changes(old, new);
         self.is_stopped_and_started_again().await;
+    }
+
+    /// Restarts the server such that it notices at once when its files change. Other servers never look.
+    pub(crate) async fn watches_its_files(&self) {
+        self.is_reconfigured("reload_s = 0\n", "reload_s = 0.05\n").await;
     }
 
     /// Restarts the server with a clock that only the test moves.
@@ -508,21 +540,15 @@ impl TestServer {
         self.is_stopped_and_started_again().await;
     }
 
-    /// Replaces `old` by `new` in the configuration file while the server runs.
+    /// Replaces `old` by `new` in the configuration file.
     pub(crate) fn configuration_changes(&self, old: &str, new: &str) {
-        self.starts_if_new();
-        self.replace_in_configuration(old, new);
-    }
-
-    fn replace_in_configuration(&self, old: &str, new: &str) {
         let text = std::fs::read_to_string(self.configuration()).expect("a configuration");
         assert!(text.contains(old), "{old} is not in the configuration");
         std::fs::write(self.configuration(), text.replace(old, new)).expect("it can change");
     }
 
-    /// Writes a file next to the configuration while the server runs.
+    /// Writes a file next to the configuration.
     pub(crate) fn file_is_written(&self, path: &str, text: &str) {
-        self.starts_if_new();
         let path = self.shared.folder.path().join(path);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
         std::fs::write(path, text).expect("it can be written");
@@ -530,7 +556,6 @@ impl TestServer {
 
     /// Returns the path of a file below the folder of the server.
     pub(crate) fn path_of(&self, path: &str) -> PathBuf {
-        self.starts_if_new();
         self.shared.folder.path().join(path)
     }
 
