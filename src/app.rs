@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::assemble::AgentFactory;
 use crate::auth::Authenticator;
-use crate::config::{self, Config, KeySource, ProviderSection, Storage, SweepStrategy, TimeToLive, Watch};
+use crate::config::{self, Config, KeySource, Problems, ProviderSection, Storage, SweepStrategy, TimeToLive, Watch};
 use crate::db::{Db, DbAddress, DbError, DbLimits, Engine, RowAccess};
 use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
@@ -48,8 +48,8 @@ use crate::model::providers::{ApiKeySource, ContextWindows, ProviderConfig, Prov
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
-    AgentSources, AuditSettings, FileAgents, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts,
-    SharingRules, Store, StoreSettings, WebhookSettings, Webhooks,
+    AgentSources, AuditSettings, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, SharingRules, Store,
+    StoreSettings, WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
 use crate::telemetry::Telemetry;
@@ -121,7 +121,7 @@ impl App {
     /// itself.
     async fn open(
         config: Config,
-        files: FileAgents,
+        file_warnings: Problems,
         registered: Registered,
         db: Db,
         shutdown: Shutdown,
@@ -145,7 +145,8 @@ impl App {
         spawn_essential(&shutdown, "store sweeper", sweeping);
         let tenants = Arc::new(config.tenant_settings()?);
         let logins = ServerLogins::stored(&db, &clock);
-        let sources = agent_sources(&config, files, registered, providers, &tenants, logins, &shutdown).await?;
+        let mut sources = agent_sources(&config, registered, providers, &tenants, logins, &shutdown).await?;
+        sources.files.remarks = definitions::remarks(file_warnings);
         let tool_names = sources.validation_context.tools.iter().cloned();
         let metrics = Metrics::new(clock.now(), tool_names.chain(policy_tools().map(str::to_owned)));
         if db.engine() == Engine::Postgres {
@@ -317,7 +318,6 @@ impl App {
 /// Reads the definition files, connects to their MCP servers, and returns what agents are made of.
 async fn agent_sources(
     config: &Config,
-    files: FileAgents,
     registered: Registered,
     providers: Arc<Providers>,
     tenants: &Arc<Tenants>,
@@ -328,6 +328,7 @@ async fn agent_sources(
     let mut tools = tools(config, &client)?;
     tools.extend(registered.tools);
     let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
+    let files = definitions::of_files(config, Problems::default());
     let sandboxes = sandboxes(config, &client)?;
     let servers = mcp_servers(client, &config.answers, logins, shutdown).with_tenants(Arc::clone(tenants));
     servers

@@ -11,7 +11,7 @@ use futures::future::LocalBoxFuture;
 use tokio::net::TcpListener;
 
 use super::start_report::StartReport;
-use super::{App, definitions, execution, keys};
+use super::{App, execution, keys};
 use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
 use crate::db::{Db, RowAccess};
 use crate::definition::AgentDefinition;
@@ -321,15 +321,9 @@ impl Prepared {
     }
 
     async fn start_on(self, db: Db, shutdown: Shutdown) -> anyhow::Result<App> {
-        let files = definitions::of_files(&self.loaded.config, self.file_warnings);
-        let opening = App::open(
-            self.loaded.config,
-            files,
-            self.registered,
-            db,
-            shutdown.clone(),
-            self.clock,
-        );
+        let config = self.loaded.config;
+        let warnings = self.file_warnings;
+        let opening = App::open(config, warnings, self.registered, db, shutdown.clone(), self.clock);
         let opened = RowAccess::Server.scope(opening).await;
         opened.inspect_err(|_| shutdown.begin())
     }

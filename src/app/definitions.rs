@@ -42,7 +42,7 @@ fn servers(config: &Config) -> BTreeMap<String, ServerDefinition> {
 }
 
 /// Returns diagnostics, each with its agent, if it is about one.
-fn remarks(problems: Problems) -> Vec<(Option<String>, StoredDiagnostic)> {
+pub(super) fn remarks(problems: Problems) -> Vec<(Option<String>, StoredDiagnostic)> {
     problems
         .0
         .into_iter()
