@@ -246,7 +246,7 @@ impl Clock for BreakableClock {
 async fn a_slow_statement_that_cannot_be_logged_does_not_stop_writes() {
     crate::support::play(crate::support::Engine::Sqlite, async |server: TestServer| {
         server.is_stopped().await;
-        let (process, log) = start_with_a_pipe(&server, "info");
+        let (process, log) = start_with_a_pipe(&server, "info,sqlx=warn");
         drop(log);
         let mut other = SqliteConnection::connect(&server.database_url())
             .await
