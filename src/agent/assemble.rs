@@ -171,6 +171,21 @@ impl AgentFactory {
         self.register_configured(graph_id, definition, provenance, &Map::new())
     }
 
+    /// Checks that a definition can be registered.
+    ///
+    /// # Errors
+    /// As [`AgentFactory::register`].
+    pub fn check(&self, definition: &AgentDefinition) -> Result<(), ModelError> {
+        self.check_models(&self.applied(definition, &Map::new()))
+    }
+
+    /// Returns a definition with these choices, the settings for its model, and the subagents that the tenant may run.
+    fn applied(&self, definition: &AgentDefinition, choices: &Map<String, Value>) -> AgentDefinition {
+        let mut applied = self.profiles.applied(definition.configured(choices).resolved());
+        applied.subagents.retain(|subagent| self.may_be_subagent(subagent));
+        applied
+    }
+
     /// Registers the agent of a definition for runs that have chosen these parts of it.
     fn register_configured(
         &self,
@@ -179,14 +194,13 @@ impl AgentFactory {
         provenance: &Provenance,
         choices: &Map<String, Value>,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
-        let mut applied = self.profiles.applied(definition.configured(choices).resolved());
-        applied.subagents.retain(|subagent| self.may_be_subagent(subagent));
+        let applied = self.applied(definition, choices);
+        self.check_models(&applied)?;
         let source = Source {
             graph_id: graph_id.to_owned(),
             definition: Arc::new(applied),
             is_owners: provenance.file().is_some(),
         };
-        self.check_models(&source.definition)?;
         let factory = self.clone();
         let is_owners = source.is_owners;
         let forbidden_model = self.forbidden_model(&source.definition);
@@ -311,11 +325,7 @@ impl AgentFactory {
             .iter()
             .filter_map(|one| Some((one.name.clone(), one.visibility?)))
             .collect();
-        let is_fork = |subagent: &&SubagentDefinition| {
-            subagent.mode == SubagentMode::Fork
-                && subagent.runnable.is_none()
-                && subagent.location() == Location::Inside
-        };
+        let is_fork = |subagent: &&SubagentDefinition| subagent.mode == SubagentMode::Fork && subagent.is_made_here();
         let forks: Arc<[SubagentDefinition]> = subagents.iter().filter(is_fork).cloned().collect();
         let below = Arc::clone(&forks);
         let described = subagents
@@ -388,7 +398,7 @@ impl AgentFactory {
         let subagents = definition.delegates();
         let of_subagents = subagents
             .iter()
-            .filter(|subagent| subagent.runnable.is_none() && subagent.location() == Location::Inside)
+            .filter(|subagent| subagent.is_made_here())
             .filter_map(|subagent| subagent.model.as_ref());
         let mut names = of_subagents.chain([&definition.model]).flat_map(ModelNames::all);
         let unknown = names.find(|name| !self.providers.knows(name));

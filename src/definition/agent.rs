@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 
 use super::mcp::McpServerDefinition;
 use super::{
-    ApprovalRule, BundledFiles, Configurable, ExecuteRule, GeneralPurpose, Headers, Inherit, InterruptMode, ModelNames,
-    Permission, Policy, SkillSource, StoreRule, SummarizationRule, SystemPrompt, TaskDialect, UnknownSubagent,
-    UpdateStrategy, WorkspaceDefinition,
+    ApprovalRule, BundledFiles, Configurable, ExecuteRule, GeneralPurpose, Headers, Inherit, InterruptMode, Location,
+    ModelNames, Permission, Policy, SkillSource, StoreRule, SummarizationRule, SystemPrompt, TaskDialect,
+    UnknownSubagent, UpdateStrategy, WorkspaceDefinition,
 };
 use crate::domain::approvers::Approvers;
 use crate::domain::field::FieldDefinition;
@@ -102,7 +102,7 @@ macro_rules! agents {
             /// [resolved](Self::resolved).
             pub fn spec(&self, graph_id: &str) -> AgentSpec {
                 AgentSpec {
-                    name: self.name.clone().unwrap_or_else(|| graph_id.to_owned()),
+                    name: self.name_or(graph_id).to_owned(),
                     context_schema: self.context_schema.clone(),
                     settings_schema: self.settings_schema(),
                     files: self.files,
@@ -385,7 +385,19 @@ agents! {
     }
 }
 
+impl AgentDefinition {
+    /// Returns the name of the agent: the one that it has been given, or else its `graph_id`.
+    pub fn name_or<'a>(&'a self, graph_id: &'a str) -> &'a str {
+        self.name.as_deref().unwrap_or(graph_id)
+    }
+}
+
 impl SubagentDefinition {
+    /// Returns whether the subagent is a model loop of this definition: neither a program nor another agent.
+    pub fn is_made_here(&self) -> bool {
+        self.runnable.is_none() && self.location() == Location::Inside
+    }
+
     /// Returns the specification of this fork of `caller`.
     pub fn fork_spec(&self, caller: &AgentSpec) -> AgentSpec {
         let is_there = |name: &str| caller.middleware.iter().any(|policy| policy.name == name);

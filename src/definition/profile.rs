@@ -14,7 +14,7 @@ use super::check::{ValidationContext, is_known_tool};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::model_settings::check_settings;
 use super::policy::{self, name_problem};
-use super::{AgentDefinition, Location, Policy, SubagentDefinition, SubagentMode};
+use super::{AgentDefinition, Policy, SubagentDefinition, SubagentMode};
 
 /// The settings for all agents with a certain model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -82,9 +82,8 @@ impl HarnessProfiles {
         let general = agent.general_subagent().map(str::to_owned);
         let model = agent.model.clone();
         for subagent in &mut agent.subagents {
-            let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
             // A fork has everything from its caller, so no profile applies.
-            if is_made_here && subagent.mode == SubagentMode::Isolated {
+            if subagent.is_made_here() && subagent.mode == SubagentMode::Isolated {
                 let profile = self.of(subagent.model.as_ref().unwrap_or(&model).first());
                 // The general-purpose subagent got its instructions above.
                 let has_base = general.as_deref() != Some(subagent.name.as_str());

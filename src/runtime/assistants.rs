@@ -26,12 +26,7 @@ const THREADS: i64 = 100;
 
 /// Returns the default assistant of a definition.
 pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
-    Assistant::automatic(
-        graph_id,
-        agent.name.as_deref().unwrap_or(graph_id),
-        agent.description.as_deref(),
-        now,
-    )
+    Assistant::automatic(graph_id, agent.name_or(graph_id), agent.description.as_deref(), now)
 }
 
 /// Stores the default assistant of a definition. A stored assistant stays as it is, but it belongs to the server from

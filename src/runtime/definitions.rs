@@ -66,12 +66,8 @@ impl Registry {
     /// Reads the definitions of files and clients.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.factory.register(
-                &agent.graph_id,
-                &agent.definition,
-                &Provenance::File(agent.place.clone()),
-            );
-            made.map_err(|error| OpenError::Agent(agent.graph_id.clone(), error))?;
+            let checked = self.factory.check(&agent.definition);
+            checked.map_err(|error| OpenError::Agent(agent.graph_id.clone(), error))?;
         }
         let mut sources = self.sources.lock().await;
         self.store_files(&mut sources, files).await?;
@@ -442,12 +438,8 @@ impl Definitions {
     ) -> Vec<(Option<String>, StoredDiagnostic)> {
         let registry = &self.core.registry;
         let found = check_agent(&agent.graph_id, &agent.definition, validation_context);
-        let provenance = Provenance::File(agent.place.clone());
-        let made = registry
-            .factory
-            .register(&agent.graph_id, &agent.definition, &provenance)
-            .err();
-        let unmade = made.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));
+        let unmade = registry.factory.check(&agent.definition).err();
+        let unmade = unmade.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));
         let mistakes = found
             .into_iter()
             .filter(|finding| finding.severity == Severity::Error)

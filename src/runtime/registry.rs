@@ -152,9 +152,7 @@ impl FileAgents {
         } in &self.agents
         {
             let general = &definition.general_purpose_subagent;
-            known
-                .agents
-                .insert(definition.name.as_ref().unwrap_or(graph_id).clone());
+            known.agents.insert(definition.name_or(graph_id).to_owned());
             known
                 .agents
                 .insert(general.name.as_deref().unwrap_or(GENERAL_PURPOSE).to_owned());

@@ -23,7 +23,7 @@ impl AgentFactory {
     /// a model. The result has this form, if one is given.
     pub(super) fn main_program(&self, source: &Source, format: Option<&Value>) -> Option<Agent> {
         let definition = &*source.definition;
-        let name = definition.name.clone().unwrap_or_else(|| source.graph_id.clone());
+        let name = definition.name_or(&source.graph_id).to_owned();
         let limits = definition.limits.clone().unwrap_or_default();
         if let Some(runnable) = &definition.runnable {
             let form = format.or(definition.response_format.as_ref());

@@ -79,7 +79,7 @@ impl RegisteredAgent {
     ) -> Self {
         Self {
             graph_id: graph_id.to_owned(),
-            name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
+            name: definition.name_or(graph_id).to_owned(),
             digest: definition.digest(),
             assistant: AssistantId::of_graph(graph_id),
             on_pending_interrupt: definition.on_pending_interrupt,

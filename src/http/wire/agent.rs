@@ -79,7 +79,7 @@ impl AgentFilter {
     /// Returns true if an agent meets the conditions.
     pub fn matches(&self, record: &AgentRecord) -> bool {
         let version = &record.version;
-        let name = version.definition.name.as_deref().unwrap_or(&version.graph_id);
+        let name = version.definition.name_or(&version.graph_id);
         let contains = |part: &String| {
             [name, &version.graph_id]
                 .iter()
