@@ -328,7 +328,7 @@ async fn agent_sources(
     let mut tools = tools(config, &client)?;
     tools.extend(registered.tools);
     let parts_of_tenants = tenants::parts(config, tenants, &providers, &tools, &client)?;
-    let files = definitions::of_files(config, Problems::default());
+    let files = definitions::of_files(config);
     let sandboxes = sandboxes(config, &client)?;
     let servers = mcp_servers(client, &config.answers, logins, shutdown).with_tenants(Arc::clone(tenants));
     servers

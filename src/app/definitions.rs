@@ -13,8 +13,8 @@ use crate::definition::StoredDiagnostic;
 use crate::definition::mcp::ServerDefinition;
 use crate::runtime::{Definitions, FileAgent, FileAgents};
 
-/// Returns the agents that the files of a configuration define, with the warnings about them.
-pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
+/// Returns the agents that the files of a configuration define, without remarks.
+pub(super) fn of_files(config: &Config) -> FileAgents {
     let agent = |(graph_id, definition): (&String, &_)| FileAgent {
         graph_id: graph_id.clone(),
         place: config
@@ -27,7 +27,7 @@ pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
     };
     FileAgents {
         agents: config.agents.iter().map(agent).collect(),
-        remarks: remarks(warnings),
+        remarks: vec![],
         servers: servers(config),
     }
 }
@@ -76,7 +76,10 @@ pub(super) async fn reload_on_change(
                     definitions.refuse_files(remarks(Problems(reached))).await;
                     continue;
                 }
-                let files = of_files(&loaded.config, loaded.warnings);
+                let files = FileAgents {
+                    remarks: remarks(loaded.warnings),
+                    ..of_files(&loaded.config)
+                };
                 match definitions.replace_files(files).await {
                     Ok(()) => {}
                     Err(error) if error.is_resumable() => {

@@ -13,7 +13,7 @@ use reqwest::Url;
 
 use super::builder::Prepared;
 use super::definitions;
-use crate::config::{Config, LoginOptions, McpCommand, Problems};
+use crate::config::{Config, LoginOptions, McpCommand};
 use crate::db::{Db, DbResult, audit, mcp_logins};
 use crate::definition::mcp::{McpOAuth, McpServerDefinition, ServerDefinition};
 use crate::domain::audit::AuditEntry;
@@ -52,7 +52,7 @@ pub fn run<'a>(
 
 /// Returns the servers that require a login, by the names under which operators find them.
 fn servers_with_login(config: &Config) -> BTreeMap<String, McpServerDefinition> {
-    let all = definitions::of_files(config, Problems::default()).all_servers();
+    let all = definitions::of_files(config).all_servers();
     let mut found = BTreeMap::new();
     for (key, definition) in all {
         if let ServerDefinition::Mcp(definition) = definition

@@ -8,7 +8,7 @@ use anyhow::Context;
 use super::super::mcp_logins::ServerLogins;
 use super::super::{database_limits, definitions, mcp_servers_environment, peers};
 use super::{Finding, PlannedCheck};
-use crate::config::{Config, DatabaseUrl, Problems};
+use crate::config::{Config, DatabaseUrl};
 use crate::db::inspection::inspect_logins;
 use crate::db::{DbError, DbLimits};
 use crate::definition::mcp::{McpOwner, McpReference, OwnedServers, ServerDefinition};
@@ -32,7 +32,7 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
         clock: Arc::new(SystemClock),
     };
     let environment: Arc<McpEnvironment> = Arc::new(mcp_servers_environment(client, &config.answers, logins, shutdown));
-    let servers = definitions::of_files(config, Problems::default()).all_servers();
+    let servers = definitions::of_files(config).all_servers();
     let mut named = named_tools(config, &servers);
     let planned = servers.into_iter().map(|(key, definition)| {
         let wanted = named.remove(&key).unwrap_or_default();
