@@ -33,7 +33,7 @@ await play(async (tab) => {
   await tab.until("the run is over", () => document.querySelector(".thread-head .status")?.dataset.status === "idle");
   assert.deepEqual(await subagents.locator(".status").allInnerTexts(), ["completed", "completed"]);
 
-  // The call of a subagent, with what it was given and what came of it.
+  // The call of a subagent, with its input and its result.
   await subagents.nth(0).getByRole("button").first().click();
   const inner = subagents.nth(0).locator(".call");
   await inner.getByRole("button").first().click();

@@ -82,7 +82,7 @@ await play(async (tab) => {
   await page.keyboard.press("Escape");
   await tab.gone(tab.dialog());
 
-  // A run that somebody else starts on an open thread is followed.
+  // A run that another client starts on an open thread is followed.
   await tab.open(`/threads/${otters}`);
   await tab.sees("echo: Tell me about otters.");
   await ask("POST", `/threads/${otters}/runs`, { assistant_id: "plain", input: human(script(says("slowly ".repeat(40), { delay_ms: 100 }))) });

@@ -72,7 +72,7 @@ pub(in crate::runtime) async fn resume_expired(
 }
 
 /// Ends expired interrupts of branches that the thread has left. No run continues there for that, but their decisions are
-/// stored: they hold when somebody answers another interrupt of the same step.
+/// stored: they hold when another interrupt of the same step is answered.
 async fn lapse(tx: &mut Tx<'_>, expired: &[InterruptRecord], now: Timestamp) -> DbResult<()> {
     for record in expired {
         let Some(expiry) = &record.interrupt.question.expiry else {

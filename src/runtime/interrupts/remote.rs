@@ -300,7 +300,7 @@ pub(in crate::runtime) async fn resume_answered_remotely(
     if ids(&pending_of_subagent(tx, child).await?) != ids(open) {
         return Ok(None);
     }
-    // No run continues a branch that the thread has left, unless somebody answers there.
+    // No run continues a branch that the thread has left, unless an interrupt is answered there.
     let here = ids(&open_at(tx, thread, None).await?);
     if !ids(open).iter().all(|id| here.contains(id)) {
         return Ok(None);
