@@ -11,6 +11,7 @@ use crate::definition::check::{ValidationContext, address_problem, check_agent, 
 use crate::definition::provider::PROVIDERS;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, Segment, check_headers};
 use crate::domain::name_patterns::is_pattern;
+use crate::domain::postgres_url::PostgresUrl;
 
 /// The maximum of most times, in seconds: a day.
 const MAX_TIME_S: f64 = 86_400.0;
@@ -422,6 +423,12 @@ impl Check {
             if !storage.url.is_postgres() {
                 let message = "is the address of Postgres past a pooler, so `[storage] url` must be that of the pooler, and begin with postgres://";
                 self.error(&["storage", "direct_url"], message);
+            }
+        }
+        for (key, url) in [("url", Some(&storage.url)), ("direct_url", storage.direct_url.as_ref())] {
+            let url = url.filter(|url| url.is_postgres());
+            if let Some(Err(reason)) = url.map(|url| PostgresUrl::parse(url.expose())) {
+                self.error(&["storage", key], reason);
             }
         }
         let is_known = storage.url.is_postgres() || storage.url.is_sqlite();

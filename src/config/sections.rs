@@ -11,6 +11,7 @@ use serde::Deserialize;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{ClientRules, Headers};
 use crate::domain::nats::NatsUrl;
+use crate::domain::postgres_url::PostgresUrl;
 
 /// `[server]`: the HTTP server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -131,7 +132,7 @@ impl Server {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
-    /// The URL: `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
+    /// The URL: `sqlite://FILE`, `sqlite::memory:` or `postgres://…`, which may list several hosts.
     pub url: DatabaseUrl,
     /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions, such as
     /// PgBouncer with `pool_mode = transaction`. One connection that listens, and migrations, go past the pooler.
@@ -144,7 +145,7 @@ pub struct Storage {
     /// The number of connections to Postgres, besides one that listens for notifications. SQLite has connections of its
     /// own.
     pub connections: u32,
-    /// The time to connect to Postgres when the server starts, in seconds.
+    /// The time to connect to a host of Postgres, in seconds: when the server starts, and when it looks for the primary.
     pub connect_timeout_s: f64,
     /// The number of characters from which base64 content of messages (images, audio, files) is stored as a blob: once for
     /// each tenant, however often it is sent.
@@ -237,7 +238,10 @@ impl fmt::Display for DatabaseUrl {
                 }
                 write!(f, "{url}")
             }
-            Err(_) => write!(f, "{scheme}:…"),
+            Err(_) => match PostgresUrl::printable(&self.0) {
+                Some(url) => f.write_str(&url),
+                None => write!(f, "{scheme}:…"),
+            },
         }
     }
 }

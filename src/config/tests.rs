@@ -14,6 +14,7 @@ mod quotas;
 mod secrets;
 mod servers;
 mod settings;
+mod storage;
 mod tenants;
 mod tool_servers;
 

@@ -12,11 +12,12 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqliteConnection,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqliteConnection,
     SqlitePool, raw_sql,
 };
 
 use super::error::{DbError, DbResult};
+use super::hosts::PostgresHosts;
 use super::notifications;
 use super::reach::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
@@ -33,7 +34,7 @@ mod vector;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;
-pub(super) use postgres::{PostgresConn, PostgresPool, pool_options};
+pub(super) use postgres::{PostgresConn, PostgresPool, pool_hosts};
 pub(super) use vector::Vector;
 
 /// A database system.
@@ -95,6 +96,14 @@ impl<'c> Tx<'c> {
             keys: TxKeys::default(),
             blob_min_chars: parts.blob_min_chars,
             has_erased: &parts.has_erased,
+        }
+    }
+
+    /// Returns whether Postgres has refused a statement of this transaction since the session is read-only.
+    pub(super) fn is_refused(&self) -> bool {
+        match &self.conn {
+            Conn::Sqlite(_) => false,
+            Conn::Postgres(conn) => conn.is_refused,
         }
     }
 
@@ -184,6 +193,10 @@ const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time in which a connection has to answer when it is checked before its next use.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time without a connection after which the host may be another one than before.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// The code of Postgres for a write in a session that is read-only, as on a standby.
+const READ_ONLY: &str = "25006";
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(
@@ -194,13 +207,11 @@ pub(super) async fn open(
     let url = address.url.as_str();
     if is_postgres(url) {
         let limits = outfit.limits;
-        let pool = open_postgres(address, &outfit, limits).await?;
+        let direct = Arc::new(PostgresHosts::of(address.session_url())?);
+        let pool = open_postgres(address, &direct, &outfit).await?;
         let targets = notifications::ListenerTargets {
-            direct: postgres_options(address.session_url())?,
-            pooler: address
-                .direct_url
-                .as_ref()
-                .map(|_| PgConnectOptions::clone(&pool.connections.connect_options())),
+            direct,
+            pool: pool.clone(),
         };
         spawn(
             "database listener",
@@ -237,7 +248,7 @@ pub(super) async fn open(
         Readers::Writer
     } else {
         let options = options.create_if_missing(false).pragma("query_only", "on");
-        let pool = pool::<Sqlite>(SQLITE_READERS, &outfit.listening.reach);
+        let pool = sqlite_pool(&outfit.listening.reach);
         Readers::Sqlite(pool.connect_with(options).await?)
     };
     spawn("database writer", writer::on_sqlite(outfit, conn, lock));
@@ -327,19 +338,16 @@ pub(super) fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {
         .application_name("adjutant"))
 }
 
-/// Makes one connection, without a pool.
-pub(super) async fn connect_postgres(options: &PgConnectOptions, limits: DbLimits) -> DbResult<PgConnection> {
-    let connecting = tokio::time::timeout(limits.connect, options.connect());
-    Ok(connecting.await.map_err(|_| DbError::late())??)
-}
-
-async fn open_postgres(address: &DbAddress, outfit: &WriterParts, limits: DbLimits) -> DbResult<PostgresPool> {
-    let options = postgres_options(address.session_url())?;
+async fn open_postgres(
+    address: &DbAddress,
+    direct: &Arc<PostgresHosts>,
+    outfit: &WriterParts,
+) -> DbResult<PostgresPool> {
     let parts = &outfit.parts;
+    let limits = outfit.limits;
     // This connection is made without the pool, which would retry until its timeout and then report nothing else. The
     // migrations may also take longer than other statements.
-    let mut first = connect_postgres(&options, limits).await?;
-    check_writable(&mut first).await?;
+    let mut first = direct.connect(limits).await?;
     migration::migrate_postgres(&mut first).await?;
     let sealing = &parts.sealing;
     sealing
@@ -348,48 +356,86 @@ async fn open_postgres(address: &DbAddress, outfit: &WriterParts, limits: DbLimi
     row_security::warn_without_effect(&mut first).await?;
     let settings = SessionSettings::new(limits);
     let is_pooled = address.direct_url.is_some();
+    let hosts = match is_pooled {
+        true => Arc::new(pool_hosts(address)?),
+        false => Arc::clone(direct),
+    };
+    if is_pooled {
+        let mut pooled = hosts.connect(limits).await?;
+        session_lock::check_same_database(&mut first, &mut pooled).await?;
+        pooled.close().await?;
+    }
+    first.close().await?;
     // A pooler gives the session to others after this statement.
     let session = (!is_pooled).then(|| settings.of_session());
-    let pool = pool::<Postgres>(limits.connections, &outfit.listening.reach).after_connect(move |conn, _| {
+    let reach = &outfit.listening.reach;
+    let pool = postgres_pool(limits.connections, &hosts, reach, session);
+    let connections = pool.connect_with(hosts.latest_options()).await?;
+    let settings = is_pooled.then_some(&settings);
+    Ok(PostgresPool::new(connections, hosts, Arc::clone(reach), settings))
+}
+
+/// Returns a pool whose connections begin with the statements `session`, if there are any.
+fn postgres_pool(
+    size: u32,
+    hosts: &Arc<PostgresHosts>,
+    reach: &Arc<Reachability>,
+    session: Option<String>,
+) -> PoolOptions<Postgres> {
+    let target = hosts.target;
+    let hosts = Arc::clone(hosts);
+    let reach = Arc::clone(reach);
+    let pool = pool::<Postgres>(size).after_connect(move |conn, _| {
         let session = session.clone();
         Box::pin(async move {
             if let Some(session) = session {
                 raw_sql(AssertSqlSafe(session)).execute(&mut *conn).await?;
             }
-            check_writable(conn).await
+            check_writable(conn, target).await
         })
     });
-    let connections = pool.connect_with(pool_options(address)?).await?;
-    if is_pooled {
-        let mut pooled = acquire(&connections).await?;
-        session_lock::check_same_database(&mut first, &mut pooled).await?;
-    }
-    first.close().await?;
-    Ok(PostgresPool::new(connections, is_pooled.then_some(&settings)))
+    pool.before_acquire(move |conn, meta| {
+        let is_of_earlier_host = hosts.have_moved_within(meta.age);
+        let is_trusted = reach.trusts(meta.idle_for);
+        Box::pin(async move {
+            if is_of_earlier_host || is_trusted {
+                return Ok(!is_of_earlier_host);
+            }
+            let checked = tokio::time::timeout(CHECK_TIMEOUT, check_writable(conn, target)).await;
+            Ok(matches!(checked, Ok(Ok(()))))
+        })
+    })
 }
 
-fn pool<DB: sqlx::Database>(size: u32, reach: &Arc<Reachability>) -> PoolOptions<DB> {
+fn sqlite_pool(reach: &Arc<Reachability>) -> PoolOptions<Sqlite> {
     let reach = Arc::clone(reach);
+    pool::<Sqlite>(SQLITE_READERS).before_acquire(move |conn, meta| {
+        let is_trusted = reach.trusts(meta.idle_for);
+        Box::pin(async move {
+            if is_trusted {
+                return Ok(true);
+            }
+            let answered = tokio::time::timeout(CHECK_TIMEOUT, conn.ping()).await;
+            Ok(matches!(answered, Ok(Ok(()))))
+        })
+    })
+}
+
+fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
     PoolOptions::new()
         .max_connections(size)
         .acquire_timeout(PATIENCE)
         // A check before each use would cost every transaction a round trip to the server.
         .test_before_acquire(false)
-        .before_acquire(move |conn: &mut DB::Connection, meta| {
-            let is_trusted = reach.trusts(meta.idle_for);
-            Box::pin(async move {
-                if is_trusted {
-                    return Ok(true);
-                }
-                let answered = tokio::time::timeout(CHECK_TIMEOUT, conn.ping()).await;
-                Ok(matches!(answered, Ok(Ok(()))))
-            })
-        })
 }
 
 /// Takes a connection of Postgres from the pool, or makes one.
-pub(super) async fn acquire(pool: &PgPool) -> DbResult<PoolConnection<Postgres>> {
-    pool.acquire().await.map_err(|error| {
+pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Postgres>> {
+    let acquired = match pool.hosts.are_several() {
+        true => acquire_at_one_of_several(pool).await,
+        false => pool.connections.acquire().await,
+    };
+    acquired.map_err(|error| {
         // It hides why no connection could be made; the listener finds that out.
         if matches!(error, sqlx::Error::PoolTimedOut) {
             let text = "no connection was free, or could be made in time";
@@ -397,6 +443,31 @@ pub(super) async fn acquire(pool: &PgPool) -> DbResult<PoolConnection<Postgres>>
         }
         error.into()
     })
+}
+
+/// Takes a connection of the pool, or makes one at the latest host. If that fails or takes long, the listener looks first
+/// which host takes writes.
+async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+    let host = pool.hosts.latest_index();
+    let mut acquiring = Box::pin(pool.connections.acquire());
+    match tokio::time::timeout(LOOK_AFTER, &mut acquiring).await {
+        Ok(Ok(conn)) => return Ok(conn),
+        Ok(Err(sqlx::Error::PoolClosed)) => return Err(sqlx::Error::PoolClosed),
+        Ok(Err(_)) => {
+            pool.reach.wait_for_look().await;
+            return pool.connections.acquire().await;
+        }
+        Err(_) => {}
+    }
+    // Either all connections are in use, or the host is silent.
+    tokio::select! {
+        acquired = &mut acquiring => return acquired,
+        () = pool.reach.wait_for_look() => {}
+    }
+    match pool.hosts.latest_index() == host {
+        true => acquiring.await,
+        false => pool.connections.acquire().await,
+    }
 }
 
 /// Converts an error of the driver into an error of this module.
@@ -441,11 +512,17 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
     ) || matches!(error, sqlx::Error::BeginFailed | sqlx::Error::WorkerCrashed)
 }
 
+/// Returns whether Postgres refused a write since the session is read-only.
+fn is_read_only(error: &sqlx::Error) -> bool {
+    let told = error.as_database_error();
+    told.is_some_and(|told| told.code().as_deref() == Some(READ_ONLY))
+}
+
 /// Returns whether an error is about the connection, and not about a statement. SQLite has none of these.
 pub(super) fn is_out_of_reach(error: &sqlx::Error) -> bool {
     // Postgres: connection exceptions; the server ends or begins; it is a standby.
     const CLASS: &str = "08";
-    const POSTGRES: [&str; 4] = ["57P01", "57P02", "57P03", "25006"];
+    const POSTGRES: [&str; 4] = ["57P01", "57P02", "57P03", READ_ONLY];
     if let Some(told) = error.as_database_error() {
         let code = told.code().unwrap_or_default();
         return code.len() == 5 && (code.starts_with(CLASS) || POSTGRES.contains(&&*code));

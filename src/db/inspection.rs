@@ -4,12 +4,10 @@
 use sqlx::{ConnectOptions, Connection, SqliteConnection, raw_sql};
 use tokio::sync::Mutex;
 
-use super::engine::{
-    Engine, FileLock, check_file, check_folder, connect_postgres, is_postgres, postgres_options, sqlite_options,
-};
+use super::engine::{Engine, FileLock, check_file, check_folder, is_postgres, sqlite_options};
 use super::error::{DbError, DbResult};
+use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state};
-use super::reach::check_writable;
 use super::{DbLimits, RowAccess, mcp_logins, migration, postgres_checks};
 use crate::domain::mcp_login::LoginStatus;
 
@@ -44,7 +42,6 @@ pub async fn inspect(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
 
 async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<TableState> {
     let mut conn = postgres_checks::connect(url, limits).await?;
-    check_writable(&mut conn).await?;
     let mut tx = conn.begin().await?;
     let may_create: bool = sqlx::query_scalar("select has_schema_privilege(current_schema(), 'create')")
         .fetch_one(&mut *tx)
@@ -124,8 +121,8 @@ pub async fn inspect_logins(url: &str, limits: DbLimits) -> DbResult<Vec<LoginSt
 /// As [`inspect`].
 pub async fn migrate(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
     if is_postgres(url) {
-        let options = postgres_options(url)?.application_name("adjutant migrate");
-        let mut conn = connect_postgres(&options, limits).await?;
+        let hosts = PostgresHosts::of(url)?.with_options(|options| options.application_name("adjutant migrate"));
+        let mut conn = hosts.connect(limits).await?;
         let tables = migration::migrate_postgres(&mut conn).await?;
         conn.close().await?;
         return Ok(DatabaseState {

@@ -23,6 +23,7 @@ pub mod erasure;
 mod error;
 pub mod events;
 mod fold;
+mod hosts;
 pub mod idempotency;
 pub mod inspection;
 pub mod interrupts;
@@ -111,7 +112,7 @@ struct Inner {
 /// Where the database is.
 #[derive(Clone)]
 pub struct DbAddress {
-    /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`.
+    /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`, which may list several hosts.
     pub url: String,
     /// The URL of Postgres itself, if `url` leads to a pooler that shares sessions between transactions.
     pub direct_url: Option<String>,
@@ -141,7 +142,7 @@ impl DbAddress {
 pub struct DbLimits {
     /// The timeout of one statement, including its wait for locks.
     pub statement: Duration,
-    /// The timeout of the first connection to Postgres.
+    /// The timeout of a connection to a host of Postgres, but for those of the pool.
     pub connect: Duration,
     /// The number of connections to Postgres, besides the one that listens.
     pub connections: u32,
@@ -328,7 +329,7 @@ impl Db {
             }
             Readers::Postgres(pool) => {
                 let mut reader = self
-                    .in_time(Box::pin(Reader::of(&pool.connections, self.0.limits.transaction())))
+                    .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
                     .await?;
                 let read = async {
                     let mut transaction = reader.begin(access.begin(&pool.begin_read)).await?;

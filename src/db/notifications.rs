@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{Connection, query};
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::{Acquire, Connection, query};
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{self, Conn, Tx};
-use super::error::{DbError, DbResult};
+use super::engine::{Conn, PostgresPool, Tx};
+use super::error::DbResult;
+use super::hosts::PostgresHosts;
 use super::live::{LiveAddress, LiveNotice};
 use super::reach::{Reachability, check_writable, warn_of};
 use super::session_lock::{HeldLock, SessionLock};
@@ -95,12 +96,24 @@ pub(super) struct Listening {
     pub(super) reach: Arc<Reachability>,
 }
 
-/// Where a listener connects.
+/// The servers to which a listener connects.
 pub(super) struct ListenerTargets {
     /// Postgres itself, for the connection that listens.
-    pub(super) direct: PgConnectOptions,
-    /// The pooler, if the other connections lead to one. The database is in reach only if both are.
-    pub(super) pooler: Option<PgConnectOptions>,
+    pub(super) direct: Arc<PostgresHosts>,
+    /// The pool of the other connections, which may lead to a pooler. The database is in reach only if both are.
+    pub(super) pool: PostgresPool,
+}
+
+impl ListenerTargets {
+    /// Makes a connection to each, and so finds the hosts that take writes.
+    async fn check_reach(&self, limits: DbLimits) -> DbResult<()> {
+        let pooler = Some(&self.pool.hosts).filter(|hosts| !Arc::ptr_eq(hosts, &self.direct));
+        for hosts in pooler.into_iter().chain([&self.direct]) {
+            let conn = hosts.connect(limits).await?;
+            conn.close().await?;
+        }
+        Ok(())
+    }
 }
 
 /// Listens until the database is `closing`, and forwards what arrives. The connection also holds the lock by which other
@@ -130,27 +143,61 @@ pub(super) fn listen(
 /// Forwards notifications if a connection can be made, until it breaks.
 async fn connect_and_forward(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
     // Without a pool, which would retry until its timeout and then report nothing else.
-    if let Err(error) = check_reach(targets, limits).await {
+    if let Err(error) = look(targets, listening, limits).await {
         listening.reach.is_out(&error);
         return Ok(());
     }
     listening.reach.is_back();
-    let ended = forward(&targets.direct, listening).await;
+    let ended = forward(targets, listening, limits).await;
     listening.reach.connection_is_lost();
-    ended.map_err(DbError::from)
+    ended
 }
 
-async fn check_reach(targets: &ListenerTargets, limits: DbLimits) -> DbResult<()> {
-    for options in targets.pooler.iter().chain([&targets.direct]) {
-        let mut conn = engine::connect_postgres(options, limits).await?;
-        check_writable(&mut conn).await?;
-        conn.close().await?;
+/// Looks which hosts take writes, and has new connections lead to them.
+async fn look(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
+    let hosts = &targets.pool.hosts;
+    let before = hosts.latest_index();
+    let looked = targets.check_reach(limits).await;
+    targets.pool.follow_host();
+    if hosts.latest_index() != before {
+        tracing::info!(host = %hosts.latest_name(), "connections to the database lead to another host");
     }
-    Ok(())
+    listening.reach.has_looked();
+    looked
 }
 
-/// Forwards notifications until the connection breaks.
-async fn forward(direct: &PgConnectOptions, listening: &Listening) -> Result<(), sqlx::Error> {
+/// Looks while the listener is connected. If no host can be used, its connection may still lead to one that takes writes, as
+/// when the server has no more connections: it is kept, with its lock, and another look follows.
+async fn look_again(
+    targets: &ListenerTargets,
+    listening: &Listening,
+    limits: DbLimits,
+    listener: &mut PgListener,
+) -> DbResult<()> {
+    let reach = &listening.reach;
+    let Err(error) = look(targets, listening, limits).await else {
+        if reach.is_out_of_reach() {
+            reach.is_back();
+        }
+        return Ok(());
+    };
+    let still_takes_writes = async {
+        let conn = listener.acquire().await?;
+        check_writable(conn, targets.direct.target).await
+    };
+    match timeout(ANSWER_TIMEOUT, still_takes_writes).await {
+        Ok(Ok(())) => {
+            reach.is_out(&error);
+            reach.want_look();
+            Ok(())
+        }
+        Ok(Err(_)) | Err(_) => Err(error),
+    }
+}
+
+/// Forwards notifications until the connection breaks, or the other connections lead to another host.
+async fn forward(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
+    let host = targets.direct.latest_index();
     // A pool of its own: a dropped listener sends `UNLISTEN` without a timeout, and would occupy a shared connection
     // meanwhile.
     let own = PgPoolOptions::new()
@@ -158,7 +205,7 @@ async fn forward(direct: &PgConnectOptions, listening: &Listening) -> Result<(),
         .max_lifetime(None)
         .idle_timeout(None)
         .acquire_timeout(ANSWER_TIMEOUT);
-    let own = own.connect_lazy_with(direct.clone());
+    let own = own.connect_lazy_with(targets.direct.latest_options());
     let mut listener = PgListener::connect_with(&own).await?;
     // A reconnect must not go unnoticed: notifications may have been missed.
     listener.eager_reconnect(false);
@@ -169,7 +216,17 @@ async fn forward(direct: &PgConnectOptions, listening: &Listening) -> Result<(),
     let _ = listening.notifications.send(Notification::Queue);
     let _ = listening.live.send(LiveNotice::Connected);
     loop {
-        let Ok(received) = timeout(CHECK_INTERVAL, listener.try_recv()).await else {
+        let received = tokio::select! {
+            received = timeout(CHECK_INTERVAL, listener.try_recv()) => received,
+            () = listening.reach.look_is_wanted() => {
+                look_again(targets, listening, limits, &mut listener).await?;
+                if targets.direct.latest_index() != host {
+                    return Ok(());
+                }
+                continue;
+            }
+        };
+        let Ok(received) = received else {
             // A second `LISTEN` changes nothing, but the database must answer it.
             let answers = timeout(ANSWER_TIMEOUT, listener.listen(CHANNEL)).await;
             answers.map_err(|_| sqlx::Error::PoolTimedOut)??;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{Connection, PgConnection, query_scalar};
 
-use super::engine::{connect_postgres, pool_options, postgres_options};
+use super::engine::pool_hosts;
 use super::error::{DbError, DbResult};
+use super::hosts::PostgresHosts;
 use super::session_lock::check_same_database;
 use super::workers::database_now;
 use super::{DbAddress, DbLimits};
@@ -95,17 +96,17 @@ pub async fn count_connections(url: &str, limits: DbLimits) -> DbResult<Connecti
 /// # Errors
 /// If the database cannot be reached or fails.
 pub async fn keeps_sessions(url: &str, limits: DbLimits) -> DbResult<bool> {
-    let options = postgres_options(url)?.application_name("adjutant check");
+    let hosts = as_check(PostgresHosts::of(url)?);
+    let mut conn = hosts.connect(limits).await?;
     // A listener takes its connection from a pool.
     let pool = PgPoolOptions::new()
         .max_connections(1)
         .acquire_timeout(limits.connect)
-        .connect_lazy_with(options);
+        .connect_lazy_with(hosts.latest_options());
     let mut listener = PgListener::connect_with(&pool).await?;
     listener.eager_reconnect(false);
     let channel = format!("adjutant_check_{}", WorkerId::mint().0.simple());
     listener.listen(&channel).await?;
-    let mut conn = connect(url, limits).await?;
     query_scalar::<_, ()>("select pg_notify($1, '')")
         .bind(&channel)
         .fetch_one(&mut conn)
@@ -125,8 +126,7 @@ pub async fn keeps_sessions(url: &str, limits: DbLimits) -> DbResult<bool> {
 /// [`DbError::CannotOpen`] if they do not; others if one of the two cannot be reached or fails.
 pub async fn check_address(address: &DbAddress, limits: DbLimits) -> DbResult<()> {
     let mut direct = connect(address.session_url(), limits).await?;
-    let options = pool_options(address)?.application_name("adjutant check");
-    let mut pooled = connect_postgres(&options, limits).await?;
+    let mut pooled = as_check(pool_hosts(address)?).connect(limits).await?;
     check_same_database(&mut direct, &mut pooled).await?;
     pooled.close().await?;
     direct.close().await?;
@@ -136,8 +136,12 @@ pub async fn check_address(address: &DbAddress, limits: DbLimits) -> DbResult<()
 /// Connects for a check.
 ///
 /// # Errors
-/// If the database cannot be reached.
+/// If the database cannot be reached, or takes no writes.
 pub(super) async fn connect(url: &str, limits: DbLimits) -> DbResult<PgConnection> {
-    let options = postgres_options(url)?.application_name("adjutant check");
-    connect_postgres(&options, limits).await
+    as_check(PostgresHosts::of(url)?).connect(limits).await
+}
+
+/// Gives connections the name of a check.
+fn as_check(hosts: PostgresHosts) -> PostgresHosts {
+    hosts.with_options(|options| options.application_name("adjutant check"))
 }

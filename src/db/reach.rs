@@ -7,9 +7,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::{PgConnection, Row, raw_sql};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::error::DbError;
+use crate::domain::postgres_url::TargetSessionAttrs;
 
 /// The idle time after which a connection is checked before its next use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
@@ -18,9 +20,29 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 /// tries of the pool.
 const SETTLING: Duration = Duration::from_secs(4);
 
+/// The shortest time between two looks of a listener that is connected.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest time for which somebody waits for a look of the listener.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The reachability of the database, as the listener finds out. Shared with the pool.
-#[derive(Debug)]
-pub(super) struct Reachability(Mutex<ReachState>);
+#[derive(Debug, Default)]
+pub(super) struct Reachability {
+    state: Mutex<ReachState>,
+    looks: watch::Sender<Looks>,
+}
+
+/// The looks of the listener for the host that takes writes.
+#[derive(Debug, Default)]
+struct Looks {
+    /// True if another look is wanted.
+    is_wanted: bool,
+    /// The number of looks so far.
+    count: u64,
+    /// The time at which the last one ended.
+    last: Option<Instant>,
+}
 
 #[derive(Debug)]
 struct ReachState {
@@ -32,13 +54,13 @@ struct ReachState {
     was_lost: bool,
 }
 
-impl Default for Reachability {
+impl Default for ReachState {
     fn default() -> Self {
-        Self(Mutex::new(ReachState {
+        Self {
             changed: Instant::now(),
             out_since: None,
             was_lost: false,
-        }))
+        }
     }
 }
 
@@ -48,6 +70,50 @@ impl Reachability {
         self.change(|state| {
             state.changed = Instant::now();
             state.was_lost = true;
+        });
+    }
+
+    /// Notes that a server has refused a write since it is read-only. Its other connections are checked before their next
+    /// use, and the listener looks for the server that takes writes.
+    pub(super) fn writes_are_refused(&self) {
+        self.change(|state| state.changed = Instant::now());
+        self.want_look();
+    }
+
+    /// Has the listener look for the server that takes writes.
+    pub(super) fn want_look(&self) {
+        self.looks.send_modify(|looks| looks.is_wanted = true);
+    }
+
+    /// Has the listener look for the server that takes writes, and waits until it has, but not for ever.
+    pub(super) async fn wait_for_look(&self) {
+        let mut looks = self.looks.subscribe();
+        let count = looks.borrow().count;
+        self.want_look();
+        // The listener may wait for a server that is silent, or have ended.
+        let looking = looks.wait_for(|looks| looks.count > count);
+        let _ = tokio::time::timeout(LOOK_TIMEOUT, looking).await;
+    }
+
+    /// Waits until another look is wanted and the last one is some time ago. A cancelled wait forgets nothing.
+    pub(super) async fn look_is_wanted(&self) {
+        let mut looks = self.looks.subscribe();
+        let wanted = looks.wait_for(|looks| looks.is_wanted);
+        // It fails only without a sender, which `self` has.
+        let last = wanted.await.ok().and_then(|looks| looks.last);
+        if let Some(last) = last {
+            tokio::time::sleep_until(last + LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Notes that the listener has looked for the server that takes writes.
+    pub(super) fn has_looked(&self) {
+        self.looks.send_modify(|looks| {
+            *looks = Looks {
+                is_wanted: false,
+                count: looks.count + 1,
+                last: Some(Instant::now()),
+            }
         });
     }
 
@@ -65,6 +131,11 @@ impl Reachability {
                 "the database is out of reach: runs wait for it, and requests get the status 503"
             );
         }
+    }
+
+    /// Returns whether no connection can be made.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        self.change(|state| state.out_since.is_some())
     }
 
     /// Notes that a connection was made, and logs it if none could be before.
@@ -91,26 +162,32 @@ impl Reachability {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut ReachState) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Checks that a new connection leads to a server that takes writes. During a failover an address may already lead to
-/// the next server, which is still a standby, and a connection to it would stay in the pool.
+/// Checks that a connection leads to a server that takes writes. During a failover an address may already lead to the next
+/// server, which is still a standby, and a connection to it would stay in the pool.
 ///
 /// # Errors
-/// If the server is a standby, or the connection fails.
-pub(super) async fn check_writable(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
+/// If the server does not meet the demand, or the connection fails.
+pub(super) async fn check_writable(conn: &mut PgConnection, target: TargetSessionAttrs) -> Result<(), sqlx::Error> {
     // One message: behind a pooler the next one may reach another session.
-    let row = raw_sql("select pg_is_in_recovery()").fetch_one(conn).await?;
+    const SQL: &str = "select pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'";
+    let row = raw_sql(SQL).fetch_one(conn).await?;
     let is_standby: bool = row.try_get(0)?;
-    match is_standby {
-        true => Err(sqlx::Error::Io(std::io::Error::new(
-            std::io::ErrorKind::ReadOnlyFilesystem,
-            "this Postgres is a standby, which takes no writes",
-        ))),
-        false => Ok(()),
-    }
+    let is_read_only: bool = row.try_get(1)?;
+    let reason = if is_standby {
+        "this Postgres is a standby, which takes no writes"
+    } else if is_read_only && target == TargetSessionAttrs::ReadWrite {
+        "the sessions of this Postgres are read-only by default, and `target_session_attrs` wants one that takes writes"
+    } else {
+        return Ok(());
+    };
+    Err(sqlx::Error::Io(std::io::Error::new(
+        std::io::ErrorKind::ReadOnlyFilesystem,
+        reason,
+    )))
 }
 
 /// Logs a warning about an error of the database. While the database is out of reach, which has a line of its own, the
@@ -140,6 +217,44 @@ mod tests {
         assert!(reach.trusts(Duration::from_millis(500)));
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(!reach.trusts(Duration::from_secs(31)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_wants_a_look_waits_for_its_end() {
+        let reach = Reachability::default();
+        let listener = async {
+            reach.look_is_wanted().await;
+            reach.has_looked();
+        };
+        tokio::join!(reach.wait_for_look(), listener);
+        let begun = Instant::now();
+        // The next look waits, whoever wants it, and a wait that is cancelled forgets nothing.
+        reach.writes_are_refused();
+        let cancelled = tokio::time::timeout(LOOK_INTERVAL / 2, reach.look_is_wanted()).await;
+        assert!(cancelled.is_err());
+        reach.look_is_wanted().await;
+        assert!(begun.elapsed() >= LOOK_INTERVAL);
+        reach.has_looked();
+        let unwanted = tokio::time::timeout(LOOK_INTERVAL * 2, reach.look_is_wanted()).await;
+        assert!(unwanted.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_does_not_come_is_not_waited_for_without_an_end() {
+        let reach = Reachability::default();
+        let begun = Instant::now();
+        reach.wait_for_look().await;
+        assert!(begun.elapsed() >= LOOK_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_from_before_a_refused_write_are_checked() {
+        let reach = Reachability::default();
+        tokio::time::advance(Duration::from_secs(20)).await;
+        assert!(reach.trusts(Duration::from_secs(10)));
+        reach.writes_are_refused();
+        assert!(!reach.trusts(Duration::from_secs(10)));
+        assert!(reach.is_settled(), "the connection of the listener is not lost");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::{AssertSqlSafe, Connection, Postgres, Sqlite, SqlitePool, Transaction};
 use tokio::time::Instant;
 
-use super::engine::acquire;
+use super::engine::{PostgresPool, acquire};
 use super::error::DbResult;
 
 /// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
@@ -35,7 +35,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Acquires a connection. On return to the pool, the rollback of an open read may take up to `limit`.
-    pub(super) async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
+    pub(super) async fn of(pool: &PostgresPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
             conn: acquire(pool).await?,
             has_begun: false,

@@ -8,6 +8,7 @@ mod copies;
 mod crons;
 mod definitions;
 mod deliveries;
+mod hosts;
 mod idempotency;
 mod interrupts;
 mod items;

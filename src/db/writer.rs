@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, SqliteConnection, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, Postgres, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -298,7 +298,7 @@ async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option
 }
 
 async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: Duration) {
-    let mut writer = match Writer::of(&pool.connections, limit).await {
+    let mut writer = match Writer::of(pool, limit).await {
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),
     };
@@ -312,13 +312,18 @@ async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: 
         return job.refuse(error);
     }
     let done = job.run(&mut tx).await;
+    let is_refused = tx.is_refused();
     let ended = if done.is_kept() {
         transaction.commit().await
     } else {
         // The writes are not kept in either case, and the job has already returned the reason.
         transaction.rollback().await.or(Ok(()))
     };
-    writer.has_ended = true;
+    // A connection to a server that takes no writes any more does not return to the pool.
+    writer.has_ended = !is_refused;
+    if is_refused {
+        pool.reach.writes_are_refused();
+    }
     done.tell(ended.map_err(DbError::from));
 }
 
@@ -330,7 +335,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
+    async fn of(pool: &PostgresPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
             conn: acquire(pool).await?,
             has_ended: false,

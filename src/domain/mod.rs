@@ -48,6 +48,7 @@ pub mod nats;
 pub mod oauth_scopes;
 pub mod path;
 pub mod pattern;
+pub mod postgres_url;
 pub mod quota;
 pub mod read_access;
 pub mod remembered;

@@ -4,14 +4,19 @@
 //! each transaction, statements are not prepared by name, and what lasts longer than a transaction (notifications, the
 //! lock of the process, migrations) has a connection past the pooler.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{TryFutureExt, TryStreamExt};
 use sqlx::error::BoxDynError;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
+use sqlx::postgres::{PgArguments, PgQueryResult, PgRow, PgStatement, PgTypeInfo};
 use sqlx::{Describe, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr};
 
-use super::postgres_options;
+use super::is_read_only;
 use crate::db::error::DbResult;
+use crate::db::hosts::PostgresHosts;
+use crate::db::reach::Reachability;
 use crate::db::{DbAddress, DbLimits};
 
 /// The statement that begins a write.
@@ -20,9 +25,13 @@ const BEGIN_WRITE: &str = "begin";
 const BEGIN_READ: &str = "begin isolation level repeatable read read only";
 
 /// The pool of a Postgres, with what a transaction on one of its connections begins with.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(in crate::db) struct PostgresPool {
     pub(in crate::db) connections: PgPool,
+    /// The hosts of the connections. The pool knows one at a time.
+    pub(in crate::db) hosts: Arc<PostgresHosts>,
+    /// The listener, which looks for the host that takes writes.
+    pub(in crate::db) reach: Arc<Reachability>,
     /// The statements that begin a write.
     pub(in crate::db) begin_write: String,
     /// The statements that begin a read.
@@ -31,12 +40,26 @@ pub(in crate::db) struct PostgresPool {
 
 impl PostgresPool {
     /// Takes a pool. Transactions on it make these settings, if there are any.
-    pub(super) fn new(connections: PgPool, settings: Option<&SessionSettings>) -> Self {
+    pub(super) fn new(
+        connections: PgPool,
+        hosts: Arc<PostgresHosts>,
+        reach: Arc<Reachability>,
+        settings: Option<&SessionSettings>,
+    ) -> Self {
         let settings = settings.map(SessionSettings::of_transaction).unwrap_or_default();
         Self {
             connections,
+            hosts,
+            reach,
             begin_write: format!("{BEGIN_WRITE}{settings}"),
             begin_read: format!("{BEGIN_READ}{settings}"),
+        }
+    }
+
+    /// Has new connections lead to the latest host.
+    pub(in crate::db) fn follow_host(&self) {
+        if self.hosts.are_several() {
+            self.connections.set_connect_options(self.hosts.latest_options());
         }
     }
 }
@@ -82,13 +105,13 @@ impl SessionSettings {
     }
 }
 
-/// Returns the options for the connections of the pool.
-pub(in crate::db) fn pool_options(address: &DbAddress) -> DbResult<PgConnectOptions> {
-    let options = postgres_options(&address.url)?;
+/// Returns the hosts for the connections of the pool.
+pub(in crate::db) fn pool_hosts(address: &DbAddress) -> DbResult<PostgresHosts> {
+    let hosts = PostgresHosts::of(&address.url)?;
     match address.direct_url {
         // Poolers refuse parameters that they do not know, and this one has no effect on values in binary form.
-        Some(_) => Ok(options.extra_float_digits(None)),
-        None => Ok(options),
+        Some(_) => Ok(hosts.with_options(|options| options.extra_float_digits(None))),
+        None => Ok(hosts),
     }
 }
 
@@ -98,11 +121,17 @@ pub(in crate::db) struct PostgresConn<'c> {
     conn: &'c mut PgConnection,
     /// True if statements are prepared once for each connection.
     prepares: bool,
+    /// True if a statement was refused since the session is read-only.
+    pub(super) is_refused: bool,
 }
 
 impl<'c> PostgresConn<'c> {
     pub(super) fn new(conn: &'c mut PgConnection, prepares: bool) -> Self {
-        Self { conn, prepares }
+        Self {
+            conn,
+            prepares,
+            is_refused: false,
+        }
     }
 
     fn query<E>(&self, query: E) -> PreparedOnRequest<E> {
@@ -146,7 +175,9 @@ impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
         E: 'q + Execute<'q, Postgres>,
     {
         let query = self.query(query);
-        self.conn.fetch_many(query)
+        let is_refused = &mut self.is_refused;
+        let rows = self.conn.fetch_many(query);
+        Box::pin(rows.inspect_err(move |error| *is_refused |= is_read_only(error)))
     }
 
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
@@ -155,7 +186,9 @@ impl<'c> Executor<'c> for &'c mut PostgresConn<'_> {
         E: 'q + Execute<'q, Postgres>,
     {
         let query = self.query(query);
-        self.conn.fetch_optional(query)
+        let is_refused = &mut self.is_refused;
+        let row = self.conn.fetch_optional(query);
+        Box::pin(row.inspect_err(move |error| *is_refused |= is_read_only(error)))
     }
 
     fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
@@ -197,11 +230,14 @@ mod tests {
 
     #[tokio::test]
     async fn transactions_make_the_settings_behind_a_pooler_only() {
+        let settings = settings();
         let pool = PgPool::connect_lazy("postgres://localhost/none").expect("a pool");
-        let direct = PostgresPool::new(pool.clone(), None);
+        let hosts = Arc::new(PostgresHosts::of("postgres://localhost/none").expect("hosts"));
+        let new = |settings| PostgresPool::new(pool.clone(), Arc::clone(&hosts), Arc::default(), settings);
+        let direct = new(None);
         assert_eq!(direct.begin_write, "begin");
         assert_eq!(direct.begin_read, "begin isolation level repeatable read read only");
-        let pooled = PostgresPool::new(pool, Some(&settings()));
+        let pooled = new(Some(&settings));
         assert!(
             pooled
                 .begin_write
