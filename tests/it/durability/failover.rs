@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::rented_postgres::{refusal, runs_command};
 use crate::support::actors::{Human, Question};
 use crate::support::client::{Client, reply};
 use crate::support::postgres_proxy::PostgresProxy;
@@ -163,12 +164,12 @@ pub(super) async fn reads_on(human: Human, run: String, breaks: watch::Sender<us
     }
 }
 
-/// Has both servers use the database behind the proxy, as processes with these leases.
-async fn share_database(server: &TestServer, door: &PostgresProxy, leases: [&str; 2]) -> TestServer {
+/// Has both servers use the database at a URL, as processes with these leases.
+async fn share_database(server: &TestServer, url: &str, leases: [&str; 2]) -> TestServer {
     let agents = include_str!("crash/agents.toml").replace("TOOLS", &server.tools.base);
     server.is_configured_with(&agents).await;
     server.configuration_changes(leases[0], leases[1]);
-    server.configuration_changes(&server.database_url(), &door.url);
+    server.configuration_changes(&server.database_url(), url);
     server.moves_into_a_process().await;
     server.starts_second_process().await
 }
@@ -198,6 +199,92 @@ async fn has_logged_the_outage_once(server: &TestServer, about_runs: Option<&str
     assert!(complaints.len() <= 2, "{}", complaints.join("\n"));
 }
 
+/// Has clients work at both servers while the primary is killed and the standby is promoted, and checks that nothing is lost
+/// and nothing happens twice. In between, the address of the database moves, if it does.
+async fn nothing_is_lost(
+    first: &TestServer,
+    second: &TestServer,
+    postgres: &mut ReplicatedPostgres,
+    address_moves: impl FnOnce(&ReplicatedPostgres),
+) {
+    first.tools.hold("slow");
+    let bob = first.human("plain").await;
+    let long = script()
+        .calls(lookup("l1", "x"))
+        .calls(call("s1", "slow", json!({})))
+        .calls(lookup("l2", "y"))
+        .says("done");
+    let body = bob.run_body(long, json!({"stream_mode": ["updates"], "stream_resumable": true}));
+    let run = bob.starts(body).await;
+    let breaks = watch::Sender::new(0);
+    // At the other server, which reads the events from the database.
+    let reader = Human::at(second.client(), "plain", &bob.thread);
+    let reading = tokio::spawn(reads_on(reader, run.id.clone(), breaks.clone()));
+    first.tools.called("slow", 1).await;
+    let carol = first.human("treasurer").await;
+    let asked = carol
+        .asks(script().calls(call("p1", "pay", json!({"note": "rent"}))).says("paid"))
+        .await;
+    asked.finishes().await;
+    let question: Question = carol.question().await;
+
+    let rounds = watch::Sender::new(Rounds::GoOn);
+    let done = watch::Sender::new(0);
+    let mut patrons = JoinSet::new();
+    for number in 0..CLIENTS {
+        let server = if number % 2 == 0 { first } else { second };
+        patrons.spawn(Patron::of(server.client()).works(rounds.subscribe(), done.clone()));
+    }
+    let mut finished = done.subscribe();
+    finished.wait_for(|done| *done >= CLIENTS).await.expect("they work");
+    postgres.primary_is_killed();
+    address_moves(postgres);
+    are_ready([first, second], 503).await;
+    breaks
+        .subscribe()
+        .wait_for(|breaks| *breaks >= 1)
+        .await
+        .expect("the reader reads");
+    postgres.standby_is_promoted();
+    are_ready([first, second], 200).await;
+    let before = *done.borrow();
+    finished
+        .wait_for(|done| *done >= before + CLIENTS)
+        .await
+        .expect("they work");
+    rounds.send_replace(Rounds::Stop);
+
+    let paid = carol.approves(&question).await;
+    paid.finishes().await;
+    assert_eq!(paid.status().await, "success");
+    first.tools.let_go("slow");
+    let heard = reading.await.expect("the reader does not panic");
+    let replayed = run.is_joined(Some("-1")).await.rest().await;
+    assert_eq!(put_together(&heard), put_together(&replayed));
+    assert_eq!(run.status().await, "success");
+
+    let mut keys = vec!["l1", "s1", "p1", "l2"]
+        .into_iter()
+        .map(str::to_owned)
+        .collect::<Vec<_>>();
+    while let Some(patron) = patrons.join_next().await {
+        let patron = patron.expect("the client is answered");
+        patron.has_lost_nothing().await;
+        keys.extend(patron.keys());
+    }
+    let mut called: BTreeMap<String, usize> = BTreeMap::new();
+    for call in first.tools.calls() {
+        *called
+            .entry(call["key"].as_str().unwrap_or_default().to_owned())
+            .or_default() += 1;
+    }
+    let once: BTreeMap<String, usize> = keys.into_iter().map(|key| (key, 1)).collect();
+    assert_eq!(called, once, "each call was made once");
+    for server in [first, second] {
+        has_logged_the_outage_once(server, None).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_acknowledged_is_lost_when_the_database_fails_over_under_load() {
     // It outlives the server, which is asked about its work at the end.
@@ -206,88 +293,97 @@ async fn nothing_acknowledged_is_lost_when_the_database_fails_over_under_load() 
     };
     let door = PostgresProxy::before(&postgres.primary(), "nothing").expect("a Unix socket");
     play(Engine::Postgres, async |first: TestServer| {
-        let second = share_database(&first, &door, LEASES).await;
-        first.tools.hold("slow");
-        let bob = first.human("plain").await;
-        let long = script()
-            .calls(lookup("l1", "x"))
-            .calls(call("s1", "slow", json!({})))
-            .calls(lookup("l2", "y"))
-            .says("done");
-        let body = bob.run_body(long, json!({"stream_mode": ["updates"], "stream_resumable": true}));
-        let run = bob.starts(body).await;
-        let breaks = watch::Sender::new(0);
-        // At the other server, which reads the events from the database.
-        let reader = Human::at(second.client(), "plain", &bob.thread);
-        let reading = tokio::spawn(reads_on(reader, run.id.clone(), breaks.clone()));
-        first.tools.called("slow", 1).await;
-        let carol = first.human("treasurer").await;
-        let asked = carol
-            .asks(script().calls(call("p1", "pay", json!({"note": "rent"}))).says("paid"))
-            .await;
-        asked.finishes().await;
-        let question: Question = carol.question().await;
-
-        let rounds = watch::Sender::new(Rounds::GoOn);
-        let done = watch::Sender::new(0);
-        let mut patrons = JoinSet::new();
-        for number in 0..CLIENTS {
-            let server = if number % 2 == 0 { &first } else { &second };
-            patrons.spawn(Patron::of(server.client()).works(rounds.subscribe(), done.clone()));
-        }
-        let mut finished = done.subscribe();
-        finished.wait_for(|done| *done >= CLIENTS).await.expect("they work");
-        postgres.primary_is_killed();
+        let second = share_database(&first, &door.url, LEASES).await;
         // The address leads to the standby before that takes writes.
-        door.leads_to(&postgres.standby());
-        are_ready([&first, &second], 503).await;
-        breaks
-            .subscribe()
-            .wait_for(|breaks| *breaks >= 1)
-            .await
-            .expect("the reader reads");
-        postgres.standby_is_promoted();
-        are_ready([&first, &second], 200).await;
-        let before = *done.borrow();
-        finished
-            .wait_for(|done| *done >= before + CLIENTS)
-            .await
-            .expect("they work");
-        rounds.send_replace(Rounds::Stop);
-
-        let paid = carol.approves(&question).await;
-        paid.finishes().await;
-        assert_eq!(paid.status().await, "success");
-        first.tools.let_go("slow");
-        let heard = reading.await.expect("the reader does not panic");
-        let replayed = run.is_joined(Some("-1")).await.rest().await;
-        assert_eq!(put_together(&heard), put_together(&replayed));
-        assert_eq!(run.status().await, "success");
-
-        let mut keys = vec!["l1", "s1", "p1", "l2"]
-            .into_iter()
-            .map(str::to_owned)
-            .collect::<Vec<_>>();
-        while let Some(patron) = patrons.join_next().await {
-            let patron = patron.expect("the client is answered");
-            patron.has_lost_nothing().await;
-            keys.extend(patron.keys());
-        }
-        let mut called: BTreeMap<String, usize> = BTreeMap::new();
-        for call in first.tools.calls() {
-            *called
-                .entry(call["key"].as_str().unwrap_or_default().to_owned())
-                .or_default() += 1;
-        }
-        let once: BTreeMap<String, usize> = keys.into_iter().map(|key| (key, 1)).collect();
-        assert_eq!(called, once, "each call was made once");
-        for server in [&first, &second] {
-            has_logged_the_outage_once(server, None).await;
-        }
+        let moves = |postgres: &ReplicatedPostgres| door.leads_to(&postgres.standby());
+        Box::pin(nothing_is_lost(&first, &second, &mut postgres, moves)).await;
         second.is_stopped().await;
     })
     .await;
     drop(door);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_know_both_hosts_follow_a_failover_without_a_proxy_and_lose_nothing() {
+    let Some(mut postgres) = ReplicatedPostgres::start().await else {
+        return;
+    };
+    let url = postgres.both("");
+    play(Engine::Postgres, async |first: TestServer| {
+        let second = share_database(&first, &url, LEASES).await;
+        Box::pin(nothing_is_lost(&first, &second, &mut postgres, |_| {})).await;
+        let text = first.log().text();
+        assert!(
+            text.contains("connections to the database lead to another host"),
+            "{text}"
+        );
+        second.is_stopped().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_without_a_host_that_takes_writes_names_each_host_and_the_reason() {
+    let Some(mut postgres) = ReplicatedPostgres::start().await else {
+        return;
+    };
+    let url = postgres.both(":s3cret");
+    // The standby, which is the first of the two, is passed over.
+    let (is_done, said) = runs_command("migrate", &url);
+    assert!(is_done && said.contains("the tables were created"), "{said}");
+    let (_, said) = runs_command("doctor", &url);
+    assert!(said.contains("can be written, and the tables are current"), "{said}");
+    postgres.primary_is_killed();
+    let (is_done, doctor_said) = runs_command("doctor", &url);
+    assert!(!is_done, "{doctor_said}");
+    let error = refusal(&url).await;
+    for said in [error, doctor_said] {
+        for part in [
+            "/standby:5432: this Postgres is a standby",
+            "/primary:5432: Connection refused",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("s3cret"), "{said}");
+    }
+    let standby = format!("{url}&target_session_attrs=standby");
+    let error = refusal(&standby).await;
+    assert!(error.contains("must not ask for a standby"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_turns_read_only_is_left_until_it_takes_writes_again() {
+    let Some(postgres) = ReplicatedPostgres::start().await else {
+        return;
+    };
+    let read_only = async |value: &str| {
+        let sql = format!("alter system set default_transaction_read_only = {value}");
+        postgres.primary_executes(&sql).await;
+        postgres.primary_executes("select pg_reload_conf()").await;
+    };
+    let url = postgres.both("");
+    play(Engine::Postgres, async |server: TestServer| {
+        server.configuration_changes(&server.database_url(), &url);
+        server.moves_into_a_process().await;
+        let alice = server.human("plain").await;
+        alice.says(script().says("hello")).await;
+        // No connection breaks: the next write finds out.
+        read_only("on").await;
+        eventually(async || server.client().get("/ready").await.status == 503).await;
+        server.log().gets_one_of(&["the database is out of reach"]).await;
+        let text = server.log().text();
+        for part in [
+            "/primary:5432: the sessions of this Postgres are read-only",
+            "this Postgres is a standby",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        read_only("off").await;
+        eventually(async || server.client().get("/ready").await.status == 200).await;
+        alice.says(script().says("hello again")).await;
+        has_logged_the_outage_once(&server, None).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,7 +393,7 @@ async fn runs_go_on_after_an_outage_that_was_longer_than_their_leases() {
     };
     let door = PostgresProxy::before(&postgres.primary(), "nothing").expect("a Unix socket");
     play(Engine::Postgres, async |first: TestServer| {
-        let second = share_database(&first, &door, [LEASES[0]; 2]).await;
+        let second = share_database(&first, &door.url, [LEASES[0]; 2]).await;
         first.tools.hold("lookup");
         let mut runs = vec![];
         for number in 0..6 {

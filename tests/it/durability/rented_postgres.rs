@@ -10,7 +10,7 @@ use crate::support::rented_postgres::RentedPostgres;
 use crate::support::{Engine, TestServer, play, script};
 
 /// Returns the error of a server that does not start with this database.
-async fn refusal(url: &str) -> String {
+pub(super) async fn refusal(url: &str) -> String {
     let text = format!("[storage]\nurl = {url:?}\n");
     let Err(error) = Adjutant::builder().config_text(text).start().await else {
         panic!("it starts with {url}")
@@ -25,7 +25,7 @@ async fn moves_to(server: &TestServer, url: &str, lines: &str) {
 }
 
 /// Runs the program with a command and this database. Returns whether it has succeeded, and what it has printed.
-fn runs_command(command: &str, url: &str) -> (bool, String) {
+pub(super) fn runs_command(command: &str, url: &str) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
         .args([command, "--database-url", url])
         .current_dir(std::env::temp_dir())

@@ -95,18 +95,12 @@ impl ReplicatedPostgres {
             folder: String::new(),
         };
         servers.folder = servers.hears("ready ");
-        let url = format!("postgres://admin@localhost/postgres?host={}/primary", servers.folder);
-        let mut admin = PgConnection::connect(&url).await.expect("a connection");
         for sql in [
             "create role serving login nosuperuser",
             "create database serving owner serving",
         ] {
-            raw_sql(AssertSqlSafe(sql))
-                .execute(&mut admin)
-                .await
-                .expect("it is executed");
+            servers.primary_executes(sql).await;
         }
-        admin.close().await.expect("a clean close");
         Some(servers)
     }
 
@@ -118,6 +112,23 @@ impl ReplicatedPostgres {
     /// Returns the URL of the database on the standby.
     pub(crate) fn standby(&self) -> String {
         self.url("standby")
+    }
+
+    /// Returns the URL of the database on both servers, the standby first. `password` begins with a colon, or is empty.
+    pub(crate) fn both(&self, password: &str) -> String {
+        let folder = &self.folder;
+        format!("postgres://serving{password}@localhost/serving?host={folder}/standby,{folder}/primary")
+    }
+
+    /// Executes a statement on the primary as a superuser.
+    pub(crate) async fn primary_executes(&self, sql: &str) {
+        let url = format!("postgres://admin@localhost/postgres?host={}/primary", self.folder);
+        let mut admin = PgConnection::connect(&url).await.expect("a connection");
+        raw_sql(AssertSqlSafe(sql.to_owned()))
+            .execute(&mut admin)
+            .await
+            .expect("it is executed");
+        admin.close().await.expect("a clean close");
     }
 
     fn url(&self, server: &str) -> String {
