@@ -97,6 +97,24 @@ async fn each_mode_of_tls_refuses_what_it_has_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_certificate_of_each_host_in_a_list_has_to_be_for_its_name() {
+    let Some(postgres) = RentedPostgres::start() else {
+        return;
+    };
+    let one = postgres.url("admin", "localhost", &postgres.parameters("verify-full", "ca"));
+    let port = one.split_once("@localhost:").and_then(|(_, rest)| rest.split_once('/'));
+    let (port, _) = port.expect("a port");
+    let list = |names: [&str; 2]| {
+        let hosts = names.map(|name| format!("{name}:{port}")).join(",");
+        one.replace(&format!("localhost:{port}"), &hosts)
+    };
+    let (is_done, said) = runs_command("migrate", &list(["127.0.0.1", "localhost"]));
+    assert!(is_done, "{said}");
+    let error = refusal(&list(["127.0.0.1", "127.0.0.1"])).await;
+    assert_eq!(error.matches("not valid for name").count(), 2, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_role_may_not_create_tables_serves_after_a_migration() {
     // It outlives the server, which is asked about its work at the end.
     let Some(postgres) = RentedPostgres::start() else {
