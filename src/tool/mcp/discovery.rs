@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures::FutureExt;
 use rmcp::model::{
     ClientConfig, ClientJsonRpcMessage, ClientRequest, DiscoverRequest, DiscoverRequestParams, ProtocolVersion,
     RequestId, RequestMetaObject, ServerJsonRpcMessage, ServerResult,
@@ -58,7 +59,7 @@ impl<T: Transport<RoleClient, Error = ConnectionError>> Discovering<T> {
         request.extensions.insert(meta);
         let request = ClientRequest::DiscoverRequest(request);
         let message = ClientJsonRpcMessage::request(request, self.id.clone());
-        self.transport.send(message).await?;
+        self.transport.send(message).boxed().await?;
         let answer = loop {
             let message = self.transport.receive().await.ok_or(ConnectionError::Closed)?;
             if is_answer(&message, &self.id) {
