@@ -99,6 +99,21 @@ pub struct Question {
     /// The approvers to whom the question is assigned. If there are none, everybody may answer who may change the thread.
     #[serde(default, skip_serializing_if = "Approvers::is_empty")]
     pub approvers: Approvers,
+    /// The request of an MCP server that the answer is for, if the result of a call contained it. Clients do not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<InputRequest>,
+}
+
+/// A request in a result of an MCP server that requires input. The call is made again with the answers to all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputRequest {
+    /// The key of the request, unique in the result.
+    pub key: String,
+    /// The number of results of the call that required input, up to this one.
+    pub round: u32,
+    /// The state that the server gets back with the answers; of several requests, only the first has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }
 
 /// The kinds of decisions about a call.

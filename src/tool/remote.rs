@@ -53,7 +53,7 @@ pub(super) const MAX_QUESTIONS: usize = 64;
 /// The maximum size of a question and of the schema of its answer, in bytes.
 pub(super) const MAX_QUESTION_BYTES: usize = 256 * 1024;
 /// The maximum length of the key of a question, in bytes.
-const MAX_KEY_BYTES: usize = 256;
+pub(super) const MAX_KEY_BYTES: usize = 256;
 /// The media types of an answer that are understood.
 const ACCEPTED: &str = "application/json, application/x-ndjson";
 /// The statuses by which a service says that it has no such tool, or another version of it.

@@ -1,6 +1,7 @@
 //! A connection to an MCP server. `rmcp` numbers the requests, matches the answers and replies to the server; the
 //! transports are written here, since each of them has to bound what a server may send.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,24 +9,29 @@ use futures::FutureExt;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientJsonRpcMessage,
     ClientRequest, CustomResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod, ErrorData,
-    GetExtensions, Implementation, ProtocolVersion, RequestId, ServerResult,
+    GetExtensions, Implementation, ProtocolVersion, RequestId, ServerCapabilities, ServerPeerInfo, ServerResult,
+    SubscriptionFilter, SubscriptionsListenRequest, SubscriptionsListenRequestParams,
 };
 use rmcp::service::{
     ClientInitializeError, PeerRequestOptions, RequestContext, RoleClient, RunningService, ServiceError, serve_client,
+    serve_directly,
 };
 use rmcp::transport::{DynamicTransportError, Transport};
 use rmcp::{ClientHandler, Peer};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::SpawnServer;
+use super::discovery::{Discovering, STATELESS};
 use super::elicitation::Elicitations;
 use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
 
 /// The timeout of the cancellation of a request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The pause before a subscription that has ended is opened again.
+const SUBSCRIPTION_PAUSE: Duration = Duration::from_secs(60);
 
 /// A connection to an MCP server, over any transport. A closed connection cannot be used again.
 pub(super) struct Connection {
@@ -107,18 +113,31 @@ pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationTo
 }
 
 impl Connection {
-    /// Initialises a connection over a transport that is open and gives these signals.
-    pub(super) async fn initialize<T>(
+    /// Begins a connection over a transport that is open and gives these signals. With `patience` the server is first
+    /// asked, for this time, whether it needs no handshake; otherwise the handshake comes first.
+    pub(super) async fn begin<T>(
         transport: T,
         signals: Arc<Signals>,
         limits: Option<PieceLimits>,
         spawn: SpawnServer,
         elicitations: Option<Arc<Elicitations>>,
+        patience: Option<Duration>,
     ) -> Result<Self, ConnectionError>
     where
         T: Transport<RoleClient, Error = ConnectionError> + 'static,
     {
-        let service = serve_client(Client { elicitations }, transport).boxed().await?;
+        let client = Client { elicitations };
+        let mut transport = Discovering::new(transport);
+        let is_stateless = match patience {
+            Some(patience) => transport.ask(client.get_info(), patience, &signals).await?,
+            None => false,
+        };
+        let service = if is_stateless {
+            let server = ServerPeerInfo::new(STATELESS, ServerCapabilities::default());
+            serve_directly::<RoleClient, _, _, _, _>(client, transport, Some(server))
+        } else {
+            serve_client(client, transport).boxed().await?
+        };
         Ok(Self {
             service,
             signals,
@@ -131,11 +150,45 @@ impl Connection {
         &self.signals
     }
 
+    /// Returns whether the connection began without a handshake. Then each request stands for itself, and the server sends
+    /// none.
+    pub(super) fn is_stateless(&self) -> bool {
+        let server = self.service.peer_info();
+        server.is_some_and(|server| !server.protocol_version.has_initialize())
+    }
+
+    /// Has the server report changed tools for as long as the future lives. After a handshake it does so anyway.
+    pub(super) async fn subscribe(self: &Arc<Self>) -> Infallible {
+        while self.is_stateless() {
+            let filter = SubscriptionFilter::builder().tools_list_changed().build();
+            let request = SubscriptionsListenRequest::new(SubscriptionsListenRequestParams::new(filter));
+            let request = ClientRequest::SubscriptionsListenRequest(request);
+            match self.request_until(request, std::future::pending()).await {
+                Ok(_) | Err(ConnectionError::Closed | ConnectionError::TimedOut(_)) => {}
+                // The server has no subscriptions.
+                Err(_) => break,
+            }
+            sleep(SUBSCRIPTION_PAUSE).await;
+            // The tools may have changed meanwhile.
+            self.signals.tools_changed.notify_one();
+        }
+        std::future::pending().await
+    }
+
     /// Sends a request and waits for its result. The request is cancelled at the server if the caller stops waiting.
-    pub(super) async fn request(self: &Arc<Self>, mut request: ClientRequest) -> Result<Value, ConnectionError> {
+    pub(super) async fn request(self: &Arc<Self>, request: ClientRequest) -> Result<Value, ConnectionError> {
+        let arrivals = self.signals.arrived.subscribe();
+        self.request_until(request, silence(self.limits, arrivals)).await
+    }
+
+    /// Sends a request and waits for its result, or for a limit.
+    async fn request_until(
+        self: &Arc<Self>,
+        mut request: ClientRequest,
+        limit: impl Future<Output = SilenceLimit>,
+    ) -> Result<Value, ConnectionError> {
         let token = CancellationToken::new();
         request.extensions_mut().insert(Abandoned(token.clone()));
-        let arrivals = self.signals.arrived.subscribe();
         let sent = self
             .service
             .send_cancellable_request(request, PeerRequestOptions::no_options());
@@ -148,7 +201,7 @@ impl Connection {
         let answer = tokio::select! {
             biased;
             answer = handle.await_response() => answer.map_err(ConnectionError::from),
-            limit = silence(self.limits, arrivals) => Err(ConnectionError::TimedOut(limit)),
+            limit = limit => Err(ConnectionError::TimedOut(limit)),
         };
         if !matches!(answer, Err(ConnectionError::TimedOut(_))) {
             guard.id = None;

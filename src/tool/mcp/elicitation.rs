@@ -1,9 +1,9 @@
 //! Questions of MCP servers in the middle of a call (`elicitation/create`).
 //!
-//! A question becomes an interrupt of the run, which may be answered days later. The session with the server does not
-//! live that long, so the call ends with the question, and is made again with the answer: when the server asks the same
-//! again, it gets the answer at once. A question does not say to which call it belongs, so the calls of such a server are
-//! made one after the other.
+//! Servers without a handshake ask in results instead: see [`super::input`]. Here a question becomes an interrupt of the
+//! run, too, which may be answered days later. The session with the server does not live that long, so the call ends with
+//! the question, and is made again with the answer: when the server asks the same again, it gets the answer at once. A
+//! question does not say to which call it belongs, so the calls of such a server are made one after the other.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -124,7 +124,8 @@ fn value_of(params: &ElicitRequestParams) -> Option<Value> {
 /// If it is beyond the limits.
 pub(super) fn question(params: &ElicitRequestParams, answered: usize) -> Result<Question, Failure> {
     let invalid = |why: String| Failure::new("ToolAnswerError", format!("its question is invalid: {why}"));
-    let value = value_of(params).ok_or_else(|| invalid("it is not a form".to_owned()))?;
+    let value =
+        value_of(params).ok_or_else(|| invalid("it is no form, and pages to visit are not supported".to_owned()))?;
     if answered >= MAX_QUESTIONS {
         return Err(invalid(format!("the call asks more than {MAX_QUESTIONS}")));
     }

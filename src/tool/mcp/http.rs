@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, GetMeta, JsonRpcError, RequestId, ServerJsonRpcMessage,
+};
 use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
 use serde_json::Value;
@@ -15,8 +17,9 @@ use tokio::sync::{Semaphore, mpsc};
 use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
 use super::inbox::Inbox;
-use super::message::{self, Incoming};
+use super::message::{self, Incoming, is_answer};
 use super::oauth::AccessTokens;
+use super::request_headers::add_request_headers;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
 use crate::net::sse::Frames;
@@ -26,6 +29,12 @@ const SESSION: &str = "mcp-session-id";
 const PROTOCOL: &str = "mcp-protocol-version";
 /// The maximum number of characters of an error response that are shown.
 const MAX_ERROR_CHARS: usize = 2_000;
+/// The statuses by which a server may say that it does not know the version of the protocol any more.
+const UNKNOWN_VERSION: [StatusCode; 3] = [
+    StatusCode::BAD_REQUEST,
+    StatusCode::NOT_FOUND,
+    StatusCode::METHOD_NOT_ALLOWED,
+];
 /// The maximum number of messages that were read and not handled.
 const MAX_UNHANDLED: usize = 64;
 /// The maximum number of replies to requests of the server that are under way; further ones are not sent.
@@ -109,7 +118,7 @@ struct Server {
     address: Address,
     limits: McpLimits,
     session: Mutex<Option<HeaderValue>>,
-    /// The version of the protocol that the server has chosen.
+    /// The version of the protocol that the server has chosen in a handshake.
     protocol: OnceLock<HeaderValue>,
     unanswered: UnansweredPosts,
     received: mpsc::Sender<ServerJsonRpcMessage>,
@@ -151,6 +160,10 @@ impl Transport<RoleClient> for HttpTransport {
                 let answered = server.exchange(&request.id, text, &request.request);
                 return abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()));
             }
+            // Without a handshake there are no notifications: a request is cancelled by the end of its response.
+            if matches!(message, ClientJsonRpcMessage::Notification(_)) && server.protocol.get().is_none() {
+                return Ok(());
+            }
             let authorization = server.address.authorization().await?;
             server.unanswered.post(&message, server.post(text, authorization)).await;
             Ok(())
@@ -188,7 +201,8 @@ impl Server {
     /// again with a new one, once, and so does a server that requires further scopes.
     async fn open(&self, text: String, request: &ClientRequest) -> Result<PieceReader, ConnectionError> {
         let open = async |text: String, authorization: Option<HeaderValue>| {
-            let post = pass_trace_on(self.post(text, authorization), request);
+            let post = add_request_headers(self.post(text, authorization), request);
+            let post = pass_trace_on(post, request);
             PieceReader::open(post, self.limits.pieces)
                 .await
                 .map_err(ConnectionError::from)
@@ -217,7 +231,8 @@ impl Server {
                 self.signals.closed.cancel();
             }
         })?;
-        if self.session().is_none()
+        if !has_version(request)
+            && self.session().is_none()
             && let Some(session) = response.head().headers().get(SESSION)
         {
             let mut session = session.clone();
@@ -225,7 +240,7 @@ impl Server {
             *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
         }
         if response.head().status() != StatusCode::OK {
-            return Err(self.error_of(response).await);
+            return self.refuse(id, request, response).await;
         }
         let kind = response.head().headers().get(CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -272,17 +287,49 @@ impl Server {
         self.received.send(message).await.map_err(|_| ConnectionError::Closed)
     }
 
-    async fn error_of(&self, response: PieceReader) -> ConnectionError {
+    /// Handles a response to request `id` that is no success. Without a handshake its body may be an error of JSON-RPC.
+    async fn refuse(
+        &self,
+        id: &RequestId,
+        request: &ClientRequest,
+        response: PieceReader,
+    ) -> Result<(), ConnectionError> {
         let status = response.head().status();
         if status == StatusCode::NOT_FOUND && self.session().is_some() {
             self.signals.closed.cancel();
-            return ConnectionError::SessionExpired;
+            return Err(ConnectionError::SessionExpired);
         }
         // Only the first characters are shown, each of at most four bytes.
         let body = read(response, MAX_ERROR_CHARS * 4).await.unwrap_or_default();
+        let error = read_error(&body, id).filter(|_| has_version(request));
+        let knows_version = error
+            .as_ref()
+            .is_some_and(|error| error.error.code != ErrorCode::UNSUPPORTED_PROTOCOL_VERSION);
+        let is_call = matches!(request, ClientRequest::CallToolRequest(_));
+        if has_version(request) && is_call && !knows_version && UNKNOWN_VERSION.contains(&status) {
+            // The next connection finds out which versions there are.
+            self.signals.closed.cancel();
+        }
+        if let Some(error) = error {
+            return self.receive(ServerJsonRpcMessage::Error(error)).await;
+        }
         let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.address.headers);
         let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
-        ConnectionError::InvalidAnswer(format!("it answered with status {}: {excerpt}", status.as_u16()))
+        let problem = format!("it answered with status {}: {excerpt}", status.as_u16());
+        Err(ConnectionError::InvalidAnswer(problem))
+    }
+}
+
+/// Returns whether a request names its version of the protocol itself, since there was no handshake.
+fn has_version(request: &ClientRequest) -> bool {
+    request.get_meta().protocol_version().is_some()
+}
+
+/// Reads the error of JSON-RPC that answers request `id`; `None` if the body is none.
+fn read_error(body: &[u8], id: &RequestId) -> Option<JsonRpcError> {
+    match message::read(read_foreign(body).ok()?) {
+        Incoming::Answer(ServerJsonRpcMessage::Error(error)) if error.id.as_ref() == Some(id) => Some(error),
+        Incoming::Answer(_) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => None,
     }
 }
 
@@ -297,15 +344,6 @@ fn pass_trace_on(post: RequestBuilder, request: &ClientRequest) -> RequestBuilde
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
         .fold(post, |post, (name, value)| post.header(name, value))
-}
-
-/// Returns whether a message is the answer to request `id`.
-fn is_answer(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
-    match message {
-        ServerJsonRpcMessage::Response(response) => response.id == *id,
-        ServerJsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
-        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => false,
-    }
 }
 
 /// Reads a body up to `max` bytes. A longer body is an error, unless the response itself is one.

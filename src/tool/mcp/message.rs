@@ -1,15 +1,16 @@
 //! The messages of the Model Context Protocol: JSON-RPC 2.0. Pure functions.
 
 use rmcp::model::{
-    ClientJsonRpcMessage, CustomRequest, CustomResult, ElicitRequest, ErrorCode, ErrorData, InitializeResult,
-    PingRequest, ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage, ServerRequest, ServerResult,
+    ClientJsonRpcMessage, CustomRequest, CustomResult, DiscoverResult, ElicitRequest, ErrorCode, ErrorData,
+    InitializeResult, PingRequest, ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage, ServerRequest,
+    ServerResult,
 };
 use serde_json::{Map, Value};
 
 use super::connection::ConnectionError;
 
 /// The method of a question to a human.
-const ELICITATION: &str = "elicitation/create";
+pub(super) const ELICITATION: &str = "elicitation/create";
 
 /// A message from a server.
 #[derive(Debug, Clone)]
@@ -69,8 +70,8 @@ fn request(method: &str, params: Option<Value>) -> ServerRequest {
     }
 }
 
-/// Returns the result in an answer. That of `initialize` is the one which names a protocol version; nothing else in it
-/// is needed.
+/// Returns the result in an answer. That of `initialize` is the one which names a protocol version, and that of
+/// `server/discover` the one which names several; nothing else in them is needed.
 fn result(mut fields: Map<String, Value>) -> Result<ServerResult, ErrorData> {
     if let Some(error) = fields.get("error") {
         let code = error.get("code").and_then(Value::as_i64).unwrap_or_default();
@@ -82,6 +83,14 @@ fn result(mut fields: Map<String, Value>) -> Result<ServerResult, ErrorData> {
         ));
     }
     let result = fields.remove("result").unwrap_or_default();
+    if let Some(versions) = result.get("supportedVersions").and_then(Value::as_array) {
+        let versions = versions
+            .iter()
+            .cloned()
+            .filter_map(|version| serde_json::from_value(version).ok());
+        let discovered = DiscoverResult::new(versions.collect(), ServerCapabilities::default());
+        return Ok(ServerResult::DiscoverResult(discovered));
+    }
     let version = result.get("protocolVersion").filter(|version| version.is_string());
     Ok(match version.cloned().map(serde_json::from_value::<ProtocolVersion>) {
         Some(Ok(version)) => ServerResult::InitializeResult(
@@ -89,6 +98,15 @@ fn result(mut fields: Map<String, Value>) -> Result<ServerResult, ErrorData> {
         ),
         Some(Err(_)) | None => ServerResult::CustomResult(CustomResult(result)),
     })
+}
+
+/// Returns whether a message is the answer to request `id`.
+pub(super) fn is_answer(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
+    match message {
+        ServerJsonRpcMessage::Response(response) => response.id == *id,
+        ServerJsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => false,
+    }
 }
 
 /// Returns the version of the protocol that the answer to `initialize` names.
@@ -161,5 +179,13 @@ mod tests {
         );
         assert_eq!(version(json!({"protocolVersion": 7})), None);
         assert_eq!(version(json!({"tools": []})), None);
+        assert_eq!(version(json!({"supportedVersions": ["2026-07-28"]})), None);
+    }
+
+    #[test]
+    fn the_answer_to_discover_is_the_one_that_names_versions() {
+        let discovered = seen(json!({"id": 0, "result": {"supportedVersions": ["2026-07-28", 7, "2099-01-01"]}}));
+        let versions = &discovered["result"]["supportedVersions"];
+        assert_eq!(versions, &json!(["2026-07-28", "2099-01-01"]));
     }
 }

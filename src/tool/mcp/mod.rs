@@ -26,13 +26,16 @@ use crate::domain::time::Clock;
 use crate::model::pieces::PieceLimits;
 
 mod connection;
+mod discovery;
 mod elicitation;
 mod http;
 mod inbox;
+mod input;
 mod login_tool;
 mod message;
 mod oauth;
 mod outcome;
+mod request_headers;
 mod server;
 mod sse;
 mod stdio;

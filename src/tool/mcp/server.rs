@@ -2,14 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use reqwest::Url;
-use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, ClientRequest, ElicitRequestParams, ListToolsRequest,
-    PaginatedRequestParams,
-};
+use rmcp::model::{CallToolRequest, ClientRequest, ElicitRequestParams, ListToolsRequest, PaginatedRequestParams};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
@@ -108,6 +105,17 @@ impl Endpoint {
     }
 }
 
+/// The way in which a server begins connections, as far as the last ones have shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KnownStart {
+    /// Nothing is known.
+    Unknown,
+    /// With a handshake.
+    Handshake,
+    /// Without one.
+    Stateless,
+}
+
 /// The end of a call.
 pub(super) enum CallEnd {
     /// The result.
@@ -131,6 +139,8 @@ pub(super) struct McpServer {
     spawn: SpawnServer,
     /// The questions of the server, if it may ask any.
     elicitations: Option<Arc<Elicitations>>,
+    /// The way in which connections begin.
+    start: Mutex<KnownStart>,
     /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
     /// The current connection, if any.
@@ -164,6 +174,7 @@ impl McpServer {
             read_access: definition.read_access.clone(),
             spawn,
             elicitations: definition.elicitation.then(Arc::default),
+            start: Mutex::new(KnownStart::Unknown),
             tools: RwLock::default(),
             connection: watch::Sender::new(None),
             attempted: watch::Sender::new(false),
@@ -232,7 +243,10 @@ impl McpServer {
                 Some(Ok(Ok(connection))) => {
                     self.connection.send_replace(Some(Arc::clone(&connection)));
                     self.attempted.send_replace(true);
-                    self.watch_tools(&connection, &soft).await;
+                    tokio::select! {
+                        () = self.watch_tools(&connection, &soft) => {}
+                        never = connection.subscribe() => match never {},
+                    }
                     self.connection.send_replace(None);
                     tracing::info!(server = self.name, "the connection to an MCP server is closed");
                 }
@@ -286,29 +300,67 @@ impl McpServer {
         }
     }
 
-    /// Opens a connection, initialises it and lists the tools.
+    /// Opens a connection and lists the tools.
     async fn connect(self: &Arc<Self>) -> Result<Arc<Connection>, ConnectionError> {
+        let opened = match self.open().await {
+            // Some servers end the connection when its first message is none that they know.
+            Err(ConnectionError::Closed) if self.start() == KnownStart::Unknown => {
+                self.set_start(KnownStart::Handshake);
+                self.open().await
+            }
+            opened => opened,
+        };
+        self.set_start(match &opened {
+            Ok(connection) if connection.is_stateless() => KnownStart::Stateless,
+            Ok(_) => KnownStart::Handshake,
+            // A server that starts slowly and needs no handshake has got one before it could say so.
+            Err(ConnectionError::Refused(_)) if self.start() == KnownStart::Unknown => KnownStart::Stateless,
+            Err(_) => KnownStart::Unknown,
+        });
+        let connection = Arc::new(opened?);
+        self.list(&connection).await?;
+        Ok(connection)
+    }
+
+    fn start(&self) -> KnownStart {
+        *self.start.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_start(&self, start: KnownStart) {
+        *self.start.lock().unwrap_or_else(PoisonError::into_inner) = start;
+    }
+
+    /// Opens a connection.
+    async fn open(&self) -> Result<Connection, ConnectionError> {
         let signals = Arc::<Signals>::default();
         let elicitations = self.elicitations.clone();
         let pieces = Some(self.limits.pieces);
         let spawn = Arc::clone(&self.spawn);
-        let connection = match &self.endpoint {
+        let patience = match self.start() {
+            // The rest of the time is for the handshake.
+            KnownStart::Unknown => Some(self.start_timeout / 2),
+            KnownStart::Handshake => None,
+            KnownStart::Stateless => {
+                // Without an answer in time it is not known any more.
+                self.set_start(KnownStart::Unknown);
+                Some(self.start_timeout)
+            }
+        };
+        match &self.endpoint {
             Endpoint::Program(program) => {
                 let transport = StdioTransport::open(&self.name, program, self.limits, &signals, &self.spawn)?;
-                Connection::initialize(transport, signals, pieces, spawn, elicitations).await?
+                Connection::begin(transport, signals, pieces, spawn, elicitations, patience).await
             }
             Endpoint::Http(address) => {
                 let transport = HttpTransport::new(address.clone(), self.limits, &signals);
-                Connection::initialize(transport, signals, None, spawn, elicitations).await?
+                Connection::begin(transport, signals, None, spawn, elicitations, patience).await
             }
+            // The transport is older than the versions without a handshake.
             Endpoint::Sse(address) => {
                 let transport = SseTransport::open(address.clone(), self.limits, &signals).await?;
-                Connection::initialize(transport, signals, pieces, spawn, elicitations).await?
+                Connection::begin(transport, signals, pieces, spawn, elicitations, None).await
             }
-        };
-        let connection = Arc::new(connection);
-        self.list(&connection).await?;
-        Ok(connection)
+        }
     }
 
     /// Lists the tools, page by page.
@@ -344,28 +396,41 @@ impl McpServer {
         self.start_timeout.saturating_add(self.timeout)
     }
 
+    /// Returns whether the server may ask humans.
+    pub(super) fn may_ask(&self) -> bool {
+        self.elicitations.is_some()
+    }
+
     /// Calls a tool as soon as there is a connection, and waits for the result for at most the timeout of the server. The
     /// server may ask questions, which get these answers. A call with another question ends with it.
     pub(super) async fn call(
         &self,
-        params: CallToolRequestParams,
+        request: CallToolRequest,
         answers: &[(Question, Value)],
     ) -> Result<CallEnd, Failure> {
-        let Some(elicitations) = &self.elicitations else {
-            return self.result_of(params).await.map(CallEnd::Result);
+        let elicitations = match &self.elicitations {
+            Some(elicitations) => {
+                // Without a handshake the questions are in results, which belong to their calls.
+                let asks_in_results = self.connected().await?.is_stateless();
+                (!asks_in_results).then_some(elicitations)
+            }
+            None => None,
+        };
+        let Some(elicitations) = elicitations else {
+            return self.result_of(request).await.map(CallEnd::Result);
         };
         let mut turn = elicitations.begin(answers).await;
         tokio::select! {
             biased;
             asked = turn.asked() => Ok(CallEnd::Asked(Box::new(asked))),
-            result = self.result_of(params) => result.map(CallEnd::Result),
+            result = self.result_of(request) => result.map(CallEnd::Result),
         }
     }
 
     /// Calls a tool and returns its result.
-    async fn result_of(&self, params: CallToolRequestParams) -> Result<Value, Failure> {
+    async fn result_of(&self, request: CallToolRequest) -> Result<Value, Failure> {
         let limit = self.timeout;
-        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+        let request = ClientRequest::CallToolRequest(request);
         let mut connection = self.connected().await?;
         for last in [false, true] {
             match timeout(limit, connection.request(request.clone())).await {

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rmcp::model::{CallToolRequestParams, MetaObject, RequestMetaObject};
+use rmcp::model::{CallToolRequest, CallToolRequestParams, MetaObject, RequestMetaObject};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::elicitation;
+use super::input::{CallInput, Requirement};
 use super::outcome::outcome;
+use super::request_headers::ArgumentHeaders;
 use super::server::{CallEnd, McpServer};
 use crate::definition::{AfterCrash, OnError, mcp};
 use crate::domain::call::{DelegationResult, ToolOutput};
@@ -115,6 +118,14 @@ impl McpTool {
     }
 }
 
+/// The answer of the server to a call.
+enum Answer {
+    /// The result.
+    Result(Value),
+    /// The questions that humans have to answer first.
+    Questions(Vec<Question>),
+}
+
 /// Replaces the token of the call in what the server has sent.
 fn without_token(token: Option<&CallToken>, value: Value) -> Value {
     match token {
@@ -170,18 +181,18 @@ impl McpTool {
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
         params.meta = Some(Self::meta(scope, call, token, context));
-        let answer = self.server.call(params, &scope.answers);
+        let answer = self.result_or_questions(scope, params);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = match answer {
-            Ok(CallEnd::Result(result)) => outcome(call, without_token(token, result)),
-            Ok(CallEnd::Asked(asked)) => match elicitation::question(&asked, scope.answers.len()) {
-                Ok(question) => {
-                    scope.trace.end(span);
-                    let value = without_token(token, question.value);
-                    return Err(Halt::Ask(vec![Question { value, ..question }]));
-                }
-                Err(failure) => Err(failure),
-            },
+            Ok(Answer::Result(result)) => outcome(call, without_token(token, result)),
+            Ok(Answer::Questions(questions)) => {
+                scope.trace.end(span);
+                let hidden = |question: Question| Question {
+                    value: without_token(token, question.value),
+                    ..question
+                };
+                return Err(Halt::Ask(questions.into_iter().map(hidden).collect()));
+            }
             Err(failure) => Err(failure),
         };
         if let (Some(span), Err(failure)) = (&mut span, &result) {
@@ -198,6 +209,30 @@ impl McpTool {
                 None => failure,
             })
         })
+    }
+
+    /// Makes the call, and makes it again while its result requires nothing that is not known.
+    async fn result_or_questions(&self, scope: &Scope, params: CallToolRequestParams) -> Result<Answer, Failure> {
+        let arguments = params.arguments.clone().unwrap_or_default();
+        let headers = ArgumentHeaders::of(&self.spec.parameters, &arguments);
+        let mut input = CallInput::of(&scope.answers);
+        loop {
+            let mut request = CallToolRequest::new(input.add_to(params.clone()));
+            request.extensions.insert(headers.clone());
+            let result = match self.server.call(request, &scope.answers).await? {
+                CallEnd::Result(result) => result,
+                CallEnd::Asked(asked) => {
+                    let question = elicitation::question(&asked, scope.answers.len())?;
+                    return Ok(Answer::Questions(vec![question]));
+                }
+            };
+            match input.requirement(&result, self.server.may_ask())? {
+                None => return Ok(Answer::Result(result)),
+                Some(Requirement::Answers(questions)) => return Ok(Answer::Questions(questions)),
+                Some(Requirement::Call(next)) => input = next,
+            }
+            sleep(input.pause()).await;
+        }
     }
 
     /// Begins the span of a request to the server, by the semantic conventions for MCP.

@@ -1,11 +1,12 @@
-//! MCP servers that ask a human in the middle of a call.
+//! MCP servers that ask a human in the middle of a call, over a session. Those without sessions are in `mcp_input`.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ElicitRequestParams, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+    PaginatedRequestParams, ProtocolVersion, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -38,6 +39,11 @@ fn question(message: &str, field: &str) -> ElicitRequestParams {
 impl ServerHandler for Travel {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        // In later versions a server sends no requests.
+        Cow::Borrowed(ProtocolVersion::known_up_to(&ProtocolVersion::LATEST_WITH_INITIALIZE))
     }
 
     async fn list_tools(

@@ -27,6 +27,7 @@ mod limits;
 mod main_programs;
 mod mcp;
 mod mcp_elicitation;
+mod mcp_input;
 mod mcp_logins;
 mod mcp_oauth;
 mod memory;
