@@ -139,7 +139,9 @@ pub(in crate::runtime) async fn earlier_outcomes(
         .filter(|run| goes_on_with(*run, &resumed, &own))
         .collect();
     wanted.extend(own);
-    wanted.retain(|run| run.to_string() != seen.run);
+    if let Ok(newest) = seen.run.parse() {
+        wanted.remove(&newest);
+    }
     let reported = known.reported_run().and_then(|run| run.parse().ok());
     let mut outcomes = vec![];
     for (run, first_seq) in db::runs::ended_among(tx, thread, &wanted, reported).await? {
