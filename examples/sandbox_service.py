@@ -164,7 +164,7 @@ class Sandboxes:
         found = []
         base = "" if path == "/" else path.rstrip("/")
         if not os.path.isdir(real):
-            found.append({"path": base, "type": "file"})
+            found.append(file_entry(base, real))
             return found, False
         waiting = [(real, base)]
         while waiting:
@@ -189,7 +189,7 @@ class Sandboxes:
                     if recursive:
                         waiting.append((entry.path, name))
                 elif entry.is_file():
-                    found.append({"path": name, "type": "file"})
+                    found.append(file_entry(name, entry.path))
         return found, False
 
     def search(self, sandbox, text, paths, most):
@@ -238,6 +238,16 @@ def kill(process):
 
 def etag(content):
     return '"' + hashlib.sha256(content).hexdigest() + '"'
+
+
+def file_entry(path, real):
+    """Describes a file, with its size unless it has gone meanwhile."""
+    entry = {"path": path, "type": "file"}
+    try:
+        entry["size"] = os.stat(real).st_size
+    except OSError:
+        pass
+    return entry
 
 
 def is_text(name):

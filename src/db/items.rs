@@ -23,10 +23,12 @@ use crate::domain::access::Ownership;
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};
 use crate::domain::time::Timestamp;
 
+mod files;
 mod namespaces;
 mod sealed;
 mod vectors;
 
+pub use files::file_facts;
 pub use namespaces::{NamespaceSearch, list_namespaces};
 pub use vectors::{MOST_COMPARED, VectorQuery, VectorSearch, nearest};
 

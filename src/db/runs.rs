@@ -22,7 +22,7 @@ pub use claims::{
     stop_children, unreported,
 };
 pub(super) use order::last_ended;
-pub use order::{begun_after, begun_by, latest};
+pub use order::{begun_after, begun_by, ended_among, latest};
 pub use queue::{QueueDepth, queue};
 pub(super) use turns::no_question;
 pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};

@@ -163,6 +163,9 @@ pub struct BackgroundTask {
     /// The earlier runs, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub superseded_run_ids: Vec<String>,
+    /// The last run whose outcome the agent knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reported_run_id: Option<String>,
     /// The status at the last check.
     pub status: TaskStatus,
     /// The time of creation, in UTC to the second like the other times.
@@ -186,6 +189,7 @@ impl BackgroundTask {
             thread_id: thread,
             run_id: run,
             superseded_run_ids: vec![],
+            reported_run_id: None,
             status: status.unreported(),
             created_at: now.clone(),
             last_checked_at: now.clone(),
@@ -209,7 +213,13 @@ impl BackgroundTask {
         serde_json::from_value(state.fields.get(FIELD)?.get(id.trim())?.clone()).ok()
     }
 
-    /// Returns the task with the data of a snapshot taken now.
+    /// Returns the last run whose outcome the state contains.
+    pub fn reported_run(&self) -> Option<&str> {
+        let newest = self.status.is_outcome().then_some(&self.run_id);
+        self.reported_run_id.as_ref().or(newest).map(String::as_str)
+    }
+
+    /// Returns the task with the data of a snapshot taken now, whose outcomes the agent knows then.
     #[must_use]
     pub fn with_snapshot(&self, seen: &TaskSnapshot, now: Timestamp) -> Self {
         let is_new = self.status != seen.status || self.run_id != seen.run;
@@ -219,19 +229,27 @@ impl BackgroundTask {
         } else {
             self.last_updated_at.clone()
         };
+        let mut task = self.clone();
+        for outcome in seen.earlier.iter().chain([seen]) {
+            task = task.with_run(&outcome.run);
+            if outcome.status.is_outcome() {
+                task.reported_run_id = Some(outcome.run.clone());
+            }
+        }
         Self {
             status: seen.status,
             last_checked_at: now,
             last_updated_at,
-            ..self.with_run(&seen.run)
+            ..task
         }
     }
 
-    /// Returns the task with a newer run.
+    /// Returns the task with a newer run. It may be one that was superseded before it began: the run before it went on.
     #[must_use]
     pub fn with_run(&self, run: &str) -> Self {
         let mut task = self.clone();
         if task.run_id != run {
+            task.superseded_run_ids.retain(|earlier| earlier != run);
             task.superseded_run_ids
                 .push(std::mem::replace(&mut task.run_id, run.to_owned()));
             let surplus = task.superseded_run_ids.len().saturating_sub(MAX_SUPERSEDED);
@@ -240,12 +258,21 @@ impl BackgroundTask {
         task
     }
 
-    /// Returns whether the snapshot is an outcome that the state does not contain. The outcome of a superseded run is
-    /// ignored.
-    pub fn has_new_outcome(&self, seen: &TaskSnapshot) -> bool {
+    /// Returns whether the task, as the snapshot shows it, has an outcome that the state does not contain. Of a superseded
+    /// run a cancellation is ignored, and so is what was reported last. Its other outcomes are not: a message supersedes
+    /// the run before it also while it waits for its turn.
+    fn has_new_outcome(&self, seen: &TaskSnapshot) -> bool {
         let is_other = self.status != seen.status || self.run_id != seen.run;
-        let is_past = self.superseded_run_ids.contains(&seen.run);
+        let is_superseded = self.superseded_run_ids.contains(&seen.run);
+        let is_reported = self.reported_run_id.as_ref() == Some(&seen.run);
+        let is_past = is_superseded && (is_reported || seen.status == TaskStatus::Cancelled);
         seen.status.is_outcome() && !self.status.is_final() && is_other && !is_past
+    }
+
+    /// Returns the outcomes in a snapshot that the state does not contain, oldest first.
+    pub fn new_outcomes<'s>(&self, seen: &'s TaskSnapshot) -> Vec<&'s TaskSnapshot> {
+        let earlier = seen.earlier.iter().filter(|_| !self.status.is_final());
+        earlier.chain(self.has_new_outcome(seen).then_some(seen)).collect()
     }
 
     /// Returns the update that stores the task in the state.
@@ -309,6 +336,10 @@ pub struct TaskSnapshot {
     pub error: Option<String>,
     /// The open interrupts as `{id, value}`, optionally with the `response_schema` of a valid answer.
     pub interrupts: Vec<Value>,
+    /// The outcomes of earlier runs that the agent does not know, oldest first: other runs followed at once. Only for tasks
+    /// on this server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<TaskSnapshot>,
     /// The reason why the current status is unknown, if the task's server is unreachable. The other fields are from
     /// the last successful check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -336,6 +367,7 @@ impl TaskSnapshot {
             media: vec![],
             error: None,
             interrupts,
+            earlier: vec![],
             lost: None,
             used: None,
             since: None,
@@ -494,6 +526,9 @@ mod tests {
         let newer = task.with_run("r2").with_run("r2").with_run("r3");
         assert_eq!(newer.run_id.as_str(), "r3");
         assert_eq!(newer.superseded_run_ids, vec!["r1".to_owned(), "r2".to_owned()]);
+        let back = newer.with_run("r2");
+        assert_eq!(back.run_id.as_str(), "r2");
+        assert_eq!(back.superseded_run_ids, vec!["r1".to_owned(), "r3".to_owned()]);
     }
 
     #[test]
@@ -518,6 +553,45 @@ mod tests {
             task(TaskStatus::Success).has_new_outcome(&done),
             "it was over before anybody heard that it had begun"
         );
+    }
+
+    #[test]
+    fn a_message_that_waits_for_its_turn_hides_no_outcome_of_the_run_before_it() {
+        let now = Timestamp(0);
+        let queued = BackgroundTask {
+            status: TaskStatus::Pending,
+            ..task(TaskStatus::Running).with_run("r2")
+        };
+        let waits = TaskSnapshot::of("r1", TaskStatus::Waiting);
+        assert_eq!(queued.new_outcomes(&waits), [&waits]);
+        let waiting = queued.with_snapshot(&waits, now);
+        assert!(waiting.new_outcomes(&waits).is_empty());
+        assert_eq!(waiting.reported_run(), Some("r1"));
+        // The answered run ends, and the message begins at once.
+        let at_work = TaskSnapshot {
+            earlier: vec![TaskSnapshot::of("r3", TaskStatus::Success)],
+            ..TaskSnapshot::of("r2", TaskStatus::Running)
+        };
+        assert_eq!(waiting.new_outcomes(&at_work), [&at_work.earlier[0]]);
+        let told = waiting.with_snapshot(&at_work, now);
+        assert_eq!((told.run_id.as_str(), told.status), ("r2", TaskStatus::Running));
+        assert_eq!(told.superseded_run_ids, ["r1", "r3"]);
+        assert_eq!(told.reported_run(), Some("r3"));
+        let done = TaskSnapshot::of("r2", TaskStatus::Success);
+        assert_eq!(told.new_outcomes(&done), [&done]);
+        assert!(told.with_snapshot(&done, now).new_outcomes(&at_work).is_empty());
+    }
+
+    #[test]
+    fn a_reported_outcome_is_not_new_when_the_message_after_it_was_withdrawn() {
+        let done = TaskSnapshot::of("r1", TaskStatus::Success);
+        let reported = task(TaskStatus::Running).with_snapshot(&done, Timestamp(0));
+        let queued = BackgroundTask {
+            status: TaskStatus::Pending,
+            ..reported.with_run("r2")
+        };
+        assert!(queued.new_outcomes(&done).is_empty());
+        assert_eq!(queued.reported_run(), Some("r1"));
     }
 
     #[test]

@@ -59,6 +59,16 @@ pub enum Encoding {
     Base64,
 }
 
+impl Encoding {
+    /// Returns the number of bytes in a content of this length in bytes, which is without the padding of base64.
+    pub fn decoded_size(self, length: usize) -> usize {
+        match self {
+            Self::Utf8 => length,
+            Self::Base64 => length / 4 * 3 + length % 4 * 3 / 4,
+        }
+    }
+}
+
 impl File {
     /// Creates a text file written at `now`.
     pub fn text(content: impl Into<String>, now: Timestamp) -> Self {
@@ -69,6 +79,26 @@ impl File {
             created_at: Some(now.clone()),
             modified_at: Some(now),
         }
+    }
+
+    /// Creates the file that the value of an item describes, without times; none if it describes no file. Other
+    /// programs may have written the content as a list of lines.
+    pub fn from_item(value: &Map<String, Value>) -> Option<Self> {
+        let content = match value.get("content")? {
+            Value::String(text) => text.clone(),
+            Value::Array(lines) => {
+                let lines: Option<Vec<&str>> = lines.iter().map(Value::as_str).collect();
+                lines?.join("\n")
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => return None,
+        };
+        let is_binary = value.get("encoding").and_then(Value::as_str) == Some("base64");
+        Some(Self {
+            content,
+            encoding: if is_binary { Encoding::Base64 } else { Encoding::Utf8 },
+            created_at: None,
+            modified_at: None,
+        })
     }
 
     /// Creates a file with these bytes, without times: as text if they are one, else as base64.
@@ -89,13 +119,11 @@ impl File {
 
     /// Returns the number of bytes.
     pub fn size(&self) -> usize {
-        match self.encoding {
-            Encoding::Utf8 => self.content.len(),
-            Encoding::Base64 => {
-                let digits = self.content.trim_end_matches('=').len();
-                digits / 4 * 3 + digits % 4 * 3 / 4
-            }
-        }
+        let content = match self.encoding {
+            Encoding::Utf8 => self.content.as_str(),
+            Encoding::Base64 => self.content.trim_end_matches('='),
+        };
+        self.encoding.decoded_size(content.len())
     }
 
     /// Returns what is known of the file without its content.

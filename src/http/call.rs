@@ -171,7 +171,7 @@ pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiE
     let total = found.paths.len();
     let length_of = |path: &String| path.len().saturating_add(FACTS_BYTES);
     let shown = fitting(page.part(found.paths), api.answers.bytes(), length_of);
-    let mut facts = open.facts(&shown).await?;
+    let mut facts = open.facts(&shown, &found.sizes).await?;
     let view = |path: String| {
         let known = facts.remove(&path).unwrap_or_default();
         CallFileView::new(path, known)

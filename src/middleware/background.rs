@@ -59,10 +59,13 @@ impl BackgroundWork {
         let mut under_way = 0;
         for (task, seen) in open.iter().zip(seen) {
             under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
-            let Some(seen) = seen.filter(|seen| task.has_new_outcome(seen)) else {
+            let Some(seen) = seen else { continue };
+            let news = task.new_outcomes(&seen);
+            if news.is_empty() {
                 continue;
-            };
-            update.messages.push(Arc::new(task.notification(&seen)));
+            }
+            let messages = news.into_iter().map(|outcome| Arc::new(task.notification(outcome)));
+            update.messages.extend(messages);
             update.merge(task.with_snapshot(&seen, scope.now()).write());
         }
         scope.budget.in_background(under_way);

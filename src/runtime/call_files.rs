@@ -41,6 +41,8 @@ pub struct OpenCallFiles {
 pub struct CallFileList {
     /// The paths, sorted.
     pub paths: Vec<String>,
+    /// The sizes in bytes, by path, as far as the search came to know them.
+    pub sizes: BTreeMap<String, u64>,
     /// True if there are more, which the search did not get to.
     pub is_cut: bool,
 }
@@ -190,15 +192,20 @@ impl OpenCallFiles {
         Ok(CallFileList {
             is_cut: found.stop.is_some(),
             paths: found.paths,
+            sizes: found.sizes,
         })
     }
 
-    /// Returns what is known of files without reading them, by path.
+    /// Returns what is known of files without reading them, by path. `sizes` are those of the list.
     ///
     /// # Errors
     /// [`CallFileError::Failed`].
-    pub async fn facts(&self, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, CallFileError> {
-        Ok(self.files.facts(self.access(), paths).await?)
+    pub async fn facts(
+        &self,
+        paths: &[String],
+        sizes: &BTreeMap<String, u64>,
+    ) -> Result<BTreeMap<String, FileFacts>, CallFileError> {
+        Ok(self.files.facts(self.access(), paths, sizes).await?)
     }
 
     /// Returns the bytes of the file at a normalised path; none if there is no file.

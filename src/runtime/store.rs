@@ -2,6 +2,7 @@
 //!
 //! All writes of clients and tools go through here. Reads do, too, since reading may extend the lifetime of an item.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemLifetime, ItemQuery, Namespace, NewItem, PreparedItem};
 use crate::domain::machine::Failure;
+use crate::domain::state::FileFacts;
 use crate::domain::time::Clock;
 use crate::model::ModelError;
 use crate::tool::Items;
@@ -218,6 +220,25 @@ impl Store {
             .await
     }
 
+    /// Returns what is known of the files in the items with these keys, in exactly this namespace of a space. That is no
+    /// read: the lifetimes of the items do not change.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn file_facts(
+        &self,
+        space: &Ownership,
+        namespace: Namespace,
+        keys: Vec<String>,
+    ) -> DbResult<BTreeMap<String, FileFacts>> {
+        let now = self.0.clock.now();
+        let space = space.clone();
+        self.0
+            .db
+            .read(move |tx| Box::pin(async move { items::file_facts(tx, &space, &namespace, &keys, now).await }))
+            .await
+    }
+
     /// Deletes an item from a space. Returns whether it existed.
     ///
     /// # Errors
@@ -387,6 +408,15 @@ impl Items for StoreSpace {
     async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
         let found = self.store.keys(&self.ownership, namespace, most).await;
         found.map_err(|error| told(error.into()))
+    }
+
+    async fn file_facts(
+        &self,
+        namespace: Namespace,
+        keys: Vec<String>,
+    ) -> Result<BTreeMap<String, FileFacts>, Failure> {
+        let known = self.store.file_facts(&self.ownership, namespace, keys).await;
+        known.map_err(|error| told(error.into()))
     }
 
     async fn replace(

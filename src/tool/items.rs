@@ -1,12 +1,14 @@
 //! The Store as tools see it. Reads happen at once; writes are part of the call's result and are committed exactly
 //! once, in the same transaction as that result.
 
-use async_trait::async_trait;
+use std::collections::BTreeMap;
 
+use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemQuery, Namespace, NewItem, PreparedItem};
 use crate::domain::machine::Failure;
+use crate::domain::state::FileFacts;
 
 /// Read access to the Store, and preparation of items to write.
 #[async_trait]
@@ -34,6 +36,14 @@ pub trait Items: Send + Sync {
     /// # Errors
     /// When the Store cannot be read.
     async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure>;
+
+    /// Returns what is known of the files in the items with these keys, in exactly this namespace, without reading more
+    /// than it has to. Items that are no files are left out, and so are those that would take too much reading.
+    ///
+    /// # Errors
+    /// When the Store cannot be read.
+    async fn file_facts(&self, namespace: Namespace, keys: Vec<String>)
+    -> Result<BTreeMap<String, FileFacts>, Failure>;
 
     /// Puts `after` in the place of the item at this address, at once, if the value of the item is still `before`.
     /// `None` means that there is no item. Returns whether it was.
@@ -116,6 +126,20 @@ impl Items for InMemoryItems {
         keys.sort();
         keys.truncate(most);
         Ok(keys)
+    }
+
+    async fn file_facts(
+        &self,
+        namespace: Namespace,
+        keys: Vec<String>,
+    ) -> Result<BTreeMap<String, FileFacts>, Failure> {
+        use crate::domain::state::File;
+        let items = self.0.lock().expect("the lock is never poisoned");
+        let wanted = items
+            .iter()
+            .filter(|item| item.address.namespace == namespace && keys.contains(&item.address.key));
+        let facts = |item: &Item| Some((item.address.key.clone(), File::from_item(&item.value)?.facts()));
+        Ok(wanted.filter_map(facts).collect())
     }
 
     async fn replace(

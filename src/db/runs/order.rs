@@ -1,6 +1,8 @@
 //! The order of the runs of the main agent on a thread: by their first event in the thread's log, or by their end.
 
-use sqlx::{query_as, query_scalar};
+use std::collections::BTreeSet;
+
+use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::get_by_id;
@@ -24,15 +26,21 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
     find_by_seq(tx, SQL, thread, seq).await
 }
 
-/// The SQL query for the run of the main agent that ended last on this thread. A queued run that was cancelled before it
-/// began tells nothing, unless there is no other.
+/// The SQL query for the run of the main agent that ended last on this thread. Two kinds of runs tell nothing, unless there
+/// is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter has failed
+/// before its first step, and no interrupt has its answer.
 macro_rules! last_ended {
     ($thread:literal) => {
         concat!(
             "select ended.run_id from runs ended where ended.thread_id = ",
             $thread,
             " and ended.depth = 0 and ended.status not in ('pending', 'running') \
-             order by ended.first_seq is null, ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1"
+             order by ended.first_seq is null or (coalesce(ended.turn, '') = 'answer' and ended.status = 'error' \
+             and not exists (select 1 from interrupts answered \
+             where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id) \
+             and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
+             and step.seq >= ended.first_seq and step.run_id = ended.run_id)), \
+             ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1"
         )
     };
 }
@@ -55,6 +63,42 @@ pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
         }
     }
     Ok(None)
+}
+
+/// Returns those of these runs of a thread that have begun and ended by themselves, in the order in which they began, each
+/// with the number of its first event. With `after`, those that began after that run.
+pub async fn ended_among(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    these: &BTreeSet<RunId>,
+    after: Option<RunId>,
+) -> DbResult<Vec<(Run, i64)>> {
+    const SQL: &str = "select run_id, first_seq from runs where depth = 0 and status in ('success', 'error', 'timeout') \
+        and first_seq is not null and thread_id = ";
+    if these.is_empty() {
+        return Ok(vec![]);
+    }
+    let found: Vec<(Uuid, i64)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_bind(thread.0).push(" and run_id in (");
+        let mut list = sql.separated(", ");
+        for run in these {
+            list.push_bind(run.0);
+        }
+        sql.push(")");
+        if let Some(after) = after {
+            sql.push(" and first_seq > (select earlier.first_seq from runs earlier where earlier.run_id = ")
+                .push_bind(after.0)
+                .push(")");
+        }
+        sql.push(" order by first_seq");
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    let mut runs = vec![];
+    for (id, first_seq) in found {
+        runs.extend(get_by_id(tx, RunId(id)).await?.map(|run| (run, first_seq)));
+    }
+    Ok(runs)
 }
 
 async fn find_by_seq(tx: &mut Tx<'_>, sql: &'static str, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {

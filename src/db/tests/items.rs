@@ -1,5 +1,6 @@
 //! Items: addresses, filters, TTLs and namespaces.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -8,11 +9,14 @@ use super::{object, on_both, read, write};
 use crate::db::Db;
 use crate::db::items::{self, NamespaceSearch};
 use crate::domain::access::Ownership;
+use crate::domain::identity::UserId;
 use crate::domain::item::{Item, ItemAddress, ItemFilter, ItemSearch, Namespace, PreparedItem};
+use crate::domain::state::{Encoding, FileFacts};
 use crate::domain::time::Timestamp;
 
 on_both! {
     items_are_written_read_and_deleted,
+    files_in_items_are_described,
     a_search_covers_a_namespace_and_those_below_it,
     searches_are_paged,
     filters_find_items_by_value,
@@ -101,6 +105,57 @@ async fn items_are_written_read_and_deleted(db: Db) {
     assert!(!forget().await);
     assert_eq!(find(&db, "a.b", "k", 5).await, None);
     assert!(find(&db, "a", "k", 5).await.is_some());
+}
+
+async fn files_in_items_are_described(db: Db) {
+    for (key, value) in [
+        ("/bytes", json!({"content": "AAEC/w==", "encoding": "base64"})),
+        ("/byte", json!({"content": "AA==", "encoding": "base64"})),
+        ("/empty", json!({"content": ""})),
+        ("/lines", json!({"content": ["one", "zwö"], "encoding": "utf-8"})),
+        ("/mixed", json!({"content": ["one", 2]})),
+        ("/none", json!({"encoding": "base64"})),
+        ("/number", json!({"content": 5})),
+        ("/text", json!({"content": "x"})),
+    ] {
+        put(&db, draft("n", key, value), 1).await;
+    }
+    put(&db, draft("n.below", "/below", json!({"content": "x"})), 1).await;
+    let content = object(json!({"content": "x"}));
+    let expired = PreparedItem {
+        value: content,
+        ..short_lived("n", "/expired")
+    };
+    put(&db, expired, 1).await;
+    let text = json!({"content": "größer==", "encoding": ["base64"]});
+    put(&db, draft("n", "/text", text), 2).await;
+    let names = "/below /byte /bytes /empty /expired /lines /mixed /missing /none /number /text";
+    let keys: Vec<String> = names.split(' ').map(str::to_owned).collect();
+    let described = async |space: Ownership| {
+        let place = namespace("n");
+        let keys = keys.clone();
+        read!(db, |tx| items::file_facts(tx, &space, &place, &keys, Timestamp(100)))
+    };
+    let facts = |size, encoding, modified| FileFacts {
+        size: Some(size),
+        encoding: Some(encoding),
+        created_at: Some(Timestamp(1).to_string()),
+        modified_at: Some(Timestamp(modified).to_string()),
+    };
+    let expected = [
+        ("/byte", facts(1, Encoding::Base64, 1)),
+        ("/bytes", facts(4, Encoding::Base64, 1)),
+        ("/empty", facts(0, Encoding::Utf8, 1)),
+        ("/lines", facts(8, Encoding::Utf8, 1)),
+        ("/text", facts(10, Encoding::Utf8, 2)),
+    ];
+    let expected = BTreeMap::from(expected.map(|(key, facts)| (key.to_owned(), facts)));
+    assert_eq!(described(Ownership::default()).await, expected);
+    let elsewhere = Ownership {
+        owner: UserId::stored("someone else".to_owned()),
+        ..Ownership::default()
+    };
+    assert_eq!(described(elsewhere).await, BTreeMap::new());
 }
 
 async fn a_search_covers_a_namespace_and_those_below_it(db: Db) {

@@ -1,10 +1,11 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use serde_json::Map;
 
 use super::interrupts::pending_interrupt;
 use super::{Db, on_both, read, run_at, stored_thread, write};
+use crate::db::interrupts::InterruptState;
 use crate::db::runs::LeaseHolder;
 use crate::db::{DbError, interrupts, runs, threads, workers};
 use crate::domain::access::Ownership;
@@ -29,6 +30,8 @@ on_both!(
     runs_become_due_in_order,
     an_answer_begins_before_the_other_runs_of_its_thread,
     a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
+    a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands,
+    runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began,
     due_and_running_runs_are_counted,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
@@ -331,6 +334,77 @@ async fn a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending(db: Db
     assert_eq!(next().await, Some(id));
     assert_eq!(read!(db, |tx| runs::queue(tx, Timestamp(9))).due, 1);
     assert_eq!(read!(db, |tx| runs::latest(tx, thread)).map(|run| run.id), Some(id));
+}
+
+/// Stores a run that began with entry `seq` of the log and has ended.
+async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
+    let id = run.id;
+    let worker = WorkerId::mint();
+    write!(db, |tx| runs::insert(tx, &run, None));
+    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(seq))).expect("a claim");
+    let fence = claim.fence;
+    let trace = runs::RunRowUpdate {
+        seq: Some(seq),
+        ..runs::RunRowUpdate::at(Timestamp(seq))
+    };
+    assert!(write!(db, |tx| runs::end_fenced(
+        tx,
+        holder(id, worker, fence),
+        status,
+        None,
+        trace
+    )));
+}
+
+async fn a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands(db: Db) {
+    let thread = stored_thread(&db).await;
+    let message = run_at(thread, 1);
+    let mut answer = run_at(thread, 2);
+    answer.request.command = Some(Command {
+        resume: Some(BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({}))])),
+        ..Command::default()
+    });
+    let done = message.id;
+    let late = answer.id;
+    ended_run(&db, message, RunStatus::Success, 3).await;
+    ended_run(&db, answer, RunStatus::Error, 7).await;
+    let latest = async || read!(db, |tx| runs::latest(tx, thread)).map(|run| run.id);
+    assert_eq!(latest().await, Some(done));
+    // An answer that was used, and whose run failed before its first step.
+    let mut answered = pending_interrupt(thread, Lane::Main, 1);
+    answered.status = InterruptState::Resolved;
+    answered.resumed_by = Some(late);
+    write!(db, |tx| interrupts::insert(tx, &answered));
+    assert_eq!(latest().await, Some(late));
+}
+
+async fn runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began(db: Db) {
+    let thread = stored_thread(&db).await;
+    let all: Vec<Run> = (1..=6).map(|now| run_at(thread, now)).collect();
+    let ids: Vec<RunId> = all.iter().map(|run| run.id).collect();
+    let ends = [
+        (RunStatus::Success, 2),
+        (RunStatus::Error, 9),
+        (RunStatus::Interrupted, 5),
+        (RunStatus::Timeout, 7),
+    ];
+    for (run, (status, seq)) in all.iter().zip(ends) {
+        ended_run(&db, run.clone(), status, seq).await;
+    }
+    let queued = all[4].clone();
+    write!(db, |tx| runs::insert(tx, &queued, None));
+    ended_run(&db, all[5].clone(), RunStatus::Success, 11).await;
+    let found = async |these: &[RunId], after: Option<RunId>| {
+        let these: BTreeSet<RunId> = these.iter().copied().collect();
+        let found = read!(db, |tx| runs::ended_among(tx, thread, &these, after));
+        found.into_iter().map(|(run, seq)| (run.id, seq)).collect::<Vec<_>>()
+    };
+    let own = &ids[..5];
+    assert_eq!(found(own, None).await, [(ids[0], 2), (ids[3], 7), (ids[1], 9)]);
+    assert_eq!(found(own, Some(ids[0])).await, [(ids[3], 7), (ids[1], 9)]);
+    assert!(found(own, Some(ids[5])).await.is_empty());
+    assert!(found(own, Some(RunId::mint())).await.is_empty());
+    assert!(found(&[], None).await.is_empty());
 }
 
 async fn due_and_running_runs_are_counted(db: Db) {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::db::interrupts::InterruptState;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
+use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
@@ -75,6 +75,20 @@ impl BackgroundTasks {
         self.core
             .db
             .read(move |tx| Box::pin(async move { status::look(tx, task).await }))
+            .await
+            .map_err(storage_error)
+    }
+
+    /// Returns the state of a task on this server, with the outcomes before it that its agent, which knows it as `known`,
+    /// does not know.
+    pub(super) async fn read_task_as_known(
+        &self,
+        task: ThreadId,
+        known: BackgroundTask,
+    ) -> Result<TaskSnapshot, String> {
+        self.core
+            .db
+            .read(move |tx| Box::pin(async move { status::look_as_known(tx, task, &known).await }))
             .await
             .map_err(storage_error)
     }

@@ -106,7 +106,7 @@ impl Tasks for BackgroundTasks {
         Box::pin(async move {
             let record = self.own_record(scope, task).await?;
             match record.url {
-                None => self.read_task(record.task).await,
+                None => self.read_task_as_known(record.task, task.clone()).await,
                 Some(_) => self.poll_task(&record).await,
             }
         })

@@ -1,13 +1,16 @@
 //! The status of a task on this server: that of the latest run on its thread. Messages that wait for the answer of a human
 //! do not count.
 
+use std::collections::{BTreeSet, HashMap};
+
 use serde_json::json;
 
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{TaskRecord, TaskSnapshot, TaskStatus};
+use crate::domain::background::{BackgroundTask, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
+use crate::domain::machine::{Machine, Phase};
 use crate::domain::run::Run;
 use crate::runtime::interrupts::open_at;
 
@@ -82,11 +85,7 @@ pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbRes
                 }
                 Err(error) => return Err(error),
             };
-            Ok(TaskSnapshot {
-                result: machine.state.conclusion(),
-                media: machine.state.media(),
-                ..seen
-            })
+            Ok(with_result(seen, &machine))
         }
         TaskStatus::Waiting => {
             let one =
@@ -96,12 +95,94 @@ pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbRes
                 ..seen
             })
         }
-        TaskStatus::Error | TaskStatus::Timeout => {
-            let error = run
-                .error
-                .map(|failure| format!("{}: {}", failure.class, failure.message));
-            Ok(TaskSnapshot { error, ..seen })
-        }
+        TaskStatus::Error | TaskStatus::Timeout => Ok(with_error(seen, &run)),
         TaskStatus::Running | TaskStatus::Pending | TaskStatus::Cancelled => Ok(seen),
+    }
+}
+
+fn with_result(seen: TaskSnapshot, machine: &Machine) -> TaskSnapshot {
+    TaskSnapshot {
+        result: machine.state.conclusion(),
+        media: machine.state.media(),
+        ..seen
+    }
+}
+
+fn with_error(seen: TaskSnapshot, run: &Run) -> TaskSnapshot {
+    let failure = run.error.as_ref();
+    let error = failure.map(|failure| format!("{}: {}", failure.class, failure.message));
+    TaskSnapshot { error, ..seen }
+}
+
+/// Returns the state like [`look`], with the outcomes before it that the agent does not know.
+pub(super) async fn look_as_known(tx: &mut Tx<'_>, thread: ThreadId, known: &BackgroundTask) -> DbResult<TaskSnapshot> {
+    let seen = look(tx, thread).await?;
+    let earlier = earlier_outcomes(tx, thread, known, &seen).await?;
+    Ok(TaskSnapshot { earlier, ..seen })
+}
+
+/// Returns the outcomes before that of a snapshot which the agent does not know, oldest first: those of the runs that it
+/// knows, and of the runs that went on with answers to their questions. When another run is queued, it begins as soon as
+/// one of these ends, so that the snapshot never shows them. What people do on the thread besides is not reported.
+pub(in crate::runtime) async fn earlier_outcomes(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    known: &BackgroundTask,
+    seen: &TaskSnapshot,
+) -> DbResult<Vec<TaskSnapshot>> {
+    let ids = known.superseded_run_ids.iter().chain([&known.run_id]);
+    let own: BTreeSet<RunId> = ids.filter_map(|id| id.parse().ok()).collect();
+    let resumed = db::interrupts::resumed(tx, thread).await?;
+    let mut wanted: BTreeSet<RunId> = resumed
+        .keys()
+        .copied()
+        .filter(|run| goes_on_with(*run, &resumed, &own))
+        .collect();
+    wanted.extend(own);
+    if let Ok(newest) = seen.run.parse() {
+        wanted.remove(&newest);
+    }
+    let reported = known.reported_run().and_then(|run| run.parse().ok());
+    let mut outcomes = vec![];
+    for (run, first_seq) in db::runs::ended_among(tx, thread, &wanted, reported).await? {
+        outcomes.extend(outcome_of(tx, &run, first_seq).await?);
+    }
+    Ok(outcomes)
+}
+
+/// Returns whether a run goes on with the work of one of these runs. `resumed` has the run before, by the run that
+/// brought an answer.
+fn goes_on_with(run: RunId, resumed: &HashMap<RunId, RunId>, these: &BTreeSet<RunId>) -> bool {
+    let mut last = run;
+    // Runs that refer to each other end the loop, too.
+    for _ in 0..resumed.len() {
+        match resumed.get(&last) {
+            Some(before) if these.contains(before) => return true,
+            Some(before) => last = *before,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// Returns the outcome of a run after which others have begun, or none if it ended without one: it asked something, or its
+/// history was deleted. `first_seq` is the number of its first event.
+async fn outcome_of(tx: &mut Tx<'_>, run: &Run, first_seq: i64) -> DbResult<Option<TaskSnapshot>> {
+    let seen = TaskSnapshot::of(run.id.to_string(), TaskStatus::from(run.status));
+    match seen.status {
+        TaskStatus::Success => {
+            let next = db::runs::begun_after(tx, run.thread, first_seq).await?;
+            let next = next.map_or(i64::MAX, |(_, seq)| seq);
+            let newest = db::checkpoints::sketches(tx, run.thread, Lane::Main, next, 1).await;
+            let newest = db::unless_corrupt(newest)?.unwrap_or_default();
+            let Some(last) = newest.first().filter(|last| last.seq > first_seq) else {
+                return Ok(None);
+            };
+            let machine = db::checkpoints::machine_as_left(tx, run.thread, last.id).await;
+            let machine = db::unless_corrupt(machine)?.filter(|machine| machine.position.phase == Phase::Ended);
+            Ok(machine.map(|machine| with_result(seen, &machine)))
+        }
+        TaskStatus::Error | TaskStatus::Timeout => Ok(Some(with_error(seen, run))),
+        TaskStatus::Running | TaskStatus::Pending | TaskStatus::Waiting | TaskStatus::Cancelled => Ok(None),
     }
 }

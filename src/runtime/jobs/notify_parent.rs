@@ -106,7 +106,7 @@ async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()>
     Ok(())
 }
 
-/// A task whose outcome the agent is to read.
+/// A task with outcomes that the agent is to read.
 struct News {
     record: TaskRecord,
     known: BackgroundTask,
@@ -143,7 +143,12 @@ async fn start_notifying_run(
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
-        if record.notify && known.has_new_outcome(&seen) {
+        let earlier = match &record.url {
+            None => status::earlier_outcomes(tx, record.task, &known, &seen).await?,
+            Some(_) => vec![],
+        };
+        let seen = TaskSnapshot { earlier, ..seen };
+        if record.notify && !known.new_outcomes(&seen).is_empty() {
             news.push(News { record, known, seen });
         }
     }
@@ -203,7 +208,8 @@ fn new_notifying_run(news: &[News], last: &TaskRecord, state: &State, launcher: 
         .unwrap_or_default();
     let mut messages = vec![];
     for News { known, seen, .. } in news {
-        messages.push(json!(known.notification(seen)));
+        let outcomes = known.new_outcomes(seen).into_iter();
+        messages.extend(outcomes.map(|outcome| json!(known.notification(outcome))));
         tasks.insert(known.task_id.clone(), json!(known.with_snapshot(seen, now)));
     }
     let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();

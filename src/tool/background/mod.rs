@@ -183,8 +183,9 @@ impl BackgroundTool {
             let first = json!({"type": "text", "text": text});
             Content::Blocks(std::iter::once(first).chain(seen.media.clone()).collect())
         };
-        // An earlier outcome that is not in the state is reported together with the new one.
-        let task = if seen.lost.is_none() {
+        // Earlier outcomes that are not in the state are reported together with the new one, before the next request to
+        // the model.
+        let task = if seen.lost.is_none() && seen.earlier.is_empty() {
             task.with_snapshot(&seen, scope.now())
         } else {
             task
@@ -225,6 +226,7 @@ impl BackgroundTool {
         let task = BackgroundTask {
             status,
             last_updated_at: now,
+            reported_run_id: task.reported_run().map(str::to_owned),
             ..task.with_run(&run_id)
         };
         let dropped = if waited {

@@ -57,7 +57,8 @@ impl AgentFiles {
         }
     }
 
-    /// Returns the paths of the readable files, sorted. If there are too many to be looked at, some are left out.
+    /// Returns the paths of the readable files, sorted, with the sizes that the search came to know. If there are too many
+    /// to be looked at, some are left out.
     ///
     /// # Errors
     /// [`FileRefusal::Failed`].
@@ -68,6 +69,7 @@ impl AgentFiles {
     ) -> Result<FoundPaths, FileRefusal> {
         let query = FileQuery::new("/", &self.rules).among(Arc::clone(readable));
         let mut paths = BTreeSet::new();
+        let mut sizes = BTreeMap::new();
         let mut stop = None;
         for root in readable.roots() {
             if paths.len() > MAX_LISTED || query.is_over() {
@@ -78,11 +80,15 @@ impl AgentFiles {
             let found = found.map_err(failed)?;
             stop = stop.or(found.stop);
             paths.extend(found.paths);
+            sizes.extend(found.sizes);
         }
-        Ok(FoundPaths::first(paths.into_iter().collect(), MAX_LISTED, stop))
+        Ok(FoundPaths {
+            sizes,
+            ..FoundPaths::first(paths.into_iter().collect(), MAX_LISTED, stop)
+        })
     }
 
-    /// Returns what the workspace knows of files without reading them, by path.
+    /// Returns what is known of files without reading them, by path. `sizes` are those of the search that found them.
     ///
     /// # Errors
     /// [`FileRefusal::Failed`].
@@ -90,8 +96,15 @@ impl AgentFiles {
         &self,
         access: FileAccess<'_>,
         paths: &[String],
+        sizes: &BTreeMap<String, u64>,
     ) -> Result<BTreeMap<String, FileFacts>, FileRefusal> {
-        self.workspace.facts(access, paths).await.map_err(failed)
+        let mut known = self.workspace.facts(access, paths).await.map_err(failed)?;
+        for path in paths {
+            if let Some(size) = sizes.get(path) {
+                known.entry(path.clone()).or_default().size.get_or_insert(*size);
+            }
+        }
+        Ok(known)
     }
 
     /// Returns the file at a normalised path, if there is one. A symbolic link is followed only to what is readable
@@ -171,7 +184,7 @@ mod tests {
         let listed = files.paths(access, &readable).await.expect("a list");
         assert_eq!(listed.paths, ["/reports/a.md"]);
         assert_eq!(listed.stop, None);
-        let facts = files.facts(access, &listed.paths).await.expect("facts");
+        let facts = files.facts(access, &listed.paths, &listed.sizes).await.expect("facts");
         assert_eq!(facts["/reports/a.md"].size, Some(4));
         assert!(
             files

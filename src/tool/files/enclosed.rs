@@ -105,7 +105,7 @@ impl FileWorkspace for WithEnclosed {
         let files = self.enclosed.all_paths().filter(is_inside);
         Ok(FoundPaths {
             paths: files.filter(|path| query.admits(path)).cloned().collect(),
-            stop: None,
+            ..FoundPaths::default()
         })
     }
 

@@ -157,9 +157,11 @@ impl FileWorkspace for RoutedFiles {
             let left = query.max.saturating_sub(all.paths.len());
             let own = own.at_most(left);
             let found = target.workspace.paths(access, &own).await?;
+            let is_own = |path: &str| self.route_of(path) == target.route;
             let seen = found.paths.iter().map(|path| target.outer(path));
-            all.paths
-                .extend(seen.filter(|path| self.route_of(path) == target.route));
+            all.paths.extend(seen.filter(|path| is_own(path)));
+            let sizes = found.sizes.into_iter().map(|(path, size)| (target.outer(&path), size));
+            all.sizes.extend(sizes.filter(|(path, _)| is_own(path)));
             all.stop = all.stop.or(found.stop);
         }
         all.paths.sort();

@@ -20,7 +20,7 @@ impl FileWorkspace for StateFiles {
         let files = access.state.files.keys().filter(is_inside);
         Ok(FoundPaths {
             paths: files.filter(|path| query.admits(path)).cloned().collect(),
-            stop: None,
+            ..FoundPaths::default()
         })
     }
 

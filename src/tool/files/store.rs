@@ -6,6 +6,7 @@
 //! Writes take effect at once, and only if the item is still as it was read: so of two threads that change one file,
 //! the second is refused.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,7 +17,7 @@ use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::item::{Indexing, Item, ItemAddress, ItemLifetime, Namespace, NewItem};
 use crate::domain::machine::Failure;
 use crate::domain::path::below;
-use crate::domain::state::{Encoding, File, Update};
+use crate::domain::state::{File, FileFacts, Update};
 use crate::tool::Scope;
 use crate::tool::store::{placeholder, server_value};
 
@@ -136,27 +137,16 @@ fn told(failure: &Failure) -> String {
     format!("Error: the files in the Store cannot be reached: {}", failure.message)
 }
 
-/// Returns the file in an item. Other programs may have written the content as a list of lines.
+/// Returns the file in an item.
 fn file_of(item: &Item) -> Result<File, String> {
-    let content = match item.value.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(lines)) if lines.iter().all(Value::is_string) => {
-            let lines: Vec<&str> = lines.iter().filter_map(Value::as_str).collect();
-            lines.join("\n")
-        }
-        Some(_) | None => {
-            let path = &item.address.key;
-            return Err(format!(
-                "Error: the item '{path}' of the Store is no file: it has no text `content`"
-            ));
-        }
-    };
-    let is_binary = item.value.get("encoding").and_then(Value::as_str) == Some("base64");
+    let file = File::from_item(&item.value).ok_or_else(|| {
+        let path = &item.address.key;
+        format!("Error: the item '{path}' of the Store is no file: it has no text `content`")
+    })?;
     Ok(File {
-        content,
-        encoding: if is_binary { Encoding::Base64 } else { Encoding::Utf8 },
         created_at: Some(item.created_at.to_string()),
         modified_at: Some(item.updated_at.to_string()),
+        ..file
     })
 }
 
@@ -186,6 +176,12 @@ impl FileWorkspace for StoreFiles {
         let files = keys.iter().take(MAX_FILES).filter(|key| key.starts_with('/'));
         let admitted = files.filter(is_inside).filter(|path| query.admits(path));
         Ok(FoundPaths::first(admitted.cloned().collect(), query.max, stop))
+    }
+
+    async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
+        let namespace = self.namespace(access.scope)?;
+        let known = access.scope.store.file_facts(namespace, paths.to_vec()).await;
+        known.map_err(|failure| told(&failure))
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

@@ -82,8 +82,8 @@ pub trait FileWorkspace: Send + Sync {
     /// The text for the model.
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String>;
 
-    /// Returns what the workspace knows of files without reading them, by path. Files of which it knows nothing are left
-    /// out.
+    /// Returns what the workspace knows of files without reading them, by path, besides the sizes that
+    /// [`FileWorkspace::paths`] tells. Files of which it knows nothing are left out.
     ///
     /// # Errors
     /// The text for the model.
@@ -163,6 +163,8 @@ pub enum SearchStop {
 pub struct FoundPaths {
     /// The paths, sorted.
     pub paths: Vec<String>,
+    /// The sizes of files in bytes, by path, as far as the search came to know them; others may be among them.
+    pub sizes: BTreeMap<String, u64>,
     /// The reason why there may be more.
     pub stop: Option<SearchStop>,
 }
@@ -175,6 +177,7 @@ impl FoundPaths {
         paths.truncate(max);
         Self {
             paths,
+            sizes: BTreeMap::new(),
             stop: if is_cut { Some(SearchStop::Results) } else { stop },
         }
     }

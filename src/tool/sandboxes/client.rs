@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, IF_MATCH, IF_NONE_MATCH};
 use reqwest::{Client, Method, RequestBuilder, StatusCode, Url};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
@@ -90,6 +90,14 @@ pub(super) struct SandboxEntry {
     pub(super) path: String,
     #[serde(rename = "type")]
     pub(super) kind: EntryKind,
+    /// The size of a file in bytes; none if the service does not tell it.
+    #[serde(default, deserialize_with = "read_size")]
+    pub(super) size: Option<u64>,
+}
+
+/// Reads the size of a file. A service may say something else there, which was never a part of the protocol.
+fn read_size<'de, D: Deserializer<'de>>(size: D) -> Result<Option<u64>, D::Error> {
+    Ok(Value::deserialize(size)?.as_u64())
 }
 
 /// The entries of a directory.

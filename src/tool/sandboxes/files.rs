@@ -1,6 +1,6 @@
 //! A workspace in a sandbox of a sandbox service.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -134,17 +134,26 @@ impl FileWorkspace for SandboxFiles {
         };
         let Ok(found) = timeout_at(query.deadline(), self.entries(access, own)).await else {
             return Ok(FoundPaths {
-                paths: vec![],
                 stop: Some(SearchStop::Time),
+                ..FoundPaths::default()
             });
         };
         let Some(found) = found? else {
             return Ok(FoundPaths::default());
         };
         let stop = found.truncated.then_some(SearchStop::Files);
-        let files = found.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
-        let admitted = files.map(|entry| entry.path).filter(|path| query.admits(path));
-        Ok(FoundPaths::first(admitted.collect(), query.max, stop))
+        let mut paths = vec![];
+        let mut sizes = BTreeMap::new();
+        for entry in found.entries {
+            if entry.kind == EntryKind::File && query.admits(&entry.path) {
+                sizes.extend(entry.size.map(|size| (entry.path.clone(), size)));
+                paths.push(entry.path);
+            }
+        }
+        Ok(FoundPaths {
+            sizes,
+            ..FoundPaths::first(paths, query.max, stop)
+        })
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

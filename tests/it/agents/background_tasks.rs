@@ -49,6 +49,15 @@ pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
     call(id, tool, json!({"task_id": task["task_id"]}))
 }
 
+/// Returns a call that sends a task a further message.
+fn tell(id: &str, task: &Value, message: impl ToString) -> Value {
+    call(
+        id,
+        "update_async_task",
+        json!({"task_id": task["task_id"], "message": message.to_string()}),
+    )
+}
+
 /// Returns the tasks in the state, in the order of their start.
 async fn tasks(human: &Human) -> Vec<Value> {
     let values = human.state().await["values"].clone();
@@ -81,6 +90,28 @@ pub(crate) async fn notifications(human: &Human) -> Vec<Value> {
 /// Waits until an agent has been notified of one outcome, in a running or a new run, and is idle.
 pub(crate) async fn knows_an_outcome(human: &Human) {
     eventually(async || human.status().await == "idle" && notifications(human).await.len() == 1).await;
+}
+
+/// Waits until an agent has been notified of so many outcomes and is idle. Returns the status and the run of each.
+async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
+    eventually(async || human.status().await == "idle" && notifications(human).await.len() == count).await;
+    let told = notifications(human).await;
+    told.iter()
+        .map(|told| (told["status"].clone(), told["run_id"].clone()))
+        .collect()
+}
+
+/// Returns the results that an agent was told.
+async fn results(human: &Human) -> Vec<String> {
+    let said = human.transcript().await;
+    let result = |line: &String| {
+        line.split_once("\n\nIts result:\n")
+            .map(|(_, result)| result.to_owned())
+    };
+    let told = said
+        .iter()
+        .filter(|line| line.starts_with("human: [Message of the server"));
+    told.filter_map(result).collect()
 }
 
 /// Returns when the thread has so many runs and all are over.
@@ -132,6 +163,10 @@ on_both_engines! {
     a_further_message_interrupts_the_task_and_is_answered,
     one_further_message_can_wait_for_the_end_of_the_task,
     messages_that_are_sent_together_all_reach_the_task,
+    a_result_is_reported_although_a_message_follows_at_once,
+    the_result_of_an_approved_run_is_reported_although_a_message_follows_at_once,
+    a_question_is_reported_although_a_message_waits_behind_it,
+    an_answer_that_comes_too_late_does_not_hide_the_result_of_the_message,
     only_an_unfinished_task_can_be_cancelled,
     a_task_shows_its_interrupt_and_continues_with_the_answer,
     cancelling_an_interrupted_task_cancels_its_interrupt,
@@ -351,6 +386,160 @@ async fn messages_that_are_sent_together_all_reach_the_task(server: TestServer) 
         assert_eq!(said.iter().filter(|other| **other == line).count(), 1, "{said:#?}");
     }
     server.tools.let_go("lookup");
+}
+
+/// Returns the configuration in which the agent is woken for the tasks of `courier`, too, and `scribe` has these lines.
+fn woken_boss(more: &str) -> String {
+    boss("")
+        .replace("notify_parent = false", "")
+        .replace("[agents.scribe]", &format!("[agents.scribe]\n{more}"))
+}
+
+async fn a_result_is_reported_although_a_message_follows_at_once(server: TestServer) {
+    server.is_configured_with(&woken_boss("")).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    alice
+        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    let task = the_task(&alice).await;
+    server.tools.called("lookup", 1).await;
+    alice
+        .says(script().calls(tell("u1", &task, "and then")).says("told"))
+        .await;
+    server.tools.let_go("lookup");
+    let told = knows_outcomes(&alice, 2).await;
+    let runs = worker(&alice, &task).runs().await;
+    let success = json!("success");
+    assert_eq!(
+        told,
+        [
+            (success.clone(), runs[1]["run_id"].clone()),
+            (success, runs[0]["run_id"].clone())
+        ]
+    );
+    assert_eq!(results(&alice).await, ["the long text", "echo: and then"]);
+    let known = the_task(&alice).await;
+    assert_eq!(known["status"], "success");
+    assert_eq!(known["run_id"], runs[0]["run_id"]);
+    assert_eq!(known["reported_run_id"], runs[0]["run_id"]);
+    assert_eq!(known["superseded_run_ids"], json!([runs[1]["run_id"]]));
+}
+
+async fn the_result_of_an_approved_run_is_reported_although_a_message_follows_at_once(server: TestServer) {
+    server.is_configured_with(&woken_boss("")).await;
+    let alice = server.human("boss").await;
+    let work = script()
+        .calls(mail("m1", "a@b.c"))
+        .calls(lookup("l1", "x"))
+        .says("it is sent");
+    alice
+        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    knows_an_outcome(&alice).await;
+    let task = the_task(&alice).await;
+    let work = worker(&alice, &task);
+    server.tools.hold("lookup");
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    work.resolves(&work.question().await, approval).await.ok();
+    server.tools.called("lookup", 1).await;
+    alice
+        .says(script().calls(tell("u1", &task, "and then")).says("told"))
+        .await;
+    server.tools.let_go("lookup");
+    let told = knows_outcomes(&alice, 3).await;
+    let runs = work.runs().await;
+    let expected = [("waiting", 2), ("success", 1), ("success", 0)];
+    assert_eq!(
+        told,
+        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
+    );
+    assert_eq!(results(&alice).await, ["it is sent", "echo: and then"]);
+    assert_eq!(the_task(&alice).await["status"], "success");
+}
+
+async fn a_question_is_reported_although_a_message_waits_behind_it(server: TestServer) {
+    server
+        .is_configured_with(&woken_boss("on_pending_interrupt = \"reject\""))
+        .await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(mail("m1", "a@b.c"))
+        .says("it is sent");
+    alice
+        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    let task = the_task(&alice).await;
+    server.tools.called("lookup", 1).await;
+    alice
+        .says(script().calls(tell("u1", &task, "and then")).says("told"))
+        .await;
+    server.tools.let_go("lookup");
+    let told = knows_outcomes(&alice, 1).await;
+    assert_eq!(told, [(json!("waiting"), task["run_id"].clone())]);
+    let known = the_task(&alice).await;
+    assert_eq!(known["status"], "waiting");
+    assert_eq!(known["run_id"], task["run_id"]);
+    let work = worker(&alice, &task);
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    work.resolves(&work.question().await, approval).await.ok();
+    let told = knows_outcomes(&alice, 3).await;
+    // The answer was sent last, and went first.
+    let runs = work.runs().await;
+    let expected = [("waiting", 2), ("success", 0), ("success", 1)];
+    assert_eq!(
+        told,
+        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
+    );
+    assert_eq!(results(&alice).await, ["it is sent", "echo: and then"]);
+}
+
+async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_the_message(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    let work = script().calls(mail("m1", "a@b.c"));
+    alice
+        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    let task = the_task(&alice).await;
+    let work = worker(&alice, &task);
+    eventually(async || work.status().await == "interrupted").await;
+    let question = work.question().await;
+    alice.says("is there any news?").await;
+    server.tools.hold("lookup");
+    let message = script().calls(lookup("l1", "x")).says("the long text");
+    alice
+        .says(script().calls(tell("u1", &task, message)).says("told"))
+        .await;
+    server.tools.called("lookup", 1).await;
+    // The answer comes in the moment in which the message begins: the question is still open, and is dropped then.
+    server
+        .executes_sql("update interrupts set status = 'pending', resolved_at = null, touched_by = null, before = null")
+        .await;
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    work.resolves(&question, approval).await.ok();
+    server
+        .executes_sql(
+            "update interrupts set status = 'dropped', resolution = null, resumed_by = null, touched_by = null, \
+             before = null",
+        )
+        .await;
+    server.tools.let_go("lookup");
+    let runs = has_run(&work, 3).await;
+    assert_eq!(runs[0]["status"], "error");
+    assert_eq!(work.record().await["error"]["error"], "AnswerTooLateError");
+    alice.says("and now?").await;
+    let told = knows_outcomes(&alice, 2).await;
+    let expected = [("waiting", 2), ("success", 1)];
+    assert_eq!(
+        told,
+        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
+    );
+    assert_eq!(results(&alice).await, ["the long text"]);
+    assert_eq!(server.tools.calls_of("send_email").len(), 0);
 }
 
 async fn only_an_unfinished_task_can_be_cancelled(server: TestServer) {

@@ -12,6 +12,7 @@ use crate::support::{TestServer, on_both_engines, on_postgres, script, task};
 
 on_both_engines! {
     a_tool_reads_the_files_of_the_workspace_of_its_agent,
+    files_in_the_store_are_listed_with_their_sizes_and_encodings,
     what_the_agent_may_not_read_its_tool_may_not_read_either,
     the_tool_of_a_subagent_reads_the_workspace_of_the_subagent,
     the_tool_of_a_registered_subagent_reads_the_workspace_of_its_own_definition,
@@ -145,7 +146,9 @@ async fn a_tool_reads_the_files_of_the_workspace_of_its_agent(server: TestServer
     );
     assert_eq!(listed["total"], 4);
     assert_eq!(listed.get("truncated"), None);
-    assert_eq!(listed["files"][0]["size"], Value::Null, "only reading it would tell");
+    assert_eq!(listed["files"][0]["size"], 12);
+    assert_eq!(listed["files"][0]["encoding"], "utf-8");
+    assert!(listed["files"][0]["modified_at"].is_string(), "{listed:#}");
     assert_eq!(listed["files"][1]["size"], 11);
     assert_eq!(listed["files"][1]["encoding"], Value::Null);
     assert!(listed["files"][1]["modified_at"].is_string(), "{listed:#}");
@@ -176,6 +179,48 @@ async fn a_tool_reads_the_files_of_the_workspace_of_its_agent(server: TestServer
         assert_eq!(refused.status, 403, "{refused:?}");
         assert_eq!(refused.body["code"], "not_declared");
     }
+    ends(&server, run).await;
+}
+
+async fn files_in_the_store_are_listed_with_their_sizes_and_encodings(server: TestServer) {
+    set_up(&server).await;
+    let client = server.client();
+    for (key, value) in [
+        ("/bytes.bin", json!({"content": "AAEC/w==", "encoding": "base64"})),
+        ("/lines.md", json!({"content": ["zwei", "größer"]})),
+        ("/note", json!({"likes": "otters"})),
+        ("/text.md", json!({"content": "größer=="})),
+    ] {
+        let item = json!({"namespace": ["memories", "ann"], "key": key, "value": value});
+        client.put("/store/items", item).await.ok();
+    }
+    let run = begins(&server, "reporter", script().calls(peek("p1"))).await;
+    let reader = Reader::of_call(&server, 1).await;
+    let listed = reader.get("/files").await.ok();
+    let files = listed["files"].as_array().expect("a list").iter();
+    let facts: Vec<Value> = files
+        .map(|file| json!([file["path"], file["size"], file["encoding"]]))
+        .collect();
+    assert_eq!(
+        facts,
+        [
+            json!(["/memories/bytes.bin", 4, "base64"]),
+            json!(["/memories/lines.md", 13, "utf-8"]),
+            json!(["/memories/note", null, null]),
+            json!(["/memories/text.md", 10, "utf-8"]),
+            json!(["/reports/a.md", 11, null]),
+        ]
+    );
+    for (path, size) in [
+        ("/memories/bytes.bin", 4),
+        ("/memories/lines.md", 13),
+        ("/memories/text.md", 10),
+    ] {
+        let read = reader.bytes(&format!("path={path}")).await;
+        assert_eq!((read.0.len(), read.1), (size, size), "{path}");
+    }
+    let no_file = reader.get("/files/content?path=/memories/note").await;
+    assert!(no_file.refused(424).contains("is no file"));
     ends(&server, run).await;
 }
 

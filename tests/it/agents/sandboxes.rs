@@ -5,8 +5,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+use adjutant::shutdown::Shutdown;
+use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use super::execute::{endless, is_running, marker_of, results, sh};
 use super::read_access::{Reader, peek};
@@ -101,6 +105,18 @@ routes."/notes" = {{ kind = "state" }}
     )
 }
 
+/// Returns the configuration of agents with a sandbox at `base`, one of which has a tool that reads its files.
+fn inspected(server: &TestServer, base: &str) -> String {
+    let tool = format!(
+        "[tools.peek]\nkind = \"http\"\ndescription = \"Looks.\"\nurl = \"{}/lookup\"\n\
+         parameters = {{ type = \"object\" }}\nread_access = {{ files = [\"/reports/**\"] }}\n\n\
+         [agents.inspected]\nmodel = \"scripted:lab\"\ntools = [\"peek\"]\n\
+         workspace = {{ kind = \"sandbox\", sandbox = \"lab\" }}\n",
+        server.tools.base
+    );
+    format!("{}\n{tool}", agents(base, TOKEN))
+}
+
 /// Starts a service, and the server with agents that use it.
 async fn set_up(server: &TestServer) -> Option<Service> {
     let service = Service::start(&server.path_of("sandboxes"))?;
@@ -125,6 +141,7 @@ on_both_engines! {
     the_end_of_a_sandbox_waits_for_its_service,
     a_sandbox_that_is_gone_is_created_anew_and_the_model_is_told,
     a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_anew,
+    a_service_need_not_tell_the_sizes_of_files,
     output_of_a_command_in_a_sandbox_is_streamed,
     a_command_in_a_sandbox_that_was_running_at_a_kill_is_asked_about_and_is_dead,
     a_cancelled_run_ends_its_command_in_the_sandbox,
@@ -329,15 +346,7 @@ async fn a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_ane
     let Some(service) = Service::start(&server.path_of("sandboxes")) else {
         return;
     };
-    let tool = format!(
-        "[tools.peek]\nkind = \"http\"\ndescription = \"Looks.\"\nurl = \"{}/lookup\"\n\
-         parameters = {{ type = \"object\" }}\nread_access = {{ files = [\"/reports/**\"] }}\n\n\
-         [agents.inspected]\nmodel = \"scripted:lab\"\ntools = [\"peek\"]\n\
-         workspace = {{ kind = \"sandbox\", sandbox = \"lab\" }}\n",
-        server.tools.base
-    );
-    let lines = format!("{}\n{tool}", agents(&service.base, TOKEN));
-    server.is_configured_with(&lines).await;
+    server.is_configured_with(&inspected(&server, &service.base)).await;
     server.tools.hold("peek");
     let alice = server.human("inspected").await;
     let work = script()
@@ -350,7 +359,12 @@ async fn a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_ane
     let listed = reader.get("/files").await.ok();
     assert_eq!(listed["total"], 1, "{listed:#}");
     assert_eq!(listed["files"][0]["path"], "/reports/a.md");
-    assert_eq!(listed["files"][0]["size"], Value::Null);
+    assert_eq!(listed["files"][0]["size"], 14);
+    assert_eq!(
+        listed["files"][0]["encoding"],
+        Value::Null,
+        "only reading it would tell"
+    );
     assert_eq!(reader.bytes("path=/reports/a.md").await.0, b"in the sandbox");
     assert_eq!(reader.get("/files/content?path=/reports/none.md").await.status, 404);
     fs::remove_dir_all(service.only()).expect("it goes");
@@ -368,6 +382,55 @@ async fn a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_ane
         said.iter().any(|line| line.contains("the sandbox was gone")),
         "the model is told, since the tool has not created it anew: {said:#?}"
     );
+}
+
+/// Starts a service that answers all questions about its sandboxes with these entries.
+async fn service_with(entries: Value, shutdown: &Shutdown) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().expect("its address"));
+    let answer = move || {
+        let entries = entries.clone();
+        async move { Json(json!({"entries": entries})) }
+    };
+    let router = Router::new().fallback(answer);
+    shutdown.spawn("sandbox service", async move { axum::serve(listener, router).await });
+    base
+}
+
+async fn a_service_need_not_tell_the_sizes_of_files(server: TestServer) {
+    let entries = json!([
+        {"path": "/reports/a", "type": "file"},
+        {"path": "/reports/b", "type": "file", "size": null},
+        {"path": "/reports/c", "type": "file", "size": "12 KB"},
+        {"path": "/reports/d", "type": "file", "size": -1},
+        {"path": "/reports/e", "type": "file", "size": 1.5},
+        {"path": "/reports/f", "type": "file", "size": 12},
+        {"path": "/reports/g", "type": "directory", "size": {"blocks": [8]}},
+    ]);
+    let shutdown = Shutdown::new(Duration::from_secs(1));
+    let base = service_with(entries, &shutdown).await;
+    server.is_configured_with(&inspected(&server, &base)).await;
+    server.tools.hold("peek");
+    let alice = server.human("inspected").await;
+    let run = alice.asks(script().calls(peek("p1")).says("done")).await;
+    let reader = Reader::of_call(&server, 1).await;
+    let listed = reader.get("/files").await.ok();
+    let files = listed["files"].as_array().expect("a list").iter();
+    let sizes: Vec<Value> = files.map(|file| json!([file["path"], file["size"]])).collect();
+    assert_eq!(
+        sizes,
+        [
+            json!(["/reports/a", null]),
+            json!(["/reports/b", null]),
+            json!(["/reports/c", null]),
+            json!(["/reports/d", null]),
+            json!(["/reports/e", null]),
+            json!(["/reports/f", 12]),
+        ]
+    );
+    server.tools.let_go("peek");
+    run.finishes().await;
+    shutdown.force();
 }
 
 async fn output_of_a_command_in_a_sandbox_is_streamed(server: TestServer) {

@@ -201,5 +201,9 @@ pub(super) fn paths(dir: &Dir, query: &FileQuery, uses_ignore_files: bool) -> Re
         ControlFlow::Continue(())
     })?;
     paths.sort();
-    Ok(FoundPaths { paths, stop })
+    Ok(FoundPaths {
+        paths,
+        stop,
+        ..FoundPaths::default()
+    })
 }
