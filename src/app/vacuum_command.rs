@@ -16,8 +16,8 @@ const IN_USE: &str = "A server is using the database: stop it first";
 const BEYOND_SQLITE: &str =
     "backups and other copies of the file, snapshots of the disk, and blocks that the disk has freed";
 /// The copies of data that the command does not reach on Postgres.
-const BEYOND_POSTGRES: &str = "the write-ahead log until it is overwritten, its archive, standbys, backups, the log of Postgres if \
-    it has statements, snapshots of the disk, and blocks that the disk has freed";
+const BEYOND_POSTGRES: &str = "the write-ahead log until it is overwritten, its archive, backups, the log of Postgres if it has \
+    statements, snapshots of the disk, and blocks that the disk has freed";
 
 /// Rewrites the files, and writes to `output` what is done.
 ///
