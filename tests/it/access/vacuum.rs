@@ -129,13 +129,15 @@ impl Texts {
     }
 }
 
-/// Stores long values as they are: a text in a compressed one would not be found.
+/// Stores values as they are, and long ones with their rows: a text would not be found in a compressed value, nor between two
+/// parts of one.
 async fn compresses_nothing(server: &TestServer) {
     const SQL: &str = "do $$ declare found record; begin \
         for found in select a.attrelid::regclass as name, a.attname as part from pg_attribute a \
             join pg_class c on c.oid = a.attrelid where c.relkind = 'r' and c.relnamespace = 'public'::regnamespace \
             and a.attnum > 0 and a.attstorage = 'x' loop \
-        execute format('alter table %s alter column %I set storage external', found.name, found.part); \
+        execute format('alter table %s alter column %I set storage external, set (toast_tuple_target = 8160)', \
+            found.name, found.part); \
         end loop; end $$";
     if server.engine == Engine::Postgres {
         server.executes_sql(SQL).await;
