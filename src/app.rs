@@ -79,6 +79,7 @@ mod migrate_command;
 mod start_report;
 mod telemetry;
 mod tenants;
+mod vacuum_command;
 
 pub use builder::{Builder, Prepared};
 pub use check_command::{CheckResult, run as run_check};
@@ -90,6 +91,7 @@ pub use init::run as init;
 pub use key_commands::run as run_key_command;
 pub use mcp_commands::run as run_mcp_command;
 pub use migrate_command::run as run_migrate_command;
+pub use vacuum_command::run as run_vacuum_command;
 
 use builder::Registered;
 use mcp_logins::ServerLogins;

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ProgramCommand::Check(command) => check(load(&command.settings), command),
         ProgramCommand::Doctor(command) => check(load(&command.settings), &command.clone().into()),
         ProgramCommand::Migrate(settings) => migrate(load(settings)),
+        ProgramCommand::Vacuum(settings) => vacuum(load(settings)),
         ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
         ProgramCommand::Mcp(command) => manage_logins(load(command.settings()), command),
         ProgramCommand::Data(command) => manage_data(load(command.settings()), command),
@@ -129,6 +130,19 @@ fn migrate(prepared: Result<Prepared, Problems>) -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn run_migrate(prepared: &Prepared) -> anyhow::Result<String> {
     app::run_migrate_command(prepared).await
+}
+
+/// Rewrites the files of the database. Its result goes to standard output, and errors to standard error.
+fn vacuum(prepared: Result<Prepared, Problems>) -> ExitCode {
+    let done = prepared
+        .map_err(anyhow::Error::from)
+        .and_then(|prepared| run_vacuum(&prepared));
+    print_result(done.map(|()| String::new()))
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn run_vacuum(prepared: &Prepared) -> anyhow::Result<()> {
+    app::run_vacuum_command(prepared, &mut std::io::stdout()).await
 }
 
 /// Runs a command about API keys. The text goes to standard output, and errors to standard error.

@@ -96,6 +96,9 @@ pub enum ProgramCommand {
     /// Brings the tables of the configured database up to date, without serving. A server does so when it starts; the
     /// command is for databases whose server may not create tables.
     Migrate(CommandLineSettings),
+    /// Rewrites the files of the configured database, so that nothing that was deleted is left in them. On Postgres each table
+    /// is locked meanwhile; with SQLite, the server must be stopped.
+    Vacuum(CommandLineSettings),
     /// Creates, lists, rotates and revokes API keys in the configured database.
     #[command(subcommand)]
     Keys(KeysCommand),
@@ -115,7 +118,7 @@ impl ProgramCommand {
     pub fn settings(&self) -> Option<&CommandLineSettings> {
         match self {
             Self::Serve(command) => Some(&command.settings),
-            Self::Migrate(settings) => Some(settings),
+            Self::Migrate(settings) | Self::Vacuum(settings) => Some(settings),
             Self::Check(command) => Some(&command.settings),
             Self::Doctor(command) => Some(&command.settings),
             Self::Health(command) => Some(&command.settings),
@@ -130,7 +133,7 @@ impl ProgramCommand {
     fn settings_mut(&mut self) -> Option<&mut CommandLineSettings> {
         match self {
             Self::Serve(command) => Some(&mut command.settings),
-            Self::Migrate(settings) => Some(settings),
+            Self::Migrate(settings) | Self::Vacuum(settings) => Some(settings),
             Self::Check(command) => Some(&mut command.settings),
             Self::Doctor(command) => Some(&mut command.settings),
             Self::Health(command) => Some(&mut command.settings),

@@ -223,7 +223,7 @@ pub(super) async fn open(
         return Ok((Engine::Postgres, Readers::Postgres(pool)));
     }
     let options = sqlite_options(url)?.busy_timeout(outfit.limits.statement);
-    let in_memory = url.contains(":memory:") || url.contains("mode=memory");
+    let in_memory = is_in_memory(url);
     let (mut conn, lock) = if in_memory {
         (options.connect().await?, None)
     } else {
@@ -330,6 +330,11 @@ fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
 /// Returns whether a URL is that of a Postgres.
 pub(super) fn is_postgres(url: &str) -> bool {
     url.starts_with("postgres:") || url.starts_with("postgresql:")
+}
+
+/// Returns whether a URL is that of a SQLite database in memory.
+pub(super) fn is_in_memory(url: &str) -> bool {
+    url.contains(":memory:") || url.contains("mode=memory")
 }
 
 pub(super) fn postgres_options(url: &str) -> DbResult<PgConnectOptions> {

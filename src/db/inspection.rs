@@ -4,7 +4,7 @@
 use sqlx::{ConnectOptions, Connection, SqliteConnection, raw_sql};
 use tokio::sync::Mutex;
 
-use super::engine::{Engine, FileLock, check_file, check_folder, is_postgres, sqlite_options};
+use super::engine::{Engine, FileLock, check_file, check_folder, is_in_memory, is_postgres, sqlite_options};
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state};
@@ -68,7 +68,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 async fn inspect_sqlite(url: &str) -> DbResult<TableState> {
     let _only_one = ONE_AT_A_TIME.lock().await;
     let options = sqlite_options(url)?;
-    if url.contains(":memory:") || url.contains("mode=memory") {
+    if is_in_memory(url) {
         return Ok(TableState::InMemory);
     }
     let file = options.get_filename();

@@ -1,6 +1,6 @@
 //! The tables of the database: which ones there are, and how they are brought up to date.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::migrate::Migrator;
 use sqlx::{PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
@@ -27,6 +27,15 @@ pub enum TableState {
     Current,
     /// So many migrations have not been applied yet; the server applies them when it starts.
     Behind(usize),
+}
+
+/// Returns the names of the tables, which are the same on both engines, as the migrations create them.
+pub(super) fn table_names() -> BTreeSet<String> {
+    let lines = POSTGRES_TABLES
+        .iter()
+        .flat_map(|migration| migration.sql.as_str().lines());
+    let names = lines.filter_map(|line| line.strip_prefix("create table ")?.split_whitespace().next());
+    names.map(str::to_owned).collect()
 }
 
 /// Brings the tables of SQLite up to date.

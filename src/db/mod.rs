@@ -57,6 +57,7 @@ pub mod stored_bytes;
 mod tests;
 pub mod threads;
 pub mod trees;
+pub mod vacuum;
 pub mod workers;
 mod writer;
 

@@ -1,11 +1,12 @@
 //! The schema: the same tables on both engines, and indexes for all queries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{AssertSqlSafe, query_as};
 
 use super::{Db, postgres, read};
 use crate::db::engine::Conn;
+use crate::db::migration::table_names;
 use crate::db::{DbResult, Tx};
 
 /// The columns of each table in order, each with whether it is nullable.
@@ -85,6 +86,17 @@ async fn tables_are_the_same_on_both_engines() {
             db.close().await;
             database.discard().await;
         }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_names_of_all_tables_are_those_in_the_migrations() {
+    super::on_server(async {
+        let db = super::open("sqlite::memory:").await;
+        let there: BTreeSet<String> = read!(db, |tx| tables(tx)).into_keys().collect();
+        assert_eq!(table_names(), there);
+        db.close().await;
     })
     .await;
 }

@@ -49,13 +49,13 @@ fn write_keys(server: &TestServer, keys: &str) {
 }
 
 /// Restarts the server with encryption.
-async fn encrypts(server: &TestServer) {
+pub(super) async fn encrypts(server: &TestServer) {
     write_keys(server, &format!("old:{OLD_KEY}\n"));
     server.is_configured_with(SECTION).await;
 }
 
 /// Returns everything in the database as text: the files of SQLite, or the rows of Postgres.
-async fn everything_stored(server: &TestServer) -> String {
+pub(super) async fn everything_stored(server: &TestServer) -> String {
     let url = server.database_url();
     let Some(file) = url.strip_prefix("sqlite://") else {
         return rows(&url).await;
@@ -90,7 +90,7 @@ pub(crate) async fn is_stored(server: &TestServer, text: &str) -> bool {
 }
 
 /// Runs the program with these arguments on the server's database.
-fn command(server: &TestServer, arguments: &[&str]) -> Output {
+pub(super) fn command(server: &TestServer, arguments: &[&str]) -> Output {
     let (action, rest) = arguments.split_first().expect("an action");
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command
@@ -100,14 +100,14 @@ fn command(server: &TestServer, arguments: &[&str]) -> Output {
     command.stdin(Stdio::null()).output().expect("the program starts")
 }
 
-fn said(output: &Output) -> String {
+pub(super) fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{errors}");
     text
 }
 
-fn refused(output: &Output) -> String {
+pub(super) fn refused(output: &Output) -> String {
     assert!(!output.status.success());
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -397,6 +397,7 @@ async fn commands_need_a_stopped_server(server: TestServer) {
     server.client().get("/ok").await.ok();
     for arguments in [
         vec!["rekey"],
+        vec!["vacuum"],
         vec!["export-user", "ann"],
         vec!["delete-user", "ann"],
         vec!["delete-tenant", "acme"],

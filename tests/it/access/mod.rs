@@ -17,3 +17,4 @@ mod sdk;
 mod tenants;
 mod tickets;
 mod users;
+mod vacuum;

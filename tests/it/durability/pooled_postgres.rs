@@ -120,16 +120,31 @@ async fn a_direct_url_of_another_database_is_refused() {
     .await;
 }
 
+/// Runs the program with a command and the configuration of the server. Returns what it prints.
+fn prints(server: &TestServer, command: &str) -> String {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_adjutant"))
+        .arg(command)
+        .arg("--config")
+        .arg(server.configuration())
+        .output()
+        .expect("it runs");
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vacuum_goes_past_the_pooler() {
+    play_behind_a_pooler(async |server, _| {
+        let text = prints(&server, "vacuum");
+        assert!(text.contains(" tables were rewritten: "), "{text}");
+        assert!(!text.contains("Not everything was rewritten"), "{text}");
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_doctor_looks_past_the_pooler() {
     play_behind_a_pooler(async |server, _| {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_adjutant"))
-            .arg("doctor")
-            .arg("--config")
-            .arg(server.configuration())
-            .output()
-            .expect("it runs");
-        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let text = prints(&server, "doctor");
         for line in [
             "a notification arrives: sessions are kept",
             "the pooler leads to the same database",

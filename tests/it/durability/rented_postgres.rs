@@ -149,6 +149,36 @@ async fn a_server_whose_role_may_not_create_tables_serves_after_a_migration() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_are_rewritten_by_their_owner_only() {
+    let Some(postgres) = RentedPostgres::start() else {
+        return;
+    };
+    let roles = "create role owner login nosuperuser; create role serving login nosuperuser; \
+        alter database postgres owner to owner; grant all on schema public to owner";
+    postgres.executes(roles.to_owned()).await;
+    let url = |role: &str| postgres.url(role, "localhost", "sslmode=require");
+    let (is_done, said) = runs_command("vacuum", &url("owner"));
+    assert!(!is_done && said.contains("has no tables of this program"), "{said}");
+    let (is_done, said) = runs_command("migrate", &url("owner"));
+    assert!(is_done, "{said}");
+    let rights = "grant select, insert, update, delete on all tables in schema public to serving";
+    postgres.executes(rights.to_owned()).await;
+    let (is_done, said) = runs_command("vacuum", &url("serving"));
+    assert!(!is_done && said.contains("Postgres: 0 tables were rewritten"), "{said}");
+    for table in ["public.threads", "pg_catalog.pg_statistic"] {
+        assert!(
+            said.contains(&format!("- {table}: the role may not rewrite it")),
+            "{said}"
+        );
+    }
+    let (is_done, said) = runs_command("vacuum", &url("owner"));
+    assert!(is_done && said.contains(" tables were rewritten: "), "{said}");
+    assert!(said.contains("no checkpoint was made"), "{said}");
+    let (is_done, said) = runs_command("vacuum", &url("admin"));
+    assert!(is_done && said.contains("a checkpoint was made"), "{said}");
+}
+
 #[test]
 fn the_tables_of_sqlite_are_created_by_the_command_too() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -345,6 +345,7 @@ fn the_help_of_every_command_says_what_it_does() {
         "keys",
         "mcp",
         "migrate",
+        "vacuum",
         "rekey",
     ] {
         let line = said.lines().find(|line| line.trim_start().starts_with(command));

@@ -1,10 +1,38 @@
 //! Statements on the database of a server, beside the server.
 
-use sqlx::{AssertSqlSafe, Connection, SqliteConnection, query_scalar, raw_sql};
+use std::path::PathBuf;
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_as, query_scalar, raw_sql};
 
 use super::{Engine, TestServer, postgres};
 
+/// The folders with the files of a Postgres.
+pub(crate) struct PostgresFolders {
+    /// The folder with the tables and indexes of this database.
+    pub(crate) database: PathBuf,
+    /// The folder with all files of the server, among them its write-ahead log.
+    pub(crate) server: PathBuf,
+}
+
 impl TestServer {
+    /// Lets Postgres write all that it has in memory to its files, and returns their folders; none on SQLite, and if this
+    /// process may not read the files or the tests have no superuser.
+    pub(crate) async fn postgres_folders(&self) -> Option<PostgresFolders> {
+        const FOLDERS: &str = "select current_setting('data_directory'), \
+            current_setting('data_directory') || '/base/' || oid::text from pg_database where datname = current_database()";
+        let mut conn = PgConnection::connect(&self.admin_url()?).await.expect("a superuser");
+        raw_sql("checkpoint")
+            .execute(&mut conn)
+            .await
+            .expect("everything is written");
+        let (server, database): (String, String) = query_as(FOLDERS).fetch_one(&mut conn).await.expect("the folders");
+        conn.close().await.expect("a clean close");
+        std::fs::read_dir(&database).is_ok().then(|| PostgresFolders {
+            database: database.into(),
+            server: server.into(),
+        })
+    }
+
     /// Returns the number that a query finds in the database.
     pub(crate) async fn number_in_database(&self, sql: &str) -> i64 {
         let url = self.database_url();

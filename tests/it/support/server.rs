@@ -565,6 +565,14 @@ impl TestServer {
         self.shared.database.lock().unwrap().as_ref().expect("a database").url()
     }
 
+    /// Returns the URL of the database for a superuser of Postgres; none if the tests have none.
+    pub(crate) fn admin_url(&self) -> Option<String> {
+        match self.shared.database.lock().unwrap().as_ref() {
+            Some(Database::OnServer(database)) if database.admin != database.url => Some(database.admin.clone()),
+            Some(Database::OnServer(_) | Database::InFile(_)) | None => None,
+        }
+    }
+
     /// Restarts the server with authentication, and returns the keys of its callers.
     pub(crate) async fn is_protected(&self) -> Keys {
         self.is_protected_with("", "").await
