@@ -156,8 +156,8 @@ pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
 }
 
 /// Locks threads like [`lock`], in an order that is the same for all transactions.
-pub async fn lock_all(tx: &mut Tx<'_>, ids: impl IntoIterator<Item = ThreadId>) -> DbResult<()> {
-    let ids: BTreeSet<Uuid> = ids.into_iter().map(|id| id.0).collect();
+pub async fn lock_all(tx: &mut Tx<'_>, ids: &[ThreadId]) -> DbResult<()> {
+    let ids: BTreeSet<Uuid> = ids.iter().map(|id| id.0).collect();
     if tx.engine() == Engine::Sqlite || ids.is_empty() {
         return Ok(());
     }
@@ -285,7 +285,7 @@ pub struct ThreadAfterRun {
     pub error: Option<Failure>,
 }
 
-/// What waits on a thread after the end of a run.
+/// The state in which the end of a run leaves a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeftThread {
     /// True if there are queued messages that wait for answers, and pending interrupts, on whatever branch.

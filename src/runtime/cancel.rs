@@ -67,7 +67,8 @@ impl Runs {
                 None => drop(runs.dispatcher.stop(run, action)),
             }
             runs.dispatcher.wakeup.notify_one();
-            runs.core.webhooks.wake();
+            // There may be reports to send, and work on other servers to end.
+            runs.core.jobs.discover();
             Ok(())
         });
         work.await
@@ -99,7 +100,8 @@ impl Runs {
             let stopped = running && runs.stop_all(&scope, action).await?;
             let withdrawn = pending && runs.withdraw_all(&scope, action).await?;
             runs.dispatcher.wakeup.notify_one();
-            runs.core.webhooks.wake();
+            // There may be reports to send, and work on other servers to end.
+            runs.core.jobs.discover();
             Ok(stopped || withdrawn)
         });
         work.await
@@ -261,7 +263,8 @@ async fn some_pending(
     now: Timestamp,
 ) -> DbResult<bool> {
     let page = db::runs::some_pending(tx, scope, now, AT_ONCE).await?;
-    db::threads::lock_all(tx, page.iter().map(|run| run.thread)).await?;
+    let threads: Vec<ThreadId> = page.iter().map(|run| run.thread).collect();
+    db::threads::lock_all(tx, &threads).await?;
     for known in &page {
         // It may have begun before its thread was locked.
         let found = db::runs::get_by_id(tx, known.id).await?;

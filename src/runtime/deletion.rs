@@ -45,7 +45,7 @@ impl Runs {
         let has_ended_now = retry_while_busy(attempt).await?;
         if has_ended_now {
             self.dispatcher.has_queued();
-            self.core.webhooks.wake();
+            self.core.jobs.discover();
         }
         Ok(())
     }

@@ -171,6 +171,7 @@ impl Dispatcher {
             // The last process that has gone may have left runs, and one that has come may leave some.
             self.has_orphans.store(true, Ordering::Release);
             self.wakeup.notify_one();
+            self.core.jobs.wake();
         }
         Ok(cancels
             .into_iter()

@@ -92,7 +92,7 @@ pub(super) trait JobHandler: Sync {
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>>;
 }
 
-/// What [`JobHandler::look`] has found.
+/// The findings of [`JobHandler::look`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Unscheduled {
     /// True if there are jobs to schedule.
