@@ -400,10 +400,14 @@ impl From<ExitReason> for StepError {
     }
 }
 
-/// Creates the failure for a run whose agent has another definition now.
+/// Creates the failure for a run whose agent has another definition now than when its step began: another assistant goes on
+/// with the step, or the definition was changed.
 pub(super) fn definition_changed(how: &str) -> StepError {
-    let message = format!("the agent's definition changed: {how}");
-    Halt::Fail(Failure::new("RuntimeError", message)).into()
+    let message = format!(
+        "the step began with another definition of the agent: {how}. Go on with the assistant whose agent began it, or \
+         send a new message as `input`"
+    );
+    Halt::Fail(Failure::new("DefinitionChangedError", message)).into()
 }
 
 /// Returns the number of the current step.

@@ -505,12 +505,9 @@ pub(super) struct BlobKey {
 
 /// Returns the blobs to which a thread refers. Nothing can be added to the thread before the end of the transaction.
 pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<BlobKey>> {
-    const LOCK: &str = "select thread_id from threads where thread_id = $1 for update";
     const SQL: &str = "select tenant, digest from entry_blobs where thread_id = $1 \
         union select tenant, digest from request_blobs where thread_id = $1";
-    if tx.engine() == super::Engine::Postgres {
-        on_engine!(tx, |conn| query(LOCK).bind(thread.0).execute(conn).await.map(drop))?;
-    }
+    threads::lock_to_delete(tx, thread).await?;
     Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .fetch_all(conn)

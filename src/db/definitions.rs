@@ -7,7 +7,7 @@ use sqlx::{query, query_as, query_scalar};
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable, unless_corrupt};
 use super::part::{ListBuilder, ListPart, PageQuery};
-use super::{DbResult, Tx};
+use super::{DbResult, Notification, Tx, notifications};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::time::Timestamp;
 
@@ -336,10 +336,12 @@ pub async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Counts a change of the agents that clients defined, and returns its number. Other transactions that change them wait
-/// for the end of this one.
+/// Counts a change of the agents that clients defined, notifies the other servers, and returns the number of the change.
+/// Other transactions that change them wait for the end of this one.
 pub async fn note_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "insert into definition_changes (one, number) values (1, 1) \
         on conflict (one) do update set number = definition_changes.number + 1 returning number";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+    let number = on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?;
+    notifications::notify(tx, Notification::Definitions).await?;
+    Ok(number)
 }

@@ -424,6 +424,14 @@ pub async fn expired_threads(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbR
     Ok(rows.into_iter().map(ThreadId).collect())
 }
 
+/// Returns the time after `now` at which the next pending interrupt expires.
+pub async fn next_expiry(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<Timestamp>> {
+    const SQL: &str = "select min(expires_at) from interrupts where status = 'pending' and expires_at is not null \
+        and expires_at > $1";
+    let next: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).bind(now.0).fetch_one(conn).await)?;
+    Ok(next.map(Timestamp))
+}
+
 /// Stores the answer that run `by` brings to a pending interrupt. Returns false when there is no such pending
 /// interrupt.
 pub async fn resolve(

@@ -6,6 +6,23 @@
 //!
 //! A step is stored as the values that it *wrote*, never as the resulting state. The state at a checkpoint is the sum
 //! of the writes of its ancestors, see [`checkpoints`].
+//!
+//! # The order of locks
+//!
+//! On Postgres, transactions lock rows in this order, whichever they need, so that no two of them wait for each other:
+//!
+//! 1. the idempotency key of the request ([`Db::write_once`]), or the lock of claims ([`runs::lock_claims`]);
+//! 2. the thread ([`threads::lock`]), and that of an agent before those of its background tasks;
+//! 3. the cron of the thread;
+//! 4. the run of the main agent ([`runs::check_fence`], [`runs::lock`], [`runs::request_cancel`]);
+//! 5. its checkpoints, the runs of its subagents, its interrupts;
+//! 6. trees, by their ids ([`trees::lock`]), then background tasks;
+//! 7. jobs, then deliveries.
+//!
+//! A row that refers to a thread cannot be added while another transaction deletes the thread, so a step of a run locks
+//! its thread in the weakest way (`key share`) before its run. That does not wait for [`threads::lock`]. Statements with
+//! `skip locked` wait for nothing. Should two transactions wait for each other all the same, Postgres ends one with
+//! [`DbError::Busy`], and the runtime repeats it.
 
 pub mod access;
 pub mod assistants;

@@ -1,8 +1,8 @@
 //! Notifications between the servers on one Postgres (`LISTEN`/`NOTIFY`), so that they react before their next poll.
 //!
 //! A notification is sent when its transaction commits. It carries only an id: the receiver reads the rest from the
-//! database. Notifications can be lost with a connection, so every receiver also polls. A SQLite database has one
-//! server, which needs no notifications.
+//! database. Notifications can be lost with a connection, so every receiver also polls, though rarely. A SQLite database
+//! has one server, which needs no notifications.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +45,10 @@ pub enum Notification {
     Ended(ThreadId),
     /// A process that stops has given runs back.
     Released,
+    /// A process that does no jobs has scheduled some, or caused facts because of which jobs are due.
+    Jobs,
+    /// A client has changed the definition of an agent.
+    Definitions,
 }
 
 impl Notification {
@@ -52,6 +56,8 @@ impl Notification {
         match self {
             Self::Queue => "queue".to_owned(),
             Self::Released => "released".to_owned(),
+            Self::Jobs => "jobs".to_owned(),
+            Self::Definitions => "definitions".to_owned(),
             Self::Cancel(run) => format!("cancel {run}"),
             Self::Ended(thread) => format!("ended {thread}"),
         }
@@ -62,6 +68,8 @@ impl Notification {
         match text.split_once(' ') {
             None if text == "queue" => Some(Self::Queue),
             None if text == "released" => Some(Self::Released),
+            None if text == "jobs" => Some(Self::Jobs),
+            None if text == "definitions" => Some(Self::Definitions),
             Some(("cancel", id)) => id.parse().ok().map(Self::Cancel),
             Some(("ended", id)) => id.parse().ok().map(Self::Ended),
             None | Some(_) => None,
@@ -213,7 +221,9 @@ async fn forward(targets: &ListenerTargets, listening: &Listening, limits: DbLim
     let channels = [CHANNEL].into_iter().chain(live_channels.iter().map(String::as_str));
     listener.listen_all(channels).await?;
     let _held = HeldLock::take(&mut listener, &listening.session_lock).await?;
-    let _ = listening.notifications.send(Notification::Queue);
+    for missed in [Notification::Queue, Notification::Jobs, Notification::Definitions] {
+        let _ = listening.notifications.send(missed);
+    }
     let _ = listening.live.send(LiveNotice::Connected);
     loop {
         let received = tokio::select! {

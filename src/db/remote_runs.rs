@@ -146,6 +146,12 @@ pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
     Ok(row.map(RemoteRun::from))
 }
 
+/// Returns whether there are remote runs for which an agent of this server waits, or has waited.
+pub async fn any_awaited(tx: &mut Tx<'_>) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from remote_runs where task_id is null)";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}
+
 /// Returns whether there are remote runs that are done, or remote runs that are to be cancelled and have no job for
 /// that.
 pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {

@@ -25,7 +25,9 @@ pub(super) use order::last_ended;
 pub use order::{begun_after, begun_by, ended_among, latest};
 pub use queue::{QueueDepth, queue};
 pub(super) use turns::no_question;
-pub use turns::{at_work_by_queue, count_of_subject, lock_claims, next_in_queue, try_lock_claims, waiting_queues};
+pub use turns::{
+    at_work_by_queue, count_of_subject, hold_messages, lock_claims, next_in_queue, try_lock_claims, waiting_queues,
+};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::blobs::{self, Holder, Packer, StoredText};

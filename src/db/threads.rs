@@ -3,6 +3,7 @@
 mod search;
 mod terms;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use const_format::concatcp;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 pub(in crate::db) use search::AccessPath;
 pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, count, search};
 
-use super::engine::on_engine;
+use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable};
 use super::runs::no_question;
 use super::sealing::Sealer;
@@ -145,12 +146,40 @@ pub async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
     select_one(tx, SQL, id).await
 }
 
-/// Returns the thread with this id, locked until the end of the transaction.
+/// Returns the thread with this id, locked until the end of the transaction. Rows that belong to the thread can still be
+/// added: the steps of its run at work do not wait. See [the order of locks](crate::db#the-order-of-locks).
 pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
     const SQLITE: &str = concatcp!(SELECT, " where thread_id = $1");
-    const POSTGRES: &str = concatcp!(SELECT, " where thread_id = $1 for update");
+    const POSTGRES: &str = concatcp!(SELECT, " where thread_id = $1 for no key update");
     let sql = tx.either(SQLITE, POSTGRES);
     select_one(tx, sql, id).await
+}
+
+/// Locks threads like [`lock`], in an order that is the same for all transactions.
+pub async fn lock_all(tx: &mut Tx<'_>, ids: &[ThreadId]) -> DbResult<()> {
+    let ids: BTreeSet<Uuid> = ids.iter().map(|id| id.0).collect();
+    if tx.engine() == Engine::Sqlite || ids.is_empty() {
+        return Ok(());
+    }
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select thread_id from threads where thread_id in (");
+        let mut list = sql.separated(", ");
+        for id in &ids {
+            list.push_bind(*id);
+        }
+        sql.push(") order by thread_id for no key update");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
+/// Locks a thread that the transaction deletes, if it exists. No row that belongs to the thread can be added meanwhile.
+pub async fn lock_to_delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<()> {
+    const SQL: &str = "select thread_id from threads where thread_id = $1 for update";
+    if tx.engine() == Engine::Postgres {
+        on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(drop))?;
+    }
+    Ok(())
 }
 
 async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
@@ -256,29 +285,43 @@ pub struct ThreadAfterRun {
     pub error: Option<Failure>,
 }
 
-/// Updates the status, error and times of a thread at the end of a run. Returns whether the thread exists.
-pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &ThreadAfterRun, now: Timestamp) -> DbResult<bool> {
+/// The state in which the end of a run leaves a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftThread {
+    /// True if there are queued messages that wait for answers, and pending interrupts, on whatever branch.
+    pub may_hold_messages: bool,
+}
+
+/// Updates the status, error and times of a thread at the end of a run. Returns none if the thread does not exist.
+pub async fn leave(
+    tx: &mut Tx<'_>,
+    id: ThreadId,
+    left: &ThreadAfterRun,
+    now: Timestamp,
+) -> DbResult<Option<LeftThread>> {
     const SQL: &str = concat!(
         "update threads set status = case when exists (select 1 from runs other \
          where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
          and other.run_id <> $2 and (other.status = 'running' or ",
         no_question!("other"),
         ")) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
-         expires_at = $6 + ttl where thread_id = $1"
+         expires_at = $6 + ttl where thread_id = $1 returning exists (select 1 from interrupts asked \
+         where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
+         where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \
+         and message.turn in ('after_answers', 'unheld'))"
     );
     let sealer = tx.sealer_of_thread(id).await?;
     let error = encode_error(&sealer, id, left.error.as_ref())?;
-    let changed = on_engine!(tx, |conn| query(SQL)
+    let may_hold_messages: Option<bool> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(id.0)
         .bind(left.run.0)
         .bind(ThreadStatus::Busy.word())
         .bind(left.status.word())
         .bind(error)
         .bind(now.0)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    Ok(changed == 1)
+        .fetch_optional(conn)
+        .await)?;
+    Ok(may_hold_messages.map(|may_hold_messages| LeftThread { may_hold_messages }))
 }
 
 /// Deletes a thread and everything on it, and the stored answers to requests about it. Returns whether it existed.

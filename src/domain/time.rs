@@ -1,8 +1,8 @@
 //! Time: instants as they are stored, and the clock.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, SecondsFormat, Utc};
@@ -75,10 +75,17 @@ impl fmt::Display for Timestamp {
     }
 }
 
+/// A function that is called when a clock is moved.
+pub type ClockListener = Box<dyn Fn() + Send + Sync>;
+
 /// A source of the current time.
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
+
+    /// Has a function called whenever the clock is moved by hand. Those who sleep until a time of the clock have to look at
+    /// it again. By default nobody moves the clock.
+    fn when_moved(&self, _listener: ClockListener) {}
 }
 
 /// The system clock.
@@ -96,25 +103,47 @@ impl Clock for SystemClock {
 }
 
 /// A clock for tests, which advances only on request.
-#[derive(Debug, Clone, Default)]
-pub struct ManualClock(Arc<AtomicI64>);
+#[derive(Clone, Default)]
+pub struct ManualClock(Arc<ManualTime>);
+
+#[derive(Default)]
+struct ManualTime {
+    micros: AtomicI64,
+    listeners: Mutex<Vec<ClockListener>>,
+}
 
 impl ManualClock {
     /// Creates a clock that shows `start`.
     pub fn starting_at(start: Timestamp) -> Self {
-        Self(Arc::new(AtomicI64::new(start.0)))
+        Self(Arc::new(ManualTime {
+            micros: AtomicI64::new(start.0),
+            ..ManualTime::default()
+        }))
     }
 
     /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         let micros = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
-        self.0.fetch_add(micros, Ordering::SeqCst);
+        self.0.micros.fetch_add(micros, Ordering::SeqCst);
+        let listeners = self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.iter().for_each(|listener| listener());
+    }
+}
+
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ManualClock").field(&self.now()).finish()
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        Timestamp(self.0.load(Ordering::SeqCst))
+        Timestamp(self.0.micros.load(Ordering::SeqCst))
+    }
+
+    fn when_moved(&self, listener: ClockListener) {
+        let mut listeners = self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(listener);
     }
 }
 
@@ -133,6 +162,18 @@ mod tests {
             Some(Timestamp(1_795_250_426_000_000))
         );
         assert_eq!(Timestamp::read_http("yesterday"), None);
+    }
+
+    #[test]
+    fn whoever_listens_to_a_clock_is_told_after_each_move() {
+        let clock = ManualClock::starting_at(Timestamp(5));
+        let seen = Arc::new(Mutex::new(vec![]));
+        let told = Arc::clone(&seen);
+        let same = clock.clone();
+        clock.when_moved(Box::new(move || told.lock().unwrap().push(same.now().0)));
+        clock.advance(Duration::from_micros(2));
+        clock.clone().advance(Duration::from_micros(3));
+        assert_eq!(*seen.lock().unwrap(), [7, 10]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::dispatcher::Dispatcher;
+use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes, trace};
 use crate::db::runs::Claim;
@@ -52,6 +53,7 @@ pub(super) struct Admitted {
 }
 
 /// The inputs of an admission besides the request.
+#[derive(Clone)]
 pub(super) struct AdmissionContext {
     pub(super) core: Arc<Core>,
     /// The checks that were made before the transaction.
@@ -66,6 +68,7 @@ pub(super) struct AdmissionContext {
 }
 
 /// A check that was made before the transaction.
+#[derive(Clone)]
 pub(super) struct Checked {
     /// The position of the request among those that are admitted together.
     pub(super) number: usize,
@@ -157,20 +160,27 @@ impl Admission {
     }
 
     /// Runs a job that admits a run in one transaction, then starts that run if there is a free slot. The job is
-    /// completed even if the caller is dropped meanwhile.
+    /// completed even if the caller is dropped meanwhile, and repeated if another transaction is in its way.
     ///
     /// # Errors
     /// Returns the error of the job, which is rolled back, or [`DbError::Closed`] when the server stopped before.
     pub(super) async fn admit<A, E, J>(&self, checked: Vec<Checked>, job: J) -> Result<A::Started, E>
     where
         A: MayStart,
-        E: From<DbError> + Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<A, E>> + Send + 'static,
+        E: From<DbError> + TransactionError + Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<A, E>> + Clone + Send + 'static,
     {
         let admission = self.clone();
         let work = self.core.run_detached(async move {
             let (permit, context) = admission.with_slot(checked);
-            let admitted = admission.core.db.write(move |tx| job(tx, context)).await?;
+            let db = admission.core.db.clone();
+            let attempt = move || {
+                let db = db.clone();
+                let job = job.clone();
+                let context = context.clone();
+                async move { db.write(move |tx| job(tx, context)).await }
+            };
+            let admitted = retry_while_busy(attempt).await?;
             Ok(admitted.started(|admitted| admission.start_or_queue(admitted, permit)))
         });
         work.await

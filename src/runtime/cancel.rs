@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::admission::{AdmissionContext, Admitted, Undone};
 use super::dispatcher::Dispatcher;
 use super::interrupts::{self, CallerNotice};
+use super::retry::retry_while_busy;
 use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, ledger, log_lines};
 use crate::db::{self, DbResult, Tx};
@@ -53,6 +54,8 @@ impl Runs {
         let work = self.core.run_detached(async move {
             let write = runs.admission.admit(vec![], move |tx, context| {
                 Box::pin(async move {
+                    // A queued run does not begin in between.
+                    db::threads::lock(tx, thread).await?;
                     let found = db::runs::find(tx, thread, run).await?;
                     Box::pin(request(tx, &found.ok_or(CancelError::NoRun)?, action, &context)).await
                 })
@@ -64,7 +67,8 @@ impl Runs {
                 None => drop(runs.dispatcher.stop(run, action)),
             }
             runs.dispatcher.wakeup.notify_one();
-            runs.core.webhooks.wake();
+            // There may be reports to send, and work on other servers to end.
+            runs.core.jobs.discover();
             Ok(())
         });
         work.await
@@ -96,7 +100,8 @@ impl Runs {
             let stopped = running && runs.stop_all(&scope, action).await?;
             let withdrawn = pending && runs.withdraw_all(&scope, action).await?;
             runs.dispatcher.wakeup.notify_one();
-            runs.core.webhooks.wake();
+            // There may be reports to send, and work on other servers to end.
+            runs.core.jobs.discover();
             Ok(stopped || withdrawn)
         });
         work.await
@@ -106,12 +111,17 @@ impl Runs {
     async fn stop_all(&self, scope: &AccessScope, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
+            let db = self.core.db.clone();
             let scope = scope.clone();
-            let page = self
-                .core
-                .db
-                .write(move |tx| Box::pin(async move { some_running(tx, &scope, last, action).await }))
-                .await?;
+            let attempt = move || {
+                let db = db.clone();
+                let scope = scope.clone();
+                async move {
+                    db.write(move |tx| Box::pin(async move { some_running(tx, &scope, last, action).await }))
+                        .await
+                }
+            };
+            let page = retry_while_busy(attempt).await?;
             let Some((thread, _)) = page.last() else {
                 return Ok(last.is_some());
             };
@@ -127,14 +137,18 @@ impl Runs {
         let now = self.core.clock.now();
         let mut any = false;
         loop {
+            let core = Arc::clone(&self.core);
             let scope = scope.clone();
-            let webhooks = Arc::clone(&self.core.webhooks);
-            match self
-                .core
-                .db
-                .write(move |tx| Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await }))
-                .await?
-            {
+            let attempt = move || {
+                let db = core.db.clone();
+                let webhooks = Arc::clone(&core.webhooks);
+                let scope = scope.clone();
+                async move {
+                    db.write(move |tx| Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await }))
+                        .await
+                }
+            };
+            match retry_while_busy(attempt).await? {
                 true => any = true,
                 false => return Ok(any),
             }
@@ -159,6 +173,8 @@ impl Dispatcher {
             .db
             .write(move |tx| {
                 Box::pin(async move {
+                    // A call of the run may still be about to start a task. It waits for this lock, and then finds no run.
+                    db::threads::lock(tx, run_context.run.thread).await?;
                     if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
@@ -194,8 +210,8 @@ impl Dispatcher {
     }
 }
 
-/// Requests that a run stops. For a subagent that waits, also returns the way in which its caller is notified, and the
-/// admission of the run that was started for the notification, if any.
+/// Requests that a run stops, whose thread is locked. For a subagent that waits, also returns the way in which its caller
+/// is notified, and the admission of the run that was started for the notification, if any.
 async fn request(
     tx: &mut Tx<'_>,
     run: &Run,
@@ -247,8 +263,14 @@ async fn some_pending(
     now: Timestamp,
 ) -> DbResult<bool> {
     let page = db::runs::some_pending(tx, scope, now, AT_ONCE).await?;
-    for run in &page {
-        admission::withdraw(tx, run, action, webhooks, now).await?;
+    let threads: Vec<ThreadId> = page.iter().map(|run| run.thread).collect();
+    db::threads::lock_all(tx, &threads).await?;
+    for known in &page {
+        // It may have begun before its thread was locked.
+        let found = db::runs::get_by_id(tx, known.id).await?;
+        if let Some(run) = found.filter(|run| run.status == RunStatus::Pending) {
+            admission::withdraw(tx, &run, action, webhooks, now).await?;
+        }
     }
     Ok(!page.is_empty())
 }

@@ -239,7 +239,9 @@ impl Crons {
                 Ok(cron)
             })
         });
-        write.await
+        let created = write.await?;
+        self.core.jobs.wake();
+        Ok(created)
     }
 
     /// Replaces the cron `old`, as it was read, with `new_cron`. It keeps its owner, for whom its runs work. The next
@@ -255,40 +257,40 @@ impl Crons {
             now,
             ..self.admission.context(checked)
         };
-        self.core
-            .db
-            .write(move |tx| {
-                Box::pin(async move {
-                    // The locks are taken in the same order as by the deletion of a thread.
-                    if let Some(thread) = old.thread {
-                        db::threads::lock(tx, thread).await?;
-                    }
-                    let Some(found) = db::crons::lock(tx, old.id).await? else {
-                        return Err(CronError::NoCron);
-                    };
-                    if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
-                        return Err(CronError::Stale);
-                    }
-                    let new = check_cron(tx, new_cron, &context, old.id).await?;
-                    let mut new = Cron {
-                        ownership: found.ownership.clone(),
-                        request: RunRequest {
-                            caller: found.request.caller.clone(),
-                            ..new.request
-                        },
-                        thread: old.thread,
-                        created_at: old.created_at,
-                        ..new
-                    };
-                    let is_woken = new.enabled && !found.enabled;
-                    let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));
-                    let goes_on = !is_woken && new.schedule == found.schedule && still_due.is_some();
-                    new.due_at = if goes_on { still_due } else { new.next_after(now) };
-                    db::crons::update(tx, &new).await?;
-                    Ok(new)
-                })
+        let write = self.core.db.write(move |tx| {
+            Box::pin(async move {
+                // The locks are taken in the same order as by the deletion of a thread.
+                if let Some(thread) = old.thread {
+                    db::threads::lock(tx, thread).await?;
+                }
+                let Some(found) = db::crons::lock(tx, old.id).await? else {
+                    return Err(CronError::NoCron);
+                };
+                if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
+                    return Err(CronError::Stale);
+                }
+                let new = check_cron(tx, new_cron, &context, old.id).await?;
+                let mut new = Cron {
+                    ownership: found.ownership.clone(),
+                    request: RunRequest {
+                        caller: found.request.caller.clone(),
+                        ..new.request
+                    },
+                    thread: old.thread,
+                    created_at: old.created_at,
+                    ..new
+                };
+                let is_woken = new.enabled && !found.enabled;
+                let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));
+                let goes_on = !is_woken && new.schedule == found.schedule && still_due.is_some();
+                new.due_at = if goes_on { still_due } else { new.next_after(now) };
+                db::crons::update(tx, &new).await?;
+                Ok(new)
             })
-            .await
+        });
+        let updated = write.await?;
+        self.core.jobs.wake();
+        Ok(updated)
     }
 
     /// Makes the slow checks of the request for a cron.

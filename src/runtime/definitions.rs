@@ -20,8 +20,6 @@ use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
-/// The pause between two reads of the definitions that clients changed on other servers.
-const LOOK: Duration = Duration::from_secs(1);
 /// The time for which an unused definition is kept, since another server may be admitting a run with it.
 const GRACE: Duration = Duration::from_secs(600);
 
@@ -160,9 +158,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Keeps reading the definitions that clients change on other servers. Ends with the server.
-    pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
-        while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+    /// Keeps reading the definitions that clients change on other servers: when it is woken, and else after each `pause`.
+    /// Ends with the server.
+    pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken, pause: Duration) {
+        while soft
+            .run_until_cancelled(tokio::time::timeout(pause, self.changed.notified()))
+            .await
+            .is_some()
+        {
             if let Err(error) = self.reload_changes().await {
                 warn_of!(error, "could not look for agents that clients have defined");
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::prepare::CRASH_GAP;
+use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::{CancelAction, DeleteRunError, Runs, admission, log_lines};
 use crate::db::events::NewEvent;
@@ -32,14 +33,19 @@ impl Runs {
         }
         let core = Arc::clone(&self.core);
         let now = self.core.clock.now();
-        let write = self
-            .core
-            .db
-            .write(move |tx| Box::pin(async move { delete(tx, &core, &found, now).await }));
-        let has_ended_now = write.await?;
+        let attempt = move || {
+            let core = Arc::clone(&core);
+            let found = found.clone();
+            let db = core.db.clone();
+            async move {
+                db.write(move |tx| Box::pin(async move { delete(tx, &core, &found, now).await }))
+                    .await
+            }
+        };
+        let has_ended_now = retry_while_busy(attempt).await?;
         if has_ended_now {
             self.dispatcher.has_queued();
-            self.core.webhooks.wake();
+            self.core.jobs.discover();
         }
         Ok(())
     }
@@ -64,10 +70,10 @@ async fn find_deletable(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result
 /// Deletes a run, and ends it before, unless it has ended. Returns whether it ended only now.
 async fn delete(tx: &mut Tx<'_>, core: &Core, known: &Run, now: Timestamp) -> Result<bool, DeleteRunError> {
     let Run { thread, id, .. } = *known;
-    // In the order of its worker, which stores steps and the end of the run.
-    db::runs::lock(tx, id).await?;
     // No run begins on the thread, or is admitted, before the end of the transaction.
     db::threads::lock(tx, thread).await?;
+    // The steps of the run do not wait for that lock.
+    db::runs::lock(tx, id).await?;
     let found = find_deletable(tx, thread, id).await?;
     match found.status {
         RunStatus::Pending => {

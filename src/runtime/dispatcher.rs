@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::QueueRoom;
@@ -22,24 +22,30 @@ use super::registry::Registry;
 use super::run_context::{RunContext, fault};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
-use super::turns::{Turns, claim_next};
+use super::turns::{QueueLook, Turns, claim_next};
 use super::{CancelAction, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess, warn_of};
+use crate::domain::backoff::Backoff;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
 
 mod scope;
 
-/// The pause between two looks at the queue without a wakeup, since another process may have left runs.
+/// The pause between two looks for runs that another process has left in a crash, while there are other processes, and before
+/// something is tried again that failed.
 const POLL: Duration = Duration::from_secs(1);
 /// The time between the look that misses the lock of a process and the look that finds that it has ended.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
+/// The pauses between looks at the queue while a run is due that could not be claimed: another transaction may have locked
+/// its thread for a moment, or its account may have as many runs at work as its quota allows.
+const BLOCKED: Backoff = Backoff::doubling(Duration::from_millis(50), POLL);
 
 /// The warning about a run for which this process may store nothing more.
 const LOST: &str = "another process has taken the run over, or has deleted it";
@@ -62,7 +68,7 @@ pub(super) struct Dispatcher {
     pub(super) calls: Arc<Semaphore>,
     pub(super) calls_per_run: usize,
     /// Wakes the dispatch loop when a run may begin.
-    pub(super) wakeup: Notify,
+    pub(super) wakeup: Arc<Notify>,
     active: Mutex<HashMap<RunId, Active>>,
     /// The runs of subagents at work in this process, and of subagents that wait while their callers are at work.
     pub(super) children: Arc<Children>,
@@ -135,7 +141,7 @@ impl Dispatcher {
             slots: Arc::new(Semaphore::new(slot_count)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
             calls_per_run: parts.max_calls_per_run,
-            wakeup: Notify::new(),
+            wakeup: Arc::default(),
             active: Mutex::default(),
             children: Arc::default(),
             parked: Arc::default(),
@@ -149,23 +155,64 @@ impl Dispatcher {
 
     /// Starts runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
-        let mut adopted: Option<Instant> = None;
-        let mut pause = POLL;
-        while !self.core.shutdown.soft().is_cancelled() {
-            let mut looked = Ok(LostWorkers::default());
+        let soft = self.core.shutdown.soft().clone();
+        let mut orphans_at = Instant::now();
+        let mut due_at = orphans_at;
+        let mut blocked = 0;
+        while !soft.is_cancelled() {
             // Runs that another process has left in a crash cause no wakeup.
             let has_orphans = self.has_orphans.swap(false, Ordering::AcqRel);
-            if has_orphans || adopted.is_none_or(|last| last.elapsed() >= pause) {
-                adopted = Some(Instant::now());
-                looked = self.begin_orphans().await;
-                let is_missed = looked.as_ref().is_ok_and(|lost| lost.is_missed);
-                pause = if is_missed { SECOND_LOOK } else { POLL };
+            if has_orphans || orphans_at <= Instant::now() {
+                let pause = match self.begin_orphans().await {
+                    Ok(lost) if lost.is_missed => SECOND_LOOK,
+                    Ok(_) => self.pause_between_orphans(),
+                    Err(error) => {
+                        warn_of!(error, "could not look for runs that other processes have left");
+                        POLL
+                    }
+                };
+                orphans_at = Instant::now() + pause;
             }
-            if let Err(error) = looked.and(self.begin_due().await) {
-                warn_of!(error, "could not look for runs that are due");
+            if due_at <= Instant::now() {
+                let pause = match self.begin_due().await {
+                    Ok(next) => self.pause_until_due(next, &mut blocked),
+                    Err(error) => {
+                        warn_of!(error, "could not look for runs that are due");
+                        POLL
+                    }
+                };
+                due_at = Instant::now() + pause;
             }
-            let rang = timeout(pause, self.wakeup.notified());
-            self.core.shutdown.soft().run_until_cancelled(rang).await;
+            let rang = timeout_at(orphans_at.min(due_at), self.wakeup.notified());
+            if let Some(Ok(())) = soft.run_until_cancelled(rang).await {
+                due_at = Instant::now();
+                // Another process may have come since.
+                orphans_at = orphans_at.min(due_at + self.pause_between_orphans());
+            }
+        }
+    }
+
+    /// Returns the pause between two looks for runs that another process has left in a crash.
+    fn pause_between_orphans(&self) -> Duration {
+        match self.has_company.load(Ordering::Acquire) {
+            true => POLL,
+            false => self.core.longest_sleep(),
+        }
+    }
+
+    /// Returns the pause until the time `next` at which a queued run is due. `blocked` counts the looks that found one that is
+    /// due and could not be claimed.
+    fn pause_until_due(&self, next: Option<Timestamp>, blocked: &mut u32) -> Duration {
+        let now = self.core.clock.now();
+        let longest = self.core.longest_sleep();
+        *blocked = match next {
+            Some(at) if at <= now => blocked.saturating_add(1),
+            Some(_) | None => 0,
+        };
+        match next {
+            Some(_) if *blocked > 0 => BLOCKED.pause(*blocked),
+            Some(at) => at.since(now).min(longest),
+            None => longest,
         }
     }
 
@@ -175,10 +222,11 @@ impl Dispatcher {
         self.wakeup.notify_one();
     }
 
-    /// Wakes the dispatch loop after the end of a run, if another one may be queued. On Postgres, other processes may
-    /// have queued one.
+    /// Wakes the dispatch loop after the end of a run, if another one may be queued, or if that run was given back. On
+    /// Postgres, other processes may have queued one.
     fn look_for_next(&self) {
-        if self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres {
+        let may_be_queued = self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres;
+        if may_be_queued || self.has_orphans.load(Ordering::Acquire) {
             self.wakeup.notify_one();
         }
     }
@@ -202,6 +250,12 @@ impl Dispatcher {
         let (lost, orphans) = write.await?;
         if lost.has_ended {
             tracing::info!("another process has ended: its lease is over");
+            // Its jobs are due again, too.
+            self.core.jobs.wake();
+        }
+        if i64::try_from(orphans.len()).is_ok_and(|taken| taken >= free) {
+            // There may be more than free slots: the end of a run makes room for the next.
+            self.has_orphans.store(true, Ordering::Release);
         }
         for claim in orphans {
             tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, crashes = claim.crashes, "run taken over");
@@ -211,7 +265,9 @@ impl Dispatcher {
         Ok(lost)
     }
 
-    async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
+    /// Starts the runs that are due, as far as there are free slots. Returns the time at which the next one is due, if it is
+    /// known and there is a free slot.
+    async fn begin_due(self: &Arc<Self>) -> DbResult<Option<Timestamp>> {
         while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
             let now = self.core.clock.now();
             // A run that is queued meanwhile sets it again.
@@ -222,18 +278,21 @@ impl Dispatcher {
                 .db
                 .write(move |tx| Box::pin(async move { claim_next(tx, &core, now).await }))
                 .await;
-            let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
-            if more {
-                self.queued.store(true, Ordering::Release);
-            }
-            let Some(claim) = claim else {
-                return Ok(());
+            let looked = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
+            let claim = match looked {
+                QueueLook::Empty => return Ok(None),
+                QueueLook::Waiting(next) => {
+                    self.queued.store(true, Ordering::Release);
+                    return Ok(next);
+                }
+                QueueLook::Claimed(claim) => claim,
             };
-            self.begin(claim, true, Some(permit));
+            self.queued.store(true, Ordering::Release);
+            self.begin(*claim, true, Some(permit));
         }
-        // All slots are taken, and more runs may be queued.
+        // All slots are taken, and more runs may be queued. The end of a run wakes the loop.
         self.queued.store(true, Ordering::Release);
-        Ok(())
+        Ok(None)
     }
 
     /// Starts to drive a claimed run; `fresh` when no process has done so before.
@@ -526,10 +585,13 @@ impl Dispatcher {
                 if stops {
                     db::notifications::notify(tx, db::Notification::Released).await?;
                 }
-                Ok(())
+                DbResult::Ok(())
             })
         });
-        write.await
+        write.await?;
+        // This process may take it up again itself.
+        self.has_orphans.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Stops a run of the main agent or of a subagent. Returns false if it is not at work in this process.

@@ -675,6 +675,9 @@ impl Journal for LaneJournal {
                 self.record_span(end, machine);
             }
             stored.asked.iter().for_each(log_lines::interrupt_raised);
+            if stored.asked.iter().any(|asked| asked.expires_at().is_some()) {
+                self.run_context.core.jobs.discover();
+            }
             self.count(&stored.events, begun);
             let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
             if let (true, Some(head)) = (main_ended, machine.head) {

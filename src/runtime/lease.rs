@@ -167,7 +167,12 @@ impl Dispatcher {
         });
         let written = timeout_at(deadline, write).await;
         let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
-        self.has_company.store(has_company, Ordering::Release);
+        if self.has_company.swap(has_company, Ordering::AcqRel) != has_company {
+            // The last process that has gone may have left runs, and one that has come may leave some.
+            self.has_orphans.store(true, Ordering::Release);
+            self.wakeup.notify_one();
+            self.core.jobs.wake();
+        }
         Ok(cancels
             .into_iter()
             .map(|(run, word)| (run, CancelAction::from_word(&word)))
@@ -192,9 +197,14 @@ impl Dispatcher {
                 Ok(Notification::Released) => {
                     self.has_orphans.store(true, Ordering::Release);
                     self.wakeup.notify_one();
+                    self.core.jobs.wake();
                 }
+                Ok(Notification::Jobs) => self.core.jobs.discover(),
+                Ok(Notification::Definitions) => self.core.registry.changed.notify_one(),
                 Err(RecvError::Lagged(_)) => {
                     self.wakeup.notify_one();
+                    self.core.jobs.discover();
+                    self.core.registry.changed.notify_one();
                     self.read_cancels(None).await;
                 }
                 Err(RecvError::Closed) => return,

@@ -68,6 +68,7 @@ mod log_lines;
 mod prepare;
 mod quotas;
 mod registry;
+mod retry;
 mod run_context;
 mod runs;
 mod sandboxes;
@@ -240,6 +241,19 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
+/// Has the loops look again when somebody moves the clock: they sleep until times of the clock.
+fn wake_with_clock(dispatcher: &Arc<Dispatcher>) {
+    let wakeup = Arc::clone(&dispatcher.wakeup);
+    // The core owns the clock.
+    let core = Arc::downgrade(&dispatcher.core);
+    dispatcher.core.clock.when_moved(Box::new(move || {
+        wakeup.notify_one();
+        if let Some(core) = core.upgrade() {
+            core.jobs.discover();
+        }
+    }));
+}
+
 /// Renders runs as a stored response.
 pub type RunResponse = fn(&[Run]) -> StoredResponse;
 
@@ -289,7 +303,7 @@ impl RuntimeHandles {
         dispatcher.take_lease().await?;
         if core.db.engine() == Engine::Postgres {
             let soft = core.shutdown.soft().clone();
-            let run_reload_loop = Arc::clone(&core.registry).run_reload_loop(soft);
+            let run_reload_loop = Arc::clone(&core.registry).run_reload_loop(soft, core.longest_sleep());
             spawn_essential(&core.shutdown, "definitions", run_reload_loop);
         }
         sweeper::sweep_copies(&core, true).await?;
@@ -300,11 +314,14 @@ impl RuntimeHandles {
             Arc::clone(&dispatcher).run_notification_loop(),
         );
         let handles = Self::new(&dispatcher);
+        wake_with_clock(&dispatcher);
+        let jobs = JobRunner::new(handles.clone());
         if claims {
             spawn_essential(&core.shutdown, "dispatcher", dispatcher.dispatch());
-            let jobs = JobRunner::new(handles.clone());
             jobs.schedule_periodic_jobs().await?;
             spawn_essential(&core.shutdown, "jobs", jobs.run_jobs());
+        } else {
+            spawn_essential(&core.shutdown, "jobs", jobs.announce_jobs());
         }
         Ok(handles)
     }

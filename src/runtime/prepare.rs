@@ -116,18 +116,19 @@ async fn is_late(run_context: &RunContext) -> DbResult<bool> {
 /// Loads the machine of a run, applies the request to it and opens the log.
 pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
+    let mut branch = None;
     if (run.attempt > 1 || goes_on(&run.request)) && run.request.compaction.is_none() {
         let thread = run.thread;
         let id = run.id;
         let command = run.request.command.as_ref();
         let answers = command.and_then(|command| command.resume.clone());
-        let branch = command.and_then(|command| command.branch);
+        let asked_at = command.and_then(|command| command.branch);
         let deliver = run_context.core.db.write(move |tx| {
-            Box::pin(async move { interrupts::deliver(tx, thread, id, branch, answers.as_ref()).await })
+            Box::pin(async move { interrupts::deliver(tx, thread, id, asked_at, answers.as_ref()).await })
         });
-        deliver.await?;
+        branch = deliver.await?;
     }
-    let found = load(run_context, run).await?;
+    let found = load(run_context, run, branch).await?;
     run_context.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent().plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
@@ -438,13 +439,14 @@ fn obey(
     place.is_none() && !command.resumes()
 }
 
-/// Reads the state of the thread at which the run begins.
-async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
+/// Reads the state of the thread at which the run begins. `branch` is the older checkpoint from which it continues with
+/// answers, if it does.
+async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
     let command = run.request.command.as_ref();
-    let branch = command.and_then(|command| command.branch);
+    let has_answers = command.is_some_and(|command| command.branch.is_some());
     let repeats = command.is_none() && run.request.input.is_none();
     run_context
         .core
@@ -455,14 +457,11 @@ async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
                 let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
                 let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
                 // A run with answers begins where they wait.
-                let older = match branch {
-                    Some(_) => None,
-                    None => from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from)),
-                };
-                let branch = match own {
+                let older = match has_answers {
                     true => None,
-                    false => interrupts::branch_to_continue(tx, thread, branch).await?,
+                    false => from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from)),
                 };
+                let branch = branch.filter(|_| !own);
                 let start = match (branch, older) {
                     (Some(branch), _) => Start::Branch(branch),
                     (None, Some(_)) => Start::Older,

@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use tokio::sync::Notify;
+
 use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
@@ -104,6 +106,8 @@ pub(super) struct Registry {
     past: Mutex<VecDeque<Arc<RegisteredAgent>>>,
     /// Locked while the set is changed.
     pub(super) sources: tokio::sync::Mutex<Sources>,
+    /// Notified when another server has changed the definition of an agent.
+    pub(super) changed: Notify,
 }
 
 #[derive(Clone, Default)]
@@ -196,6 +200,7 @@ impl Registry {
             current: RwLock::default(),
             past: Mutex::default(),
             sources: tokio::sync::Mutex::default(),
+            changed: Notify::new(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::admission::{self, Admission, AdmissionContext, Admitted};
 use super::dispatcher::Dispatcher;
+use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
@@ -73,16 +74,20 @@ impl Runs {
                     run: admitted.run.id,
                 },
             };
-            let write = core.db.write_once(Some(key), now, kept, move |tx| {
-                Box::pin(async move {
-                    let mut admitted = admission::start(tx, &new_runs[0], &context).await?;
-                    if shown.is_none() {
-                        admission::keep_for_key(tx, &mut admitted.run, now).await?;
-                    }
-                    Ok::<_, StartError>(admitted)
-                })
-            });
-            let once = write.await?;
+            let attempt = move || {
+                let db = core.db.clone();
+                let key = Some(key.clone());
+                let new_runs = Arc::clone(&new_runs);
+                let context = context.clone();
+                let is_followed = shown.is_none();
+                async move {
+                    let write = db.write_once(key, now, kept, move |tx| {
+                        Box::pin(async move { admit_once(tx, &new_runs[0], &context, is_followed).await })
+                    });
+                    write.await
+                }
+            };
+            let once = retry_while_busy(attempt).await?;
             Ok(once.map(|admitted| admission.start_or_queue(admitted, permit)))
         });
         work.await
@@ -108,13 +113,23 @@ impl Runs {
             Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };
         let context = self.admission.context(checked);
-        let job = self.core.db.write_once(
-            key,
-            context.now,
-            move |runs: &Vec<Run>| shown(runs),
-            move |tx| Box::pin(async move { admit_all(tx, &new_runs, &context).await }),
-        );
-        let runs = job.await?;
+        let db = self.core.db.clone();
+        let attempt = move || {
+            let db = db.clone();
+            let key = key.clone();
+            let new_runs = Arc::clone(&new_runs);
+            let context = context.clone();
+            async move {
+                let write = db.write_once(
+                    key,
+                    context.now,
+                    move |runs: &Vec<Run>| shown(runs),
+                    move |tx| Box::pin(async move { admit_all(tx, &new_runs, &context).await }),
+                );
+                write.await
+            }
+        };
+        let runs = retry_while_busy(attempt).await?;
         self.dispatcher.has_queued();
         Ok(runs)
     }
@@ -201,6 +216,20 @@ impl Runs {
             .of_graph(graph_id)
             .map(|known| known.agent().plan.clone())
     }
+}
+
+/// Admits a run whose request has a key. If repeated requests follow the run, its thread is kept for them.
+async fn admit_once(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    context: &AdmissionContext,
+    is_followed: bool,
+) -> Result<Admitted, StartError> {
+    let mut admitted = admission::start(tx, new_run, context).await?;
+    if is_followed {
+        admission::keep_for_key(tx, &mut admitted.run, context.now).await?;
+    }
+    Ok(admitted)
 }
 
 /// Admits all runs of a batch. The refusal of one rolls all of them back.

@@ -1,6 +1,7 @@
 //! The parts of the runtime that all its handles share.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tracing::Instrument;
@@ -12,6 +13,7 @@ use super::stored_bytes::StoredSums;
 use super::turns::Turns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks, trace};
 use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
+use crate::domain::backoff::spread;
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::quota::Quotas;
@@ -23,6 +25,9 @@ use crate::domain::trace::Tracer;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
+
+/// About how long a loop sleeps at most without a wakeup.
+const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 
 /// The parts that all handles of the runtime share. There is one for each server process.
 pub(super) struct Core {
@@ -63,6 +68,12 @@ pub(super) struct Core {
 }
 
 impl Core {
+    /// Returns how long a loop sleeps at most without a wakeup, and without a time that it knows: notifications of other
+    /// processes can be lost, and clocks can be set. Processes that began together do not all wake at the same time.
+    pub(super) fn longest_sleep(&self) -> Duration {
+        spread(LONGEST_SLEEP, self.id.0)
+    }
+
     /// Returns the stored response to an earlier request with this key, if there was one. A repeated request gets that
     /// response even if a new one would be refused now, since nothing is done for it.
     ///

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
+use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::state_update::{self, History};
 use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts};
@@ -118,10 +119,15 @@ impl Threads {
             self.runs.stop_and_wait(&run).await?;
         }
         self.deliveries.forget_thread(thread).await?;
-        self.core
-            .db
-            .write(move |tx| Box::pin(db::threads::delete(tx, thread)))
-            .await
+        let db = self.core.db.clone();
+        let attempt = move || {
+            let db = db.clone();
+            async move { db.write(move |tx| Box::pin(db::threads::delete(tx, thread))).await }
+        };
+        let is_deleted = retry_while_busy(attempt).await?;
+        // Its sandboxes are to end.
+        self.core.jobs.discover();
+        Ok(is_deleted)
     }
 
     /// Stops the work of a user, and erases everything that belongs to the user.

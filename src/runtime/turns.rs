@@ -128,10 +128,23 @@ impl Turns {
     }
 }
 
-/// Claims the next run that is due for this process. If there is none, also returns whether a run is queued for later.
-pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
+/// The result of a look at the queue.
+pub(super) enum QueueLook {
+    /// No run is queued, due or not.
+    Empty,
+    /// Runs are queued, and none could be claimed. The next one whose thread is free for it is due at this time, which may have
+    /// passed.
+    Waiting(Option<Timestamp>),
+    /// This run was claimed.
+    Claimed(Box<Claim>),
+}
+
+/// Claims the next run that is due for this process.
+pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> DbResult<QueueLook> {
     let waiting = core.turns.look(tx).await?;
-    let more = !waiting.is_empty();
+    if waiting.is_empty() {
+        return Ok(QueueLook::Empty);
+    }
     let is_limited = |queue: &RunQueue| {
         let mut rules = core.quotas.rules_for(&queue.account);
         rules.any(|applied| applied.rule.runs_at_work.is_some())
@@ -141,7 +154,6 @@ pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> 
     }
     // A single place without a limit is next whatever is at work.
     let at_work = match waiting.as_slice() {
-        [] => AtWork::default(),
         [only] if !is_limited(only) => AtWork::default(),
         _ => AtWork::new(&db::runs::at_work_by_queue(tx).await?),
     };
@@ -154,13 +166,13 @@ pub(super) async fn claim_next(tx: &mut Tx<'_>, core: &Core, now: Timestamp) -> 
         {
             if let Some(claim) = db::runs::claim(tx, run, core.id, now).await? {
                 core.turns.lock().record(&queue.account);
-                return Ok((Some(claim), true));
+                return Ok(QueueLook::Claimed(Box::new(claim)));
             }
             // The run could not be read and was ended, or its thread is busy again.
             passed = Some(run);
         }
     }
-    Ok((None, more))
+    Ok(QueueLook::Waiting(db::runs::next_due_at(tx).await?))
 }
 
 #[cfg(test)]

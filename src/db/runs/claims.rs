@@ -128,7 +128,7 @@ async fn end_unreadable(
 /// ended with an error instead.
 pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp) -> DbResult<Option<Claim>> {
     const LOCK: &str = "select thread_id from threads \
-        where thread_id = (select thread_id from runs where run_id = $1) for update";
+        where thread_id = (select thread_id from runs where run_id = $1) for no key update";
     const SQL: &str = concatcp!(
         "update runs set status = 'running', worker = $2, fence = fence + 1, updated_at = $3 \
          where run_id = $1 and depth = 0 and status = 'pending' and ",
@@ -168,20 +168,26 @@ pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
 /// Runs that cannot be read are ended with an error instead.
 ///
 /// Runs of `worker` itself are never orphans, even if its lease has expired, as after a suspend: it still executes
-/// them.
+/// them. On Postgres, runs on threads that another transaction has locked are left for the next call.
 pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<Vec<Claim>> {
     const UPDATE: &str = "update runs set worker = $1, fence = fence + 1, attempt = attempt + 1, updated_at = $2, \
         crashes = crashes + case when worker is null then 0 else 1 end \
-        where run_id in (select run_id from runs orphan where depth = 0 and status = 'running' \
-        and (worker is null or worker <> $1) and not ";
-    const LIMIT: &str = " order by created_at, run_id limit $3";
+        where run_id in (select orphan.run_id from runs orphan ";
+    // The end of an unreadable run changes its thread, too.
+    const THREAD: &str = "join threads held on held.thread_id = orphan.thread_id ";
+    const IS_ORPHAN: &str = "where orphan.depth = 0 and orphan.status = 'running' \
+        and (orphan.worker is null or orphan.worker <> $1) and not ";
+    const LIMIT: &str = " order by orphan.created_at, orphan.run_id limit $3";
+    const LOCK: &str = " for no key update of held skip locked for update of orphan skip locked";
     const RETURNING: &str = concatcp!(") returning ", CLAIMED);
-    const SQLITE: &str = concatcp!(UPDATE, is_alive!(sqlite, "orphan.worker"), LIMIT, RETURNING);
+    const SQLITE: &str = concatcp!(UPDATE, IS_ORPHAN, is_alive!(sqlite, "orphan.worker"), LIMIT, RETURNING);
     const POSTGRES: &str = concatcp!(
         UPDATE,
+        THREAD,
+        IS_ORPHAN,
         is_alive!(postgres, "orphan.worker"),
         LIMIT,
-        " for update skip locked",
+        LOCK,
         RETURNING
     );
     let sql = tx.either(SQLITE, POSTGRES);
@@ -235,13 +241,28 @@ impl RunRowUpdate<'_> {
     }
 }
 
-/// Returns whether the worker still holds the run. If so, no other worker can claim it before the end of the
-/// transaction.
+/// The condition on run `$1` that locks its thread until the end of the transaction. A condition holds before the row of
+/// the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a statement more.
+macro_rules! and_thread_is_locked {
+    ($lock:literal) => {
+        concat!(
+            " and thread_id = (select threads.thread_id from threads where threads.thread_id = \
+             (select own.thread_id from runs own where own.run_id = $1) for ",
+            $lock,
+            ")"
+        )
+    };
+}
+
+/// Returns whether the worker still holds the run. If so, no other worker can claim it, and nobody can delete its thread,
+/// before the end of the transaction.
 pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
+    const SQLITE: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
         crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
+    const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("key share"));
+    let sql = tx.either(SQLITE, POSTGRES);
     let usage = trace.usage.map(encode).transpose()?;
-    let held = on_engine!(tx, |conn| query(SQL)
+    let held = on_engine!(tx, |conn| query(sql)
         .bind(holder.run.0)
         .bind(holder.worker.0)
         .bind(holder.fence)
@@ -255,7 +276,8 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpda
     Ok(held == 1)
 }
 
-/// Checks like [`check_fence`], and stores the final status of the run in the same statement.
+/// Checks like [`check_fence`], and stores the final status of the run in the same statement. The thread is locked as by
+/// [`threads::lock`], since the end of a run changes it.
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
     holder: LeaseHolder,
@@ -263,11 +285,13 @@ pub async fn end_fenced(
     error: Option<&Failure>,
     trace: RunRowUpdate<'_>,
 ) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
+    const SQLITE: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
         usage = coalesce($8, usage) where run_id = $1 and worker = $2 and fence = $3";
+    const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("no key update"));
+    let sql = tx.either(SQLITE, POSTGRES);
     let error = encode_error(tx, holder.run, error).await?;
     let usage = trace.usage.map(encode).transpose()?;
-    let held = on_engine!(tx, |conn| query(SQL)
+    let held = on_engine!(tx, |conn| query(sql)
         .bind(holder.run.0)
         .bind(holder.worker.0)
         .bind(holder.fence)

@@ -2,6 +2,10 @@
 //!
 //! No statement here reads all waiting runs of an account: the accounts that wait are found by one look into an index
 //! each, and so is the next run of an account.
+//!
+//! A queued message that has to wait for answers has the turn `after_answers`, and no pending interrupt of its thread may be
+//! in its way. The row of an interrupt does not say whether its thread has left the branch on which it waits. So whoever has
+//! found out that none of them waits on the present branch gives these messages the turn `unheld`, see [`hold_messages`].
 
 use const_format::concatcp;
 use sqlx::{query, query_as, query_scalar};
@@ -10,11 +14,11 @@ use uuid::Uuid;
 use crate::db::engine::{Conn, on_engine};
 use crate::db::{DbResult, Tx};
 use crate::domain::account::{RunQueue, end_of_subject};
-use crate::domain::id::RunId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
-/// The SQL condition on the pending run of this row that no question of its thread is in its way.
+/// The SQL condition on the pending run of this row that no question of the present branch of its thread is in its way.
 macro_rules! no_question {
     ($run:literal) => {
         concat!(
@@ -40,6 +44,22 @@ pub(super) const MAY_BEGIN: &str = concat!(
      and answer.depth = 0 and answer.status = 'pending' and answer.turn = 'answer')) and ",
     no_question!("runs")
 );
+
+/// Lets the queued messages of a thread that wait for answers begin, or holds them: whether an interrupt waits on the present
+/// branch of the thread. Returns whether this changes anything.
+pub async fn hold_messages(tx: &mut Tx<'_>, thread: ThreadId, are_held: bool) -> DbResult<bool> {
+    const HOLD: &str = "update runs set turn = 'after_answers' \
+        where thread_id = $1 and depth = 0 and status = 'pending' and turn = 'unheld'";
+    const LET_GO: &str = "update runs set turn = 'unheld' \
+        where thread_id = $1 and depth = 0 and status = 'pending' and turn = 'after_answers'";
+    let sql = if are_held { HOLD } else { LET_GO };
+    let changed = on_engine!(tx, |conn| query(sql)
+        .bind(thread.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed > 0)
+}
 
 /// Returns up to `limit` places with pending runs, due or not, that follow the place `after` in the order of the texts.
 pub async fn waiting_queues(tx: &mut Tx<'_>, after: &str, limit: i64) -> DbResult<Vec<RunQueue>> {
@@ -67,15 +87,20 @@ pub async fn at_work_by_queue(tx: &mut Tx<'_>) -> DbResult<Vec<(RunQueue, u64)>>
     Ok(counted.collect())
 }
 
-/// Returns the run at this place that became due first and whose thread is free for it. On Postgres, runs that another
-/// server is claiming are skipped.
+/// Returns the run at this place that became due first and whose thread is free for it. On Postgres its thread is locked,
+/// and runs are skipped on whose threads another transaction is at work: it may claim them.
 pub async fn next_in_queue(tx: &mut Tx<'_>, queue: &RunQueue, now: Timestamp) -> DbResult<Option<RunId>> {
-    const SQLITE: &str = concatcp!(
-        "select run_id from runs where queue = $2 and depth = 0 and status = 'pending' and due_at <= $1 and ",
+    const IS_NEXT: &str = concatcp!(
+        "where runs.queue = $2 and runs.depth = 0 and runs.status = 'pending' and runs.due_at <= $1 and ",
         MAY_BEGIN,
-        " order by due_at, run_id limit 1"
+        " order by runs.due_at, runs.run_id limit 1"
     );
-    const POSTGRES: &str = concatcp!(SQLITE, " for update skip locked");
+    const SQLITE: &str = concatcp!("select runs.run_id from runs ", IS_NEXT);
+    const POSTGRES: &str = concatcp!(
+        "select runs.run_id from runs join threads on threads.thread_id = runs.thread_id ",
+        IS_NEXT,
+        " for no key update of threads skip locked"
+    );
     let sql = tx.either(SQLITE, POSTGRES);
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
         .bind(now.0)

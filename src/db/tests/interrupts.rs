@@ -7,7 +7,7 @@ use crate::domain::approvers::Approvers;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::identity::{Tenant, UserId, UserRole};
-use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
+use crate::domain::interrupt::{Expiry, Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::ruling::RowCondition;
 use crate::domain::time::Timestamp;
 
@@ -17,6 +17,7 @@ on_both!(
     pending_interrupts_are_dropped,
     assigned_interrupts_are_found_by_their_approvers,
     an_interrupt_that_is_raised_again_has_its_new_approvers,
+    the_next_expiry_is_that_of_a_pending_interrupt,
 );
 
 pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> InterruptRecord {
@@ -317,4 +318,24 @@ async fn an_interrupt_that_is_raised_again_has_its_new_approvers(db: Db) {
     assert_eq!(read!(db, |tx| interrupts::pending(tx, &scope, 10, 0)), []);
     let scope = assigned_to("bob", &[]);
     assert_eq!(read!(db, |tx| interrupts::pending(tx, &scope, 10, 0)), [asked]);
+}
+
+async fn the_next_expiry_is_that_of_a_pending_interrupt(db: Db) {
+    let thread = stored_thread(&db).await;
+    let next = async |now: i64| read!(db, |tx| interrupts::next_expiry(tx, Timestamp(now)));
+    let endless = pending_interrupt(thread, Lane::Main, 1);
+    write!(db, |tx| interrupts::insert(tx, &endless));
+    assert_eq!(next(0).await, None);
+    for (seq, after_s) in [(2, 60), (3, 30)] {
+        let mut asked = pending_interrupt(thread, Lane::Main, seq);
+        asked.interrupt.question.expiry = Some(Expiry {
+            after_s,
+            answer: json!({}),
+        });
+        write!(db, |tx| interrupts::insert(tx, &asked));
+    }
+    assert_eq!(next(0).await, Some(Timestamp(30_000_003)));
+    assert_eq!(next(30_000_003).await, Some(Timestamp(60_000_002)));
+    write!(db, |tx| interrupts::drop_pending(tx, thread, None, Timestamp(4)));
+    assert_eq!(next(0).await, None);
 }

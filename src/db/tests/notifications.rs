@@ -25,6 +25,9 @@ async fn notifications_reach_another_server_after_the_commit() {
         Notification::Cancel(RunId::mint()),
         Notification::Ended(ThreadId::mint()),
         Notification::Queue,
+        Notification::Released,
+        Notification::Jobs,
+        Notification::Definitions,
     ] {
         // The receiver may not listen yet, so the notification is sent until it arrives.
         while !matches!(tokio::time::timeout(Duration::from_millis(300), notifications.recv()).await, Ok(Ok(received)) if received == sent)

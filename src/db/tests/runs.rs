@@ -16,7 +16,7 @@ use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus};
-use crate::domain::thread::Thread;
+use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
 
@@ -32,6 +32,7 @@ on_both!(
     a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
     a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands,
     runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began,
+    messages_that_wait_for_answers_are_let_go_and_held,
     due_and_running_runs_are_counted,
     a_worker_with_an_old_fence_cannot_write,
     orphaned_runs_are_adopted,
@@ -405,6 +406,41 @@ async fn runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_bega
     assert!(found(own, Some(ids[5])).await.is_empty());
     assert!(found(own, Some(RunId::mint())).await.is_empty());
     assert!(found(&[], None).await.is_empty());
+}
+
+async fn messages_that_wait_for_answers_are_let_go_and_held(db: Db) {
+    let thread = stored_thread(&db).await;
+    let asked = pending_interrupt(thread, Lane::Main, 1);
+    let mut message = run_at(thread, 2);
+    message.request.after_answers = true;
+    let id = message.id;
+    let ended = threads::ThreadAfterRun {
+        run: RunId::mint(),
+        status: ThreadStatus::Idle,
+        error: None,
+    };
+    write!(db, |tx| interrupts::insert(tx, &asked));
+    let leave = async || {
+        let left = ended.clone();
+        write!(db, |tx| threads::leave(tx, thread, &left, Timestamp(5))).map(|left| left.may_hold_messages)
+    };
+    let status = async || read!(db, |tx| threads::find(tx, thread)).map(|thread| thread.status);
+    assert_eq!(leave().await, Some(false), "there is no message yet");
+    write!(db, |tx| runs::insert(tx, &message, None));
+    assert_eq!(leave().await, Some(true));
+    assert_eq!(status().await, Some(ThreadStatus::Idle), "the message is held");
+    assert!(!write!(db, |tx| runs::hold_messages(tx, thread, true)));
+    assert!(write!(db, |tx| runs::hold_messages(tx, thread, false)));
+    assert!(!write!(db, |tx| runs::hold_messages(tx, thread, false)));
+    let next = async || write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
+    assert_eq!(next().await, Some(id));
+    assert_eq!(leave().await, Some(true), "it may be held again");
+    assert_eq!(status().await, Some(ThreadStatus::Busy));
+    assert!(write!(db, |tx| runs::hold_messages(tx, thread, true)));
+    assert_eq!(next().await, None);
+    write!(db, |tx| interrupts::drop_pending(tx, thread, None, Timestamp(6)));
+    assert_eq!(leave().await, Some(false));
+    assert_eq!(next().await, Some(id));
 }
 
 async fn due_and_running_runs_are_counted(db: Db) {

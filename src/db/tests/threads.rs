@@ -113,7 +113,7 @@ async fn the_end_of_a_run_sets_the_status_of_its_thread(db: Db) {
         status: ThreadStatus::Error,
         error,
     };
-    assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(5))));
+    assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(5))).is_some());
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
     assert_eq!(thread.status, ThreadStatus::Error);
     assert_eq!(thread.error, Some(Failure::new("E", "m")));
@@ -125,7 +125,7 @@ async fn the_end_of_a_run_sets_the_status_of_its_thread(db: Db) {
         status: ThreadStatus::Idle,
         error: None,
     };
-    assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(6))));
+    assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(6))).is_some());
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
     assert_eq!(thread.status, ThreadStatus::Busy);
     assert_eq!(thread.error, None);

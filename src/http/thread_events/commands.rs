@@ -230,15 +230,18 @@ impl CommandHandler<'_> {
         })
     }
 
-    /// The newest run of the thread with its child runs.
+    /// The run at work on the thread, or else the one that tells how the work stands, with its child runs.
     async fn tree(&self) -> CommandResult {
         let none = || CommandError::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
         self.check(Action::ThreadsRead).await?;
         let read = self.api.db.read(move |tx| {
             Box::pin(async move {
-                let newest = runs::newest(tx, thread).await?;
-                let Some(root) = newest else { return Ok(None) };
+                let root = match runs::at_work(tx, thread).await? {
+                    Some(run) => runs::get_by_id(tx, run).await?,
+                    None => runs::latest(tx, thread).await?,
+                };
+                let Some(root) = root else { return Ok(None) };
                 let descendants = runs::descendants(tx, root.id).await?;
                 Ok(Some((root, descendants, threads::find(tx, thread).await?)))
             })

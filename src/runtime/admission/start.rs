@@ -164,12 +164,13 @@ pub(in crate::runtime) async fn start_as(
     if run.request.compaction.is_none() {
         inherit_task_lineage(tx, &thread, &mut run).await?;
     }
+    // The run at work is locked before interrupts, in the order of its commits.
+    let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
     let settled = settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await;
     if let Err(StartError::AssignedToOthers(assigned) | StartError::WaitsForApprovers(assigned)) = &settled {
         interrupts::record_attempt(&context.core, &new_run.caller, thread.id, assigned);
     }
     settled?;
-    let displaced = displace(tx, new_run.request.multitask, thread.id).await?;
     // A run at work that is displaced takes some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && run.request.turn() != QueueTurn::Answer;
     let may_claim = context.worker.is_some() && !is_busy && run.due_at <= now;
@@ -181,6 +182,9 @@ pub(in crate::runtime) async fn start_as(
     }
     db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
     if !claimed {
+        if run.request.turn() == QueueTurn::AfterAnswers && in_flight.at_work == 0 {
+            interrupts::hold_messages(tx, thread.id).await?;
+        }
         db::notifications::notify(tx, db::Notification::Queue).await?;
     }
     enter_thread(tx, &thread, &run, &resolved.known, now).await?;
@@ -629,7 +633,7 @@ async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -
 }
 
 /// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered. If the thread is to
-/// go on before it, such a run waits until none is pending.
+/// go on before it, such a run waits until none is pending. Interrupts on branches that the thread has left do not count.
 async fn settle_questions(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
@@ -655,7 +659,7 @@ async fn settle_questions(
     if in_flight.at_work > 0 || db::runs::has_queued_answer(tx, run.thread).await? {
         return Ok(());
     }
-    let open = interrupts::pending(tx, run.thread).await?;
+    let open = interrupts::open_at(tx, run.thread, None).await?;
     if open.is_empty() {
         return Ok(());
     }

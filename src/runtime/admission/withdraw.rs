@@ -1,7 +1,7 @@
 //! Runs that do not begin, or are undone, and the status of the thread that a run leaves.
 
 use crate::db::events::NewEvent;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult, Notification, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId};
@@ -11,9 +11,9 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::background::UndoneTasks;
 use crate::runtime::ledger::RemainingShare;
-use crate::runtime::{CancelAction, Webhooks, background, log_lines, prepare};
+use crate::runtime::{CancelAction, Webhooks, background, interrupts, log_lines, prepare};
 
-/// Stores the status of a thread after `run`: busy, if other runs are queued.
+/// Stores the status of a thread after `run`: busy, if other runs are queued that may begin.
 pub(in crate::runtime) async fn leave_thread(
     tx: &mut Tx<'_>,
     run: &Run,
@@ -26,11 +26,16 @@ pub(in crate::runtime) async fn leave_thread(
         status,
         error,
     };
-    db::threads::leave(tx, run.thread, &left, now).await?;
+    let found = db::threads::leave(tx, run.thread, &left, now).await?;
+    let may_hold_messages = found.is_some_and(|found| found.may_hold_messages);
+    if may_hold_messages && interrupts::hold_messages(tx, run.thread).await? {
+        db::threads::leave(tx, run.thread, &left, now).await?;
+    }
     Ok(())
 }
 
-/// Cancels a run that has not begun. Its webhook is called, unless the run is undone.
+/// Cancels a run that has not begun, whose thread is locked. Its webhook is called, unless the run is undone. Runs that
+/// waited for it may begin.
 pub(in crate::runtime) async fn withdraw(
     tx: &mut Tx<'_>,
     run: &Run,
@@ -52,7 +57,8 @@ pub(in crate::runtime) async fn withdraw(
         }
     }
     let (status, error) = thread_status(tx, run.thread).await?;
-    leave_thread(tx, run, status, error, now).await
+    leave_thread(tx, run, status, error, now).await?;
+    db::notifications::notify(tx, Notification::Queue).await
 }
 
 /// The outcome of undoing a run.
@@ -63,8 +69,8 @@ pub(in crate::runtime) struct Undone {
     pub(in crate::runtime) share: RemainingShare,
 }
 
-/// Undoes the work of a run with the background tasks that it started, and deletes the run. The thread has its former
-/// state. The numbers in its log continue, from `last` on, if that is higher, since clients know the numbers.
+/// Undoes the work of a run with the background tasks that it started, and deletes the run. Its thread is locked, and has
+/// its former state afterwards. The numbers in its log continue, from `last` on, if that is higher, since clients know the numbers.
 ///
 /// The trees are left to the caller, see [`take_back`](crate::runtime::ledger::take_back): they are locked after all
 /// runs.
@@ -74,8 +80,6 @@ pub(in crate::runtime) async fn undo(
     last: Option<i64>,
     now: Timestamp,
 ) -> DbResult<Undone> {
-    // A call of the run may still be about to start a task. It waits for this lock, and then finds no run.
-    db::threads::lock(tx, run.thread).await?;
     let UndoneTasks {
         tasks,
         mut trees,

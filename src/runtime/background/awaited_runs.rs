@@ -68,7 +68,9 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
         .core
         .db
         .write(move |tx| Box::pin(async move { db::remote_runs::insert(tx, &work).await }));
-    write.await
+    write.await?;
+    run_context.core.jobs.has_tasks(true);
+    Ok(())
 }
 
 impl BackgroundTasks {

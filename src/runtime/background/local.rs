@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{ExponentialBuilder, Retryable};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
@@ -18,6 +17,7 @@ use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapsho
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
+use crate::runtime::retry::retry_while_busy;
 use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -168,8 +168,7 @@ impl BackgroundTasks {
         self.begin_run(job).await.map_err(TaskError::text)
     }
 
-    /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it. While another
-    /// transaction is in the way, it tries again: a worker that claims a run of the task locks the run before the thread.
+    /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it.
     async fn begin_run<J>(&self, job: J) -> Result<TaskRun, TaskError>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
@@ -189,12 +188,10 @@ impl BackgroundTasks {
                     Ok::<_, TaskError>((begun, permit))
                 }
             };
-            let pauses = ExponentialBuilder::new()
-                .with_min_delay(POLL)
-                .with_max_times(5)
-                .with_jitter();
-            let (begun, permit) = attempt.retry(pauses).when(TaskError::is_busy).await?;
+            let (begun, permit) = retry_while_busy(attempt).await?;
             core.jobs.has_tasks(true);
+            // The runs whose messages it took over may have reports to send.
+            core.jobs.wake();
             Ok::<_, TaskError>(match begun {
                 Begun::Now(admitted) => admission.start_or_queue(*admitted, permit),
                 Begun::Before(run) => *run,

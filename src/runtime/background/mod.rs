@@ -19,6 +19,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::admission::Admission;
+use super::retry::TransactionError;
 use super::shared::Core;
 use super::{AssistantRef, NewRun, Runs, StartError, Target, called_by, log_lines};
 use crate::db::{self, DbError, DbResult, Tx};
@@ -311,12 +312,16 @@ impl From<DbError> for TaskError {
     }
 }
 
-impl TaskError {
-    /// Returns true if another transaction was in the way: nothing was stored, and another try may succeed.
+impl TransactionError for TaskError {
     fn is_busy(&self) -> bool {
-        matches!(self, Self::Start(StartError::Fault(DbError::Busy)))
+        match self {
+            Self::Refused(_) => false,
+            Self::Start(error) => error.is_busy(),
+        }
     }
+}
 
+impl TaskError {
     /// Returns the refusal as a text for the model.
     fn text(self) -> String {
         match self {

@@ -335,9 +335,7 @@ impl BackgroundTasks {
 
     /// Stores the state of a remote task.
     pub(in crate::runtime) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        self.store_if_unchanged(record, work, None).await?;
-        self.core.jobs.wake();
-        Ok(())
+        self.store_if_unchanged(record, work, None).await
     }
 
     async fn store_if_unchanged(
@@ -351,7 +349,10 @@ impl BackgroundTasks {
             .core
             .db
             .write(move |tx| Box::pin(async move { store_polled(tx, &record, &work, version).await }));
-        write.await.map(drop).map_err(storage_error)
+        write.await.map_err(storage_error)?;
+        // The task may be polled earlier than the loop knows.
+        self.core.jobs.wake();
+        Ok(())
     }
 
     /// Stores that a task was not started. If it may have started nevertheless, it is cancelled. Returns the text for

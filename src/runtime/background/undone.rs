@@ -44,7 +44,7 @@ pub(in crate::runtime) async fn undo_tasks(tx: &mut Tx<'_>, run: &Run, now: Time
     }
     // A task goes with the thread on which it was started, so those on other servers have moved away by now.
     for task in local {
-        // Their commits lock the rows of the runs first, too.
+        db::threads::lock_to_delete(tx, task).await?;
         for at_work in db::runs::ids_in_flight(tx, task).await? {
             db::runs::request_cancel(tx, at_work, CancelAction::Rollback.word()).await?;
             undone.stopped.push(at_work);

@@ -56,9 +56,17 @@ pub(super) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbRes
     Ok(None)
 }
 
+/// Holds the queued messages of a thread that wait for answers while an interrupt waits at its newest checkpoint, and lets
+/// them begin otherwise: what waits on a branch that the thread has left is not in their way. Returns whether this changes
+/// anything. No run is at work on the thread, or it ends in the same transaction.
+pub(in crate::runtime) async fn hold_messages(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<bool> {
+    let are_held = !open_at(tx, thread, None).await?.is_empty();
+    db::runs::hold_messages(tx, thread, are_held).await
+}
+
 /// Returns the older checkpoint from which a run continues that answers interrupts of `branch`. None if it continues
 /// from the newest one: `branch` is the newest, or another run has carried its step on meanwhile.
-pub(in crate::runtime) async fn branch_to_continue(
+pub(super) async fn branch_to_continue(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     branch: Option<CheckpointId>,

@@ -19,14 +19,15 @@ use crate::domain::run::Resume;
 /// Prepares the agents of a thread for run `by`, before it loads them: the callers of cancelled subagents continue,
 /// answers are stored with the agents that wait for them, and all agents above those continue. Repeating it after a
 /// crash changes nothing. An answer goes only to the interrupt for which it was given, not to one that was raised again
-/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest.
+/// since. `branch` is the checkpoint at which the interrupts wait, if that need not be the newest. Returns the older
+/// checkpoint from which the run continues, if it does not continue from the newest.
 pub(in crate::runtime) async fn deliver(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     by: RunId,
     branch: Option<CheckpointId>,
     answers: Option<&Resume>,
-) -> DbResult<()> {
+) -> DbResult<Option<CheckpointId>> {
     let branch = branch_to_continue(tx, thread, branch).await?;
     let positions = LanePositions::at(thread, branch);
     for child in unreported(tx, positions).await? {
@@ -39,7 +40,7 @@ pub(in crate::runtime) async fn deliver(
         };
         positions.give(tx, &record, answer, by).await?;
     }
-    Ok(())
+    Ok(branch)
 }
 
 /// Returns whether none of these interrupts has the answer of run `by`, which has not begun: the thread went on without

@@ -8,11 +8,12 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
 
-use super::{JobHandler, JobLimits, JobOutcome, schedule_for_rows};
-use crate::db::{self, DbResult};
+use super::{JobHandler, JobLimits, JobOutcome, Unscheduled, schedule_at_once};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
+use crate::domain::time::Timestamp;
 use crate::runtime::background::remote::{POLL_TIMEOUT, stop};
 use crate::runtime::{BackgroundTasks, RuntimeHandles};
 
@@ -32,17 +33,27 @@ impl JobHandler for CancelRemoteHandler {
         LEASE
     }
 
-    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
-        Box::pin(schedule_for_rows(
-            runtime,
-            |tx| Box::pin(db::remote_runs::any_over(tx)),
-            |tx, now| {
-                Box::pin(async move {
-                    db::remote_runs::delete_done(tx, AT_ONCE * 16).await?;
-                    db::remote_runs::schedule_cancelling(tx, now, AT_ONCE).await
-                })
-            },
-        ))
+    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+        Box::pin(async move {
+            // Their work is over when the run of their thread ends.
+            if !db::remote_runs::any_awaited(tx).await? {
+                return Ok(Unscheduled::default());
+            }
+            Ok(Unscheduled {
+                any: db::remote_runs::any_over(tx).await?,
+                comes_with_runs: true,
+                next: None,
+            })
+        })
+    }
+
+    fn schedule<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(schedule_at_once(runtime, |tx, now| {
+            Box::pin(async move {
+                db::remote_runs::delete_done(tx, AT_ONCE * 16).await?;
+                db::remote_runs::schedule_cancelling(tx, now, AT_ONCE).await
+            })
+        }))
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {

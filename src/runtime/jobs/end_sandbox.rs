@@ -8,11 +8,12 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
 
-use super::{JobHandler, JobLimits, JobOutcome, schedule_for_rows};
-use crate::db::{self, DbResult};
+use super::{JobHandler, JobLimits, JobOutcome, Unscheduled, schedule_at_once};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::id::SandboxId;
 use crate::domain::job::ClaimedJob;
+use crate::domain::time::Timestamp;
 use crate::runtime::RuntimeHandles;
 
 /// The most jobs that one transaction schedules.
@@ -35,12 +36,14 @@ impl JobHandler for EndSandboxHandler {
         LEASE
     }
 
-    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
-        Box::pin(schedule_for_rows(
-            runtime,
-            |tx| Box::pin(db::sandboxes::any_to_end(tx)),
-            |tx, now| Box::pin(db::sandboxes::schedule_ending(tx, now, AT_ONCE)),
-        ))
+    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+        Box::pin(async move { db::sandboxes::any_to_end(tx).await.map(Unscheduled::now) })
+    }
+
+    fn schedule<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(schedule_at_once(runtime, |tx, now| {
+            Box::pin(db::sandboxes::schedule_ending(tx, now, AT_ONCE))
+        }))
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use super::{JobHandler, JobLimits, JobOutcome};
+use super::{JobHandler, JobLimits, JobOutcome, Unscheduled, schedule_at_once};
 use crate::db::jobs::{self, JobOwner};
-use crate::db::{self, DbResult};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::id::ThreadId;
 use crate::domain::job::{ClaimedJob, JobKind};
+use crate::domain::time::Timestamp;
 use crate::runtime::RuntimeHandles;
 use crate::runtime::interrupts::{ExpiredInterrupts, resume_expired};
 
@@ -28,32 +29,31 @@ impl JobHandler for ExpireInterruptsHandler {
         LEASE
     }
 
-    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+    fn look<'t>(&self, tx: &'t mut Tx<'_>, now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move {
-            let now = runtime.core.clock.now();
-            let read = runtime
-                .core
-                .db
-                .read(move |tx| Box::pin(db::interrupts::expired_threads(tx, now, AT_ONCE)));
-            let threads = read.await?;
-            if threads.is_empty() {
-                return Ok(());
-            }
-            let write = runtime.core.db.write(move |tx| {
-                let threads = threads.clone();
-                Box::pin(async move {
-                    for thread in threads {
-                        let owner = JobOwner {
-                            thread: Some(thread),
-                            assistant: None,
-                        };
-                        jobs::ensure(tx, JobKind::ExpireInterrupts, thread.0, owner, now).await?;
-                    }
-                    Ok(())
-                })
-            });
-            write.await
+            let any = !db::interrupts::expired_threads(tx, now, 1).await?.is_empty();
+            Ok(Unscheduled {
+                any,
+                next: db::interrupts::next_expiry(tx, now).await?,
+                // Those that have expired may have to wait for the end of the run at work on their thread.
+                comes_with_runs: any,
+            })
         })
+    }
+
+    fn schedule<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(schedule_at_once(runtime, |tx, now| {
+            Box::pin(async move {
+                for thread in db::interrupts::expired_threads(tx, now, AT_ONCE).await? {
+                    let owner = JobOwner {
+                        thread: Some(thread),
+                        assistant: None,
+                    };
+                    jobs::ensure(tx, JobKind::ExpireInterrupts, thread.0, owner, now).await?;
+                }
+                Ok(())
+            })
+        }))
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
@@ -65,8 +65,9 @@ impl JobHandler for ExpireInterruptsHandler {
             let (outcome, run) = started.await?;
             if let Some(run) = run {
                 tracing::info!(run = %run.id, %thread, "interrupts have expired");
-                runtime.runs.dispatcher.wakeup.notify_one();
             }
+            // Messages that waited for an answer may begin, too.
+            runtime.runs.dispatcher.wakeup.notify_one();
             Ok(match outcome {
                 ExpiredInterrupts::Nothing | ExpiredInterrupts::Resumed => JobOutcome::Done,
                 ExpiredInterrupts::NotNow => JobOutcome::NotNow,

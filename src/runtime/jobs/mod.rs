@@ -5,8 +5,12 @@
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
 //! the claim still holds.
 //!
-//! The loop sleeps until the next job is due. It is woken when this process schedules one; jobs of other processes, and
-//! changes of the clock, are noticed within [`POLL`].
+//! The loop sleeps until the next job is due. It is woken when this process schedules one, and when another process does
+//! that has no such loop itself. What nobody has told is noticed after [`Core::longest_sleep`]: jobs of processes that are
+//! gone, and changes of the clock.
+//!
+//! Some jobs are due because of facts that schedule no job, such as the expiry of an interrupt. The loop looks for these
+//! facts when it is asked to, when the next one is known to come, and else after that time, too.
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
@@ -22,7 +26,7 @@ use uuid::Uuid;
 use super::RuntimeHandles;
 use super::shared::Core;
 use crate::db::jobs::{self, JobOwner};
-use crate::db::{DbResult, Tx, warn_of};
+use crate::db::{DbResult, Notification, Tx, notifications, warn_of};
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
@@ -39,8 +43,8 @@ mod webhook;
 
 pub use webhook::Deliveries;
 
-/// The longest time between two looks at the queue, and the pause before a job is retried that could not be done.
-const POLL: Duration = Duration::from_secs(1);
+/// The pause before a job is retried that could not be done, and before the next look at jobs that are due.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest time between two looks, unless the loop is woken.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
 
@@ -74,8 +78,13 @@ pub(super) trait JobHandler: Sync {
     /// Returns the lease of a claim: longer than a job can take.
     fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
-    /// Schedules jobs that are due because of facts that do not schedule a job themselves.
-    fn discover<'a>(&'a self, _runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+    /// Looks for facts because of which jobs are due, and which do not schedule a job themselves.
+    fn look<'t>(&self, _tx: &'t mut Tx<'_>, _now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+        Box::pin(async move { Ok(Unscheduled::default()) })
+    }
+
+    /// Schedules the jobs for what [`JobHandler::look`] has found.
+    fn schedule<'a>(&'a self, _runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
         Box::pin(async move { Ok(()) })
     }
 
@@ -83,15 +92,29 @@ pub(super) trait JobHandler: Sync {
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>>;
 }
 
-/// Schedules jobs for rows that have none. The write begins only if there are `any` such rows.
-async fn schedule_for_rows<A, S>(runtime: &RuntimeHandles, any: A, schedule: S) -> DbResult<()>
+/// The findings of [`JobHandler::look`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Unscheduled {
+    /// True if there are jobs to schedule.
+    any: bool,
+    /// The time at which the next such fact is known to come.
+    next: Option<Timestamp>,
+    /// True if the end of any run may be such a fact.
+    comes_with_runs: bool,
+}
+
+impl Unscheduled {
+    /// Returns that there are jobs to schedule, or that there are none.
+    fn now(any: bool) -> Self {
+        Self { any, ..Self::default() }
+    }
+}
+
+/// Schedules jobs in one transaction.
+async fn schedule_at_once<S>(runtime: &RuntimeHandles, schedule: S) -> DbResult<()>
 where
-    A: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<bool>> + Send + 'static,
     S: for<'t> FnOnce(&'t mut Tx<'_>, Timestamp) -> BoxFuture<'t, DbResult<()>> + Send + 'static,
 {
-    if !runtime.core.db.read(any).await? {
-        return Ok(());
-    }
     let now = runtime.core.clock.now();
     runtime.core.db.write(move |tx| schedule(tx, now)).await
 }
@@ -118,9 +141,9 @@ const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 #[derive(Debug)]
 pub(super) struct JobQueue {
     wakeup: Arc<Notify>,
-    /// True when the loop is to call [`JobHandler::discover`].
+    /// True when the loop is to call [`JobHandler::look`].
     discovers: AtomicBool,
-    /// True when there may be background tasks whose outcome is not known.
+    /// True when there may be background tasks whose outcome is not known, or work on other servers.
     has_tasks: AtomicBool,
     /// The states of the kinds, in the order of [`JobKind::ALL`].
     kinds: Vec<KindState>,
@@ -160,19 +183,19 @@ impl JobQueue {
         self.wakeup.notify_one();
     }
 
-    /// Wakes the loop, so that it also looks for jobs to schedule; see [`JobHandler::discover`].
+    /// Wakes the loop, so that it also looks for jobs to schedule; see [`JobHandler::look`].
     pub(super) fn discover(&self) {
         self.discovers.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Stores whether there may be background tasks whose outcome is not known.
+    /// Stores whether there may be background tasks whose outcome is not known, or work on other servers.
     pub(super) fn has_tasks(&self, has: bool) {
         self.has_tasks.store(has, Ordering::Release);
     }
 
-    /// Wakes the loop after the end of a run, if there may be an agent to notify. `of_task` is true for the run of a
-    /// background task.
+    /// Wakes the loop after the end of a run, if there may be an agent to notify, or work on another server to end. `of_task`
+    /// is true for the run of a background task.
     pub(super) fn run_ended(&self, of_task: bool) {
         if of_task || self.has_tasks.load(Ordering::Acquire) {
             self.discover();
@@ -220,36 +243,109 @@ impl JobRunner {
     /// Runs jobs as they become due. Ends with the server.
     pub(super) async fn run_jobs(self) {
         let soft = self.core.shutdown.soft().clone();
+        let longest = self.core.longest_sleep();
         let mut discovered: Option<Instant> = None;
+        // The time at which the next fact comes that schedules no job.
+        let mut next_fact: Option<Timestamp> = None;
         while !soft.is_cancelled() {
             let is_asked = self.core.jobs.discovers.swap(false, Ordering::AcqRel);
-            if is_asked || discovered.is_none_or(|last| last.elapsed() >= POLL) {
+            let has_come = next_fact.is_some_and(|at| at <= self.core.clock.now());
+            if is_asked || has_come || discovered.is_none_or(|last| last.elapsed() >= longest) {
                 discovered = Some(Instant::now());
-                self.discover_jobs().await;
+                next_fact = self.discover_jobs().await;
             }
-            let pause = match self.start_due_jobs().await {
-                Ok(Some(next)) => next.since(self.core.clock.now()).clamp(SHORTEST_PAUSE, POLL),
-                Ok(None) => POLL,
+            let next_job = match self.start_due_jobs().await {
+                Ok(next) => next,
                 Err(error) => {
                     warn_of!(error, "could not look for jobs that are due");
-                    POLL
+                    Some(self.core.clock.now().plus(RETRY_PAUSE))
                 }
             };
+            let pause = pause_until([next_job, next_fact], self.core.clock.now(), longest);
             soft.run_until_cancelled(timeout(pause, self.core.jobs.wakeup.notified()))
                 .await;
         }
     }
 
-    /// Calls [`JobHandler::discover`] of all kinds.
-    async fn discover_jobs(&self) {
-        for kind in JobKind::ALL {
-            if let Err(error) = handler(*kind).discover(&self.runtime).await {
-                warn_of!(error, kind = kind.word(), "could not look for what is to be done");
+    /// Tells the processes that do jobs when this one, which does none, has scheduled some. Ends with the server.
+    pub(super) async fn announce_jobs(self) {
+        let soft = self.core.shutdown.soft().clone();
+        while soft
+            .run_until_cancelled(self.core.jobs.wakeup.notified())
+            .await
+            .is_some()
+        {
+            let write = self
+                .core
+                .db
+                .write(|tx| Box::pin(notifications::notify(tx, Notification::Jobs)));
+            if let Err(error) = write.await {
+                warn_of!(
+                    error,
+                    "could not tell other servers that there are jobs; they look for them soon"
+                );
             }
         }
     }
 
-    /// Starts the jobs that are due, as far as the limits allow. Returns the time at which the next job is due.
+    /// Schedules the jobs that are due because of facts that schedule none. Returns the time at which the next such fact is
+    /// known to come.
+    async fn discover_jobs(&self) -> Option<Timestamp> {
+        // A task that is started meanwhile sets it again.
+        self.core.jobs.has_tasks(false);
+        let found = self.look_for_facts().await;
+        let mut next = None;
+        for (kind, facts) in found {
+            if facts.comes_with_runs {
+                self.core.jobs.has_tasks(true);
+            }
+            next = earliest(next, facts.next);
+            if !facts.any {
+                continue;
+            }
+            if let Err(error) = handler(kind).schedule(&self.runtime).await {
+                warn_of!(error, kind = kind.word(), "could not schedule what is to be done");
+            }
+        }
+        next
+    }
+
+    /// Calls [`JobHandler::look`] of all kinds.
+    async fn look_for_facts(&self) -> Vec<(JobKind, Unscheduled)> {
+        if let Ok(found) = self.look_for_facts_of(JobKind::ALL).await {
+            return found;
+        }
+        // One kind must not hold up the others.
+        let mut found = vec![];
+        for kind in JobKind::ALL {
+            match self.look_for_facts_of(std::slice::from_ref(kind)).await {
+                Ok(facts) => found.extend(facts),
+                Err(error) => {
+                    self.core.jobs.has_tasks(true);
+                    warn_of!(error, kind = kind.word(), "could not look for what is to be done");
+                }
+            }
+        }
+        found
+    }
+
+    /// Calls [`JobHandler::look`] of these kinds in one transaction.
+    async fn look_for_facts_of(&self, kinds: &'static [JobKind]) -> DbResult<Vec<(JobKind, Unscheduled)>> {
+        let now = self.core.clock.now();
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let mut found = vec![];
+                for kind in kinds {
+                    found.push((*kind, handler(*kind).look(tx, now).await?));
+                }
+                Ok(found)
+            })
+        });
+        read.await
+    }
+
+    /// Starts the jobs that are due, as far as the limits allow. Returns the time at which the next job is due, or is to be
+    /// looked for again.
     async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
         let worker = self.core.id;
         let now = self.core.clock.now();
@@ -272,8 +368,12 @@ impl JobRunner {
                 continue;
             };
             if *at > now {
-                next = Some(next.map_or(*at, |next| next.min(*at)));
-            } else if let Err(error) = self.start_jobs(state, now).await {
+                next = earliest(next, Some(*at));
+                continue;
+            }
+            // More of them may be due than could be claimed.
+            next = earliest(next, Some(now.plus(RETRY_PAUSE)));
+            if let Err(error) = self.start_jobs(state, now).await {
                 warn_of!(error, kind = state.kind.word(), "could not claim jobs");
             }
         }
@@ -320,7 +420,7 @@ impl JobRunner {
         }
         if has_failed {
             // The job stays due. The pause prevents an immediate retry, whatever the clocks of the servers say.
-            soft.run_until_cancelled(tokio::time::sleep(POLL)).await;
+            soft.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await;
         }
         drop(permit);
         self.core.jobs.wake();
@@ -331,7 +431,7 @@ impl JobRunner {
         let due_at = match outcome {
             Ok(JobOutcome::Done) => None,
             Ok(JobOutcome::Again(due_at)) => Some(due_at),
-            Ok(JobOutcome::NotNow) => Some(now.plus(POLL)),
+            Ok(JobOutcome::NotNow) => Some(now.plus(RETRY_PAUSE)),
             Ok(JobOutcome::Settled) => return Ok(()),
             Err(error) => {
                 warn_of!(error, kind = job.kind.word(), key = %job.key, "a job could not be done yet");
@@ -348,5 +448,39 @@ impl JobRunner {
             })
         });
         write.await.map(drop)
+    }
+}
+
+/// Returns the earlier of two times, as far as they are known.
+fn earliest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.into_iter().chain(other).min()
+}
+
+/// Returns the pause until the earliest of these times, but not longer than `longest`.
+fn pause_until(times: [Option<Timestamp>; 2], now: Timestamp, longest: Duration) -> Duration {
+    let next = times.into_iter().flatten().min();
+    next.map_or(longest, |at| at.since(now).clamp(SHORTEST_PAUSE, longest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loop_sleeps_until_something_is_due_and_not_too_long() {
+        let now = Timestamp(1_000_000_000);
+        let longest = Duration::from_secs(5);
+        let after = |millis: u64| Some(now.plus(Duration::from_millis(millis)));
+        for (times, millis) in [
+            ([None, None], 5_000),
+            ([after(1_200), None], 1_200),
+            ([after(3_000), after(700)], 700),
+            ([None, after(86_400_000)], 5_000),
+            ([after(0), after(700)], 25),
+            ([Some(Timestamp(0)), None], 25),
+        ] {
+            let pause = pause_until(times, now, longest);
+            assert_eq!(pause, Duration::from_millis(millis), "{times:?}");
+        }
     }
 }

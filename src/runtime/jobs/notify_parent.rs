@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
-use super::{JobHandler, JobLimits, JobOutcome};
+use super::{JobHandler, JobLimits, JobOutcome, Unscheduled};
 use crate::db::jobs::JobOwner;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, FIELD, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
@@ -43,23 +43,27 @@ impl JobHandler for NotifyParentHandler {
         LEASE
     }
 
-    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move {
-            runtime.core.jobs.has_tasks(false);
-            let read = runtime.core.db.read(|tx| {
-                Box::pin(async move {
-                    Ok((
-                        db::background::any_watched(tx).await?,
-                        db::background::parents_to_wake(tx, AT_ONCE).await?,
-                    ))
-                })
-            });
-            let (any, parents) = read.await.inspect_err(|_| runtime.core.jobs.has_tasks(true))?;
-            if any {
-                runtime.core.jobs.has_tasks(true);
+            if !db::background::any_watched(tx).await? {
+                return Ok(Unscheduled::default());
             }
+            Ok(Unscheduled {
+                any: !db::background::parents_to_wake(tx, 1).await?.is_empty(),
+                comes_with_runs: true,
+                next: None,
+            })
+        })
+    }
+
+    fn schedule<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(async move {
+            let read = runtime
+                .core
+                .db
+                .read(|tx| Box::pin(db::background::parents_to_wake(tx, AT_ONCE)));
             let now = runtime.core.clock.now();
-            for parent in parents {
+            for parent in read.await? {
                 let owner = JobOwner {
                     thread: Some(parent),
                     assistant: None,

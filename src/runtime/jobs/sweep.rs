@@ -40,7 +40,11 @@ impl JobHandler for SweepHandler {
             let core = &runtime.core;
             match core.shutdown.soft().run_until_cancelled(sweep(core)).await {
                 Some(Ok(0)) | None => {}
-                Some(Ok(count)) => tracing::info!(count, "threads swept"),
+                Some(Ok(count)) => {
+                    tracing::info!(count, "threads swept");
+                    // Their sandboxes are to end.
+                    core.jobs.discover();
+                }
                 Some(Err(error)) => warn_of!(error, "could not sweep threads"),
             }
             Ok(JobOutcome::Again(core.clock.now().plus(core.retention.interval)))

@@ -6,13 +6,14 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::timeout;
 
-use super::{JobHandler, JobLimits, JobOutcome, schedule_for_rows};
+use super::{JobHandler, JobLimits, JobOutcome, Unscheduled, schedule_at_once};
 use crate::db::interrupts::InterruptRecord;
-use crate::db::{self, DbResult};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::backoff::spread;
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
+use crate::domain::time::Timestamp;
 use crate::runtime::interrupts::{is_answered_remotely, pending_of_subagent, resume_answered_remotely};
 use crate::runtime::{Interrupts, RuntimeHandles};
 
@@ -32,12 +33,14 @@ impl JobHandler for WatchInterruptHandler {
         LEASE
     }
 
-    fn discover<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
-        Box::pin(schedule_for_rows(
-            runtime,
-            |tx| Box::pin(db::remote_runs::any_unwatched(tx)),
-            |tx, now| Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE)),
-        ))
+    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+        Box::pin(async move { db::remote_runs::any_unwatched(tx).await.map(Unscheduled::now) })
+    }
+
+    fn schedule<'a>(&'a self, runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
+        Box::pin(schedule_at_once(runtime, |tx, now| {
+            Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE))
+        }))
     }
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {

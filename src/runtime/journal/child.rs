@@ -99,5 +99,8 @@ pub(super) async fn admit(
         db::runs::mark_begun_by(tx, run.id, root.id).await?;
     }
     background::insert_remote_run(tx, &run, url.as_deref()).await?;
+    if url.is_some() {
+        run_context.core.jobs.has_tasks(true);
+    }
     Ok(AdmittedChild::Admitted(Box::new(run)))
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::client::Reply;
-use crate::support::{Human, TestServer, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     an_approval_continues_the_branch_on_which_it_was_asked,
@@ -16,10 +16,17 @@ on_both_engines! {
     new_input_on_one_branch_leaves_the_question_of_another,
     an_answer_on_a_branch_can_be_undone,
     an_answer_on_a_branch_survives_a_kill,
+    a_question_of_a_left_branch_refuses_no_message,
+    a_question_of_a_left_branch_holds_up_no_queued_message,
+    a_message_waits_for_what_is_asked_when_a_left_branch_goes_on,
 }
 
 const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\"]\n\
     interrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
+
+/// An agent that takes no message while it asks.
+const STRICT: &str = "[agents.strict]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\n\
+    tools = [\"lookup\", \"slow\", \"send_email\"]\ninterrupt_on = { send_email = true }\non_pending_interrupt = \"reject\"";
 
 fn approval() -> Value {
     json!({"decisions": [{"type": "approve"}]})
@@ -251,4 +258,87 @@ async fn an_answer_on_a_branch_survives_a_kill(server: TestServer) {
     let keys = server.tools.keys_of("send_email");
     assert_eq!(keys.len(), 2);
     assert_eq!(&keys[0], &keys[1], "the same call, with the same key");
+}
+
+/// Has a question wait on a branch that its thread has left. Returns the user who has asked, and one of the strict agent
+/// on the same thread.
+async fn leaves_a_question(server: &TestServer, text: impl ToString) -> (Human, Human) {
+    server.is_configured_with(STRICT).await;
+    let alice = server.human("agent").await;
+    is_left(&alice, text).await;
+    let strict = Human::at(server.client(), "strict", &alice.thread);
+    (alice, strict)
+}
+
+async fn a_question_of_a_left_branch_refuses_no_message(server: TestServer) {
+    let text = script().calls(mail("m1", "bob")).says("sent");
+    let (alice, strict) = leaves_a_question(&server, text).await;
+    let question = alice.question().await;
+    strict.says("hello").await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: echo: hello");
+    assert_eq!(alice.status().await, "idle");
+    // On the newest branch a question refuses messages.
+    strict.says(script().calls(mail("m2", "eve")).says("sent")).await;
+    let refused = strict.run_body("forget it", json!({"multitask_strategy": "reject"}));
+    strict.client().post(&strict.path("/runs"), refused).await.refused(409);
+    assert_eq!(alice.questions().await.len(), 2);
+    strict.resumes(approval()).await.finishes().await;
+    assert_eq!(recipients(&server), ["eve"]);
+    assert_eq!(alice.question().await, question);
+}
+
+async fn a_question_of_a_left_branch_holds_up_no_queued_message(server: TestServer) {
+    let text = script().calls(mail("m1", "bob")).says("sent");
+    let (alice, strict) = leaves_a_question(&server, text).await;
+    let question = alice.question().await;
+    server.tools.hold("lookup");
+    let first = strict.asks(script().calls(lookup("c1", "x")).says("first")).await;
+    server.tools.called("lookup", 1).await;
+    let second = strict.asks("second").await;
+    let third = strict.asks("third").await;
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    for message in [second, third] {
+        eventually(async || message.status().await == "success").await;
+    }
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: echo: third");
+    assert_eq!(alice.status().await, "idle");
+    assert_eq!(alice.question().await, question);
+    // Nothing is queued, so the thread is not busy.
+    let body = strict.run_body("fourth", json!({"multitask_strategy": "reject"}));
+    strict.starts(body).await.finishes().await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: echo: fourth");
+}
+
+async fn a_message_waits_for_what_is_asked_when_a_left_branch_goes_on(server: TestServer) {
+    let text = script()
+        .calls(mail("m1", "bob"))
+        .calls(mail("m2", "eve"))
+        .says("both are sent");
+    let (alice, strict) = leaves_a_question(&server, text).await;
+    let question = alice.question().await;
+    for tool in ["lookup", "slow"] {
+        server.tools.hold(tool);
+    }
+    strict.asks(script().calls(lookup("c1", "x")).says("first")).await;
+    server.tools.called("lookup", 1).await;
+    strict
+        .asks(script().calls(call("s1", "slow", json!({}))).says("second"))
+        .await;
+    let message = strict.asks("third").await;
+    server.tools.let_go("lookup");
+    // The second message has begun: the question on the left branch is in nobody's way.
+    server.tools.called("slow", 1).await;
+    let answer = alice.approves(&question).await;
+    server.tools.let_go("slow");
+    answer.finishes().await;
+    let next = alice.question().await;
+    assert_ne!(next, question);
+    assert_eq!(message.status().await, "pending");
+    assert_eq!(alice.status().await, "interrupted");
+    alice.approves(&next).await.finishes().await;
+    message.finishes().await;
+    assert_eq!(recipients(&server), ["bob", "eve"]);
+    let said = alice.transcript().await;
+    assert_eq!(said[said.len() - 2..], ["human: third", "ai: echo: third"], "{said:#?}");
 }

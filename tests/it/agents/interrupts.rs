@@ -21,6 +21,7 @@ on_both_engines! {
     a_message_that_was_queued_before_a_required_answer_waits_for_it,
     a_message_that_waits_for_an_answer_can_be_cancelled,
     an_answer_without_an_interrupt_is_refused,
+    an_answer_with_an_assistant_that_cannot_go_on_says_so,
     a_run_continues_from_a_breakpoint_without_an_answer,
     a_run_that_answers_nothing_reports_the_interrupt_again,
     a_call_that_needs_no_approval_raises_no_interrupt,
@@ -355,6 +356,18 @@ async fn an_answer_without_an_interrupt_is_refused(server: TestServer) {
     alice.resumes(approve.clone()).await.finishes().await;
     alice.tries_to_resume(approve).await.refused(409);
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn an_answer_with_an_assistant_that_cannot_go_on_says_so(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    // This assistant asks for no approvals, so it has nothing that could take the answer.
+    let answer = json!({"assistant_id": "plain", "command": {"resume": {"decisions": [{"type": "approve"}]}}});
+    let failed = alice.client().post(&alice.path("/runs/wait"), answer).await.ok();
+    assert_eq!(failed["__error__"]["error"], "DefinitionChangedError", "{failed}");
+    let text = failed["__error__"]["message"].as_str().expect("a text");
+    assert!(text.contains("with the assistant"), "{text}");
+    assert!(server.tools.calls_of("send_email").is_empty());
 }
 
 async fn a_run_continues_from_a_breakpoint_without_an_answer(server: TestServer) {

@@ -1,5 +1,8 @@
 //! Runs: started, waited for, joined, cancelled, listed, deleted.
 
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -11,6 +14,7 @@ on_both_engines! {
     a_wait_returns_the_values_and_the_location_of_the_run,
     the_turns_of_a_conversation_follow_each_other,
     enqueued_runs_wait_for_their_turn,
+    a_delayed_run_begins_when_its_time_has_come,
     a_busy_thread_rejects_a_run_with_the_strategy_reject,
     a_cancelled_run_is_interrupted_and_its_work_stays,
     the_readers_of_a_cancelled_run_get_what_it_wrote_and_no_error,
@@ -118,6 +122,20 @@ async fn enqueued_runs_wait_for_their_turn(server: TestServer) {
         "ai: echo: third",
     ];
     assert_eq!(alice.transcript().await, said);
+}
+
+async fn a_delayed_run_begins_when_its_time_has_come(server: TestServer) {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    let alice = server.human("agent").await;
+    let later = alice
+        .starts(alice.run_body("later", json!({"after_seconds": 3600})))
+        .await;
+    clock.advance(Duration::from_secs(3_599));
+    assert_eq!(later.status().await, "pending");
+    clock.advance(Duration::from_secs(1));
+    later.finishes().await;
+    assert_eq!(alice.transcript().await, ["human: later", "ai: echo: later"]);
 }
 
 async fn a_busy_thread_rejects_a_run_with_the_strategy_reject(server: TestServer) {

@@ -1,11 +1,15 @@
 //! Servers with roles on one Postgres, and servers that stop while others go on.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use sqlx::postgres::PgListener;
 
 use crate::support::actors::Human;
 use crate::support::client::Client;
 use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::sse::{Frame, put_together};
+use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{TestServer, call, eventually, lookup, on_both_engines, on_postgres, script};
 
 on_both_engines! {
@@ -14,6 +18,7 @@ on_both_engines! {
 
 on_postgres! {
     an_api_server_admits_and_streams_what_a_worker_works_on,
+    an_api_server_announces_the_jobs_that_it_leaves_to_workers,
     a_worker_answers_about_its_health_only,
     a_worker_that_is_terminated_gives_its_run_to_another_at_once,
     a_worker_that_waits_for_a_call_keeps_its_lease_and_is_not_ready,
@@ -52,6 +57,25 @@ async fn an_api_server_admits_and_streams_what_a_worker_works_on(api: TestServer
     assert_eq!(stateless["messages"].as_array().map(Vec::len), Some(2), "{stateless}");
     let metrics = api.client().get("/metrics?format=json").await.ok();
     assert_eq!(metrics["workers"]["max"], 0, "{}", metrics["workers"]);
+    worker.is_stopped().await;
+}
+
+async fn an_api_server_announces_the_jobs_that_it_leaves_to_workers(api: TestServer) {
+    api.takes_role("api");
+    api.moves_into_a_process().await;
+    let receiver = WebhookReceiver::start().await;
+    let alice = api.human("plain").await;
+    let more = json!({"after_seconds": 3600, "webhook": receiver.base});
+    let run = alice.starts(alice.run_body("later", more)).await;
+    let mut listener = PgListener::connect(&api.database_url()).await.expect("a connection");
+    listener.listen("adjutant").await.expect("the channel");
+    run.is_cancelled("interrupt").await.ok();
+    let is_told = async { while listener.recv().await.expect("a notification").payload() != "jobs" {} };
+    tokio::time::timeout(Duration::from_secs(60), is_told)
+        .await
+        .expect("it tells of the report");
+    let worker = api.starts_second_process_as("worker").await;
+    assert_eq!(receiver.receives(1).await[0].body()["run_id"], run.id);
     worker.is_stopped().await;
 }
 

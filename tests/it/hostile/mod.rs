@@ -20,6 +20,7 @@ mod rows;
 mod sandboxes;
 mod schemas;
 mod searches;
+mod strategies;
 mod streams;
 mod tools;
 mod workspaces;

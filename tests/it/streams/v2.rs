@@ -94,6 +94,7 @@ on_both_engines! {
     too_many_streams_are_refused,
     invalid_commands_are_refused_with_codes_of_the_protocol,
     the_tree_of_agents_shows_their_status,
+    the_tree_of_agents_is_that_of_the_run_at_work,
 }
 
 async fn a_run_is_streamed_from_start_to_end(server: TestServer) {
@@ -657,4 +658,17 @@ async fn the_tree_of_agents_shows_their_status(server: TestServer) {
     assert_eq!(&child["graph_name"], &json!("researcher"));
     assert_eq!(&child["status"], &json!("completed"));
     assert!(child["namespace"][0].as_str().unwrap().starts_with("tools:"));
+}
+
+async fn the_tree_of_agents_is_that_of_the_run_at_work(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    server.tools.hold("lookup");
+    viewer.starts("agent", delegation()).await;
+    server.tools.called("lookup", 1).await;
+    viewer.starts("agent", "a message that waits").await;
+    let tree = viewer.succeeds("agent.getTree", json!({})).await["tree"].clone();
+    assert_eq!(tree["status"], "running", "{tree}");
+    assert_eq!(tree["children"][0]["graph_name"], "researcher", "{tree}");
+    server.tools.let_go("lookup");
+    viewer.replays(2).await;
 }

@@ -1,0 +1,218 @@
+//! The order of locks: transactions that meet on one thread and its run do not wait for each other. Only Postgres has locks of
+//! rows.
+
+use std::time::Duration;
+
+use sqlx::query_scalar;
+use tokio::sync::oneshot;
+
+use super::{Db, run_at, stored_thread, with_postgres, write};
+use crate::db::engine::on_engine;
+use crate::db::events::{self, NewEvent};
+use crate::db::runs::{LeaseHolder, RunRowUpdate};
+use crate::db::{DbResult, Tx, runs, threads};
+use crate::domain::account::RunQueue;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::run::RunStatus;
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+
+/// Stores a thread with a run at work.
+async fn at_work(db: &Db) -> (ThreadId, LeaseHolder) {
+    let thread = stored_thread(db).await;
+    let run = run_at(thread, 1);
+    let id = run.id;
+    let worker = WorkerId::mint();
+    write!(db, |tx| runs::insert(tx, &run, None));
+    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
+    let holder = LeaseHolder {
+        run: id,
+        worker,
+        fence: claim.fence,
+    };
+    (thread, holder)
+}
+
+/// Stores an event of a run, as its steps do.
+async fn insert_event(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<()> {
+    let event = NewEvent {
+        thread,
+        seq: 1,
+        run,
+        lane: Lane::Main,
+        fact: &Fact::Undone,
+        at: Timestamp(3),
+    };
+    events::insert(tx, &[event]).await
+}
+
+/// Waits until a transaction waits for another one.
+async fn somebody_waits(db: &Db) {
+    const SQL: &str =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    let looking = async {
+        loop {
+            let look = db.read(|tx| {
+                Box::pin(async move {
+                    let count: i64 = on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?;
+                    Ok(count)
+                })
+            });
+            if look.await.expect("a number") > 0 {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looking)
+        .await
+        .expect("nobody waits");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_is_stored_while_another_transaction_has_locked_its_thread() {
+    with_postgres(None, |db| {
+        Box::pin(async move {
+            let (thread, holder) = at_work(&db).await;
+            let (locked, is_locked) = oneshot::channel();
+            let (stored, is_stored) = oneshot::channel();
+            let cancels = db.write(move |tx| {
+                Box::pin(async move {
+                    threads::lock(tx, thread).await?;
+                    locked.send(()).expect("the step waits");
+                    is_stored.await.expect("the step is stored");
+                    runs::request_cancel(tx, holder.run, "rollback").await
+                })
+            });
+            let steps = async {
+                is_locked.await.expect("the thread is locked");
+                let step = db.write(move |tx| {
+                    Box::pin(async move {
+                        assert!(runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(3))).await?);
+                        insert_event(tx, thread, holder.run).await
+                    })
+                });
+                step.await.expect("the step");
+                stored.send(()).expect("the other transaction waits");
+            };
+            let (cancelled, ()) = tokio::join!(cancels, steps);
+            assert!(cancelled.expect("the cancellation"));
+        })
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_run_waits_for_its_thread_before_it_locks_the_run() {
+    with_postgres(None, |db| {
+        Box::pin(async move {
+            let (thread, holder) = at_work(&db).await;
+            let (locked, is_locked) = oneshot::channel();
+            let (waits, is_waiting) = oneshot::channel();
+            let cancels = db.write(move |tx| {
+                Box::pin(async move {
+                    threads::lock(tx, thread).await?;
+                    locked.send(()).expect("the end waits");
+                    is_waiting.await.expect("the end waits");
+                    runs::request_cancel(tx, holder.run, "rollback").await
+                })
+            });
+            let ends = async {
+                is_locked.await.expect("the thread is locked");
+                let end = db.write(move |tx| {
+                    Box::pin(async move {
+                        let trace = RunRowUpdate::at(Timestamp(3));
+                        assert!(runs::end_fenced(tx, holder, RunStatus::Success, None, trace).await?);
+                        let left = threads::ThreadAfterRun {
+                            run: holder.run,
+                            status: ThreadStatus::Idle,
+                            error: None,
+                        };
+                        threads::leave(tx, thread, &left, Timestamp(3)).await
+                    })
+                });
+                end.await.expect("the end")
+            };
+            let watches = async {
+                somebody_waits(&db).await;
+                waits.send(()).expect("the other transaction waits");
+            };
+            let (cancelled, left, ()) = tokio::join!(cancels, ends, watches);
+            assert!(cancelled.expect("the cancellation"));
+            assert!(left.is_some());
+        })
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_deletion_of_a_thread_waits_for_the_step_that_has_begun() {
+    with_postgres(None, |db| {
+        Box::pin(async move {
+            let (thread, holder) = at_work(&db).await;
+            let (begun, has_begun) = oneshot::channel();
+            let (waits, is_waiting) = oneshot::channel();
+            let steps = db.write(move |tx| {
+                Box::pin(async move {
+                    assert!(runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(3))).await?);
+                    begun.send(()).expect("the deletion waits");
+                    is_waiting.await.expect("the deletion waits");
+                    insert_event(tx, thread, holder.run).await
+                })
+            });
+            let deletes = async {
+                has_begun.await.expect("the step has begun");
+                write!(db, |tx| threads::delete(tx, thread))
+            };
+            let watches = async {
+                somebody_waits(&db).await;
+                waits.send(()).expect("the step waits");
+            };
+            let (stored, is_deleted, ()) = tokio::join!(steps, deletes, watches);
+            stored.expect("the step");
+            assert!(is_deleted);
+            let later = write!(db, |tx| runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(4))));
+            assert!(!later, "the run is gone");
+        })
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queued_run_is_skipped_while_another_transaction_has_locked_its_thread() {
+    with_postgres(None, |db| {
+        Box::pin(async move {
+            let held = run_at(stored_thread(&db).await, 1);
+            let free = run_at(stored_thread(&db).await, 2);
+            let thread = held.thread;
+            let first = held.id;
+            let second = free.id;
+            for run in [held, free] {
+                write!(db, |tx| runs::insert(tx, &run, None));
+            }
+            let (locked, is_locked) = oneshot::channel();
+            let (looked, has_looked) = oneshot::channel();
+            let locks = db.write(move |tx| {
+                Box::pin(async move {
+                    threads::lock(tx, thread).await?;
+                    locked.send(()).expect("the look waits");
+                    has_looked.await.expect("the look is over");
+                    DbResult::Ok(())
+                })
+            });
+            let looks = async {
+                is_locked.await.expect("the thread is locked");
+                let next = write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
+                looked.send(()).expect("the other transaction waits");
+                next
+            };
+            let (unlocked, next) = tokio::join!(locks, looks);
+            unlocked.expect("the lock");
+            assert_eq!(next, Some(second));
+            let next = write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
+            assert_eq!(next, Some(first));
+        })
+    })
+    .await;
+}

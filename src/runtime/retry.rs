@@ -1,0 +1,104 @@
+//! Repetition of transactions in whose way others were.
+//!
+//! Transactions lock rows in [one order](crate::db#the-order-of-locks), so they rarely meet. Where they do all the same,
+//! the database ends one of them with nothing stored, and the caller must not notice.
+
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+
+use super::{BatchError, CancelError, DeleteRunError, StartError};
+use crate::db::DbError;
+
+/// The pause before the second try.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The number of tries after the first.
+const MAX_RETRIES: usize = 5;
+
+/// An error of a transaction.
+pub(super) trait TransactionError {
+    /// Returns true if another transaction was in the way: nothing was stored, and another try may succeed.
+    fn is_busy(&self) -> bool;
+}
+
+impl TransactionError for DbError {
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy)
+    }
+}
+
+impl TransactionError for StartError {
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Fault(DbError::Busy))
+    }
+}
+
+impl TransactionError for BatchError {
+    fn is_busy(&self) -> bool {
+        self.error.is_busy()
+    }
+}
+
+impl TransactionError for CancelError {
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Fault(DbError::Busy))
+    }
+}
+
+impl TransactionError for DeleteRunError {
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Fault(DbError::Busy))
+    }
+}
+
+/// Runs a transaction, and a few times again while others are in its way.
+///
+/// # Errors
+/// Returns the error of the last try.
+pub(super) async fn retry_while_busy<T, E, F>(attempt: impl FnMut() -> F + Send) -> Result<T, E>
+where
+    E: TransactionError,
+    F: Future<Output = Result<T, E>> + Send,
+{
+    let pauses = ExponentialBuilder::new()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_times(MAX_RETRIES)
+        .with_jitter();
+    attempt.retry(pauses).when(E::is_busy).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Returns the result of a transaction that is in the way of others so many times, and the number of tries.
+    async fn tried(busy: usize, then: Result<u8, StartError>) -> (Result<u8, StartError>, usize) {
+        let tries = AtomicUsize::new(0);
+        let then = std::sync::Mutex::new(Some(then));
+        let attempt = || {
+            let number = tries.fetch_add(1, Ordering::Relaxed);
+            let outcome = match number < busy {
+                true => Err(DbError::Busy.into()),
+                false => then.lock().unwrap().take().expect("the last try"),
+            };
+            async move { outcome }
+        };
+        let result = retry_while_busy(attempt).await;
+        (result, tries.into_inner())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transaction_is_repeated_while_others_are_in_its_way_and_for_no_other_reason() {
+        let (result, tries) = tried(3, Ok(7)).await;
+        assert!(matches!(result, Ok(7)), "{result:?}");
+        assert_eq!(tries, 4);
+        let (refused, tries) = tried(1, Err(StartError::Busy)).await;
+        assert!(matches!(refused, Err(StartError::Busy)), "{refused:?}");
+        assert_eq!(tries, 2, "a refusal is final");
+        let (given_up, tries) = tried(usize::MAX, Ok(7)).await;
+        assert!(given_up.is_err_and(|error| error.is_busy()));
+        assert_eq!(tries, 1 + MAX_RETRIES);
+    }
+}
