@@ -233,6 +233,7 @@ struct Row {
     shown: Option<String>,
     position: String,
     created_at: i64,
+    carried_from: Option<Uuid>,
 }
 
 /// Returns the next rows of the main agent's history, up to the size of a piece.
@@ -242,7 +243,8 @@ async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
         and held.seq = checkpoints.seq) as bigint) from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
     const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
-        position, created_at from checkpoints where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
+        position, created_at, carried_from from checkpoints \
+        where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
     let lane = lane_id(Lane::Main);
     let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(SIZES)
         .bind(copy.from.0)
@@ -271,7 +273,7 @@ async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
 
 async fn insert(tx: &mut Tx<'_>, thread: ThreadId, rows: Vec<Row>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
-        node, run_id, writes, shown, position, created_at) ";
+        node, run_id, writes, shown, position, created_at, carried_from) ";
     let lane = lane_id(Lane::Main);
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
@@ -290,7 +292,8 @@ async fn insert(tx: &mut Tx<'_>, thread: ThreadId, rows: Vec<Row>) -> DbResult<(
                 .push_bind(row.writes)
                 .push_bind(row.shown)
                 .push_bind(row.position)
-                .push_bind(row.created_at);
+                .push_bind(row.created_at)
+                .push_bind(row.carried_from);
         });
         sql.build().execute(conn).await.map(drop)
     })?;

@@ -18,7 +18,7 @@ use super::wire::thread::{
 };
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
-use crate::db::interrupts::{self, InterruptRecord, InterruptState};
+use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain;
 use crate::domain::access::Action;
@@ -28,7 +28,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::{CreateThreadError, CreatedThread, ResourceRef};
+use crate::runtime::{CreateThreadError, CreatedThread, ResourceRef, open_interrupts};
 
 pub(super) mod stream;
 
@@ -304,7 +304,7 @@ async fn load_view(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
     summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
 
-/// A thread, its newest checkpoint, and its open interrupts.
+/// A thread, its newest checkpoint, and its open interrupts there.
 pub(super) struct ThreadSummary {
     thread: Thread,
     /// The newest checkpoint; also `None` if clients may not see the state.
@@ -326,7 +326,7 @@ impl ThreadSummary {
         let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
             .await?
             .filter(|_| is_visible);
-        let interrupts = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
+        let interrupts = open_interrupts(tx, thread.id).await?;
         Ok(Self {
             thread,
             head,

@@ -179,10 +179,15 @@ impl LaneJournal {
                 PendingWrite::Repeated {
                     agent,
                     head,
+                    carried_from,
                     interrupts,
                 } => {
                     origin = agent.unwrap_or(origin);
-                    let fact = Fact::Asked { head, interrupts };
+                    let fact = Fact::Asked {
+                        head,
+                        carried_from,
+                        interrupts,
+                    };
                     batch.facts.push(PlacedFact {
                         seq,
                         lane: origin.lane,

@@ -19,7 +19,6 @@ on_both!(
     checkpoints_form_segments,
     forks_of_forks_are_folded,
     a_history_has_all_branches_newest_first,
-    the_way_back_from_a_checkpoint_has_no_other_branch,
     lanes_are_separate,
     states_are_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
@@ -236,29 +235,6 @@ async fn a_history_has_all_branches_newest_first(db: Db) {
         HistoryQuery { limit: 3, before: None }
     ));
     assert_eq!(found[2].entry, d);
-}
-
-async fn the_way_back_from_a_checkpoint_has_no_other_branch(db: Db) {
-    let thread = stored_thread(&db).await;
-    let [_, _, c, _, e, f] = two_branches(&db, thread).await;
-    let back = async |from: CheckpointId, before: i64, limit: i64| {
-        let found = read!(db, |tx| checkpoints::sketches_back_from(
-            tx,
-            thread,
-            Lane::Main,
-            from,
-            before,
-            limit
-        ));
-        found.iter().map(|sketch| sketch.seq).collect::<Vec<_>>()
-    };
-    assert_eq!(back(f.id, i64::MAX, 10).await, [6, 3, 2, 1]);
-    assert_eq!(back(e.id, i64::MAX, 10).await, [5, 4, 1]);
-    assert_eq!(back(c.id, i64::MAX, 2).await, [3, 2]);
-    assert_eq!(back(e.id, 5, 10).await, [4, 1]);
-    assert_eq!(back(e.id, 2, 10).await, [1]);
-    assert_eq!(back(e.id, i64::MIN, 10).await, Vec::<i64>::new());
-    assert_eq!(back(CheckpointId::mint(), i64::MAX, 10).await, Vec::<i64>::new());
 }
 
 async fn lanes_are_separate(db: Db) {

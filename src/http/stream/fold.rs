@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{EventBody, Fact, Origin};
-use crate::domain::id::CheckpointId;
+use crate::domain::id::{CheckpointId, StepBase, TaskId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::state::State;
 
@@ -21,6 +21,8 @@ pub(in crate::http) struct AgentFold {
     pub state: Option<State>,
     /// The newest checkpoint.
     pub head: Option<CheckpointId>,
+    /// The base of the current step.
+    pub base: StepBase,
     /// The number of the newest checkpoint's step.
     pub step: Option<i64>,
     /// True if the agent's start was read; false for a reader that joined later.
@@ -38,6 +40,7 @@ impl AgentFold {
             origin: Arc::clone(origin),
             state: None,
             head: None,
+            base: StepBase::default(),
             step: None,
             is_complete: false,
             answered: vec![],
@@ -68,13 +71,14 @@ impl AgentFold {
             self.state = Some(Arc::unwrap_or_clone(base));
         }
         match body {
-            EventBody::Fact(Fact::Started { base, .. }) => {
+            EventBody::Fact(Fact::Started { base, carried_from, .. }) => {
                 if base.is_none() {
                     self.state = follows_state.then(State::default);
                 } else if !has_base && self.head != *base {
                     self.state = None;
                 }
                 self.head = *base;
+                self.base = StepBase::after(*base, *carried_from);
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
@@ -86,13 +90,25 @@ impl AgentFold {
                 }
                 // A reader that joined later learns the parent checkpoint here.
                 self.head = entry.parent;
+                self.base = entry.base();
                 self.step = Some(entry.step - 1);
             }
-            EventBody::Fact(Fact::Answered { head, call, .. }) => {
+            EventBody::Fact(Fact::Answered {
+                head,
+                carried_from,
+                call,
+                ..
+            }) => {
                 self.head = Some(*head);
+                self.base = StepBase::after(self.head, *carried_from);
                 self.answered.push(*call);
             }
-            EventBody::Fact(Fact::Asked { head, .. } | Fact::Calling { head, .. }) => self.head = head.or(self.head),
+            EventBody::Fact(Fact::Asked { head, carried_from, .. } | Fact::Calling { head, carried_from, .. }) => {
+                if head.is_some() {
+                    self.head = *head;
+                    self.base = StepBase::after(*head, *carried_from);
+                }
+            }
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
     }
@@ -115,9 +131,15 @@ impl AgentFold {
             entry.writes.iter().for_each(|update| state.apply(update));
         }
         self.head = Some(entry.id);
+        self.base = entry.next_base();
         self.step = Some(entry.step);
         self.answered.clear();
         self.interrupts.clear();
+    }
+
+    /// The task of the `index`-th execution of `node` in the current step.
+    pub(in crate::http) fn task(&self, node: &str, index: usize) -> TaskId {
+        self.base.task(node, index)
     }
 
     /// The number of the current step.
@@ -137,7 +159,7 @@ mod tests {
 
     use super::*;
     use crate::domain::checkpoint::{CheckpointSource, Lane};
-    use crate::domain::id::{InterruptId, TaskId};
+    use crate::domain::id::InterruptId;
     use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
     use crate::domain::message::Message;
     use crate::domain::state::Update;
@@ -157,6 +179,7 @@ mod tests {
     fn started(base: Option<CheckpointId>) -> EventBody {
         EventBody::Fact(Fact::Started {
             base,
+            carried_from: None,
             attempt: 1,
             resumed: false,
         })
@@ -171,6 +194,7 @@ mod tests {
             node: "model".to_owned(),
             writes: vec![Update::messages([Message::human(text).with_id(text)])],
             logged_writes: vec![],
+            carried_from: None,
         })
     }
 
