@@ -261,6 +261,67 @@ mod tests {
     }
 
     #[test]
+    fn the_tasks_of_a_step_that_is_carried_on_keep_their_ids() {
+        let mut view = view();
+        let first = entry(None, 0, "a");
+        view.begin_event(&EventBody::Entry(Arc::clone(&first)), None, true);
+        view.advance(&first);
+        let task = view.task("tools", 0);
+        let carried = Entry {
+            source: CheckpointSource::Fork,
+            carried_from: Some(first.id),
+            ..Entry::clone(&entry(Some(first.id), 1, "b"))
+        };
+        view.begin_event(&EventBody::Entry(Arc::new(carried.clone())), None, true);
+        view.advance(&carried);
+        assert_eq!(view.task("tools", 0), task);
+        // A reader that joins later learns it from each event.
+        let late = || self::view();
+        let head = Some(carried.id);
+        let carried_from = Some(first.id);
+        let calls = vec![(0, "c".to_owned())];
+        let interrupts = vec![question(0)];
+        let facts = [
+            Fact::Started {
+                base: head,
+                carried_from,
+                attempt: 1,
+                resumed: true,
+            },
+            Fact::Calling {
+                head,
+                carried_from,
+                calls,
+            },
+            Fact::Asked {
+                head,
+                carried_from,
+                interrupts,
+            },
+            Fact::Answered {
+                head: carried.id,
+                carried_from,
+                call: 0,
+                writes: Update::none(),
+            },
+        ];
+        for fact in facts {
+            let mut late = late();
+            late.begin_event(&EventBody::Fact(fact), None, false);
+            assert_eq!(late.task("tools", 0), task);
+        }
+        let done = Entry {
+            carried_from: Some(first.id),
+            ..Entry::clone(&entry(head, 2, "c"))
+        };
+        let mut late = late();
+        late.begin_event(&EventBody::Entry(Arc::new(done.clone())), None, false);
+        assert_eq!(late.task("tools", 0), task);
+        late.advance(&done);
+        assert_ne!(late.task("tools", 0), task, "the next step has tasks of its own");
+    }
+
+    #[test]
     fn an_interrupt_is_new_once_in_a_step() {
         let mut view = view();
         let interrupts = [question(0), question(1)];

@@ -47,6 +47,7 @@ mod sandboxes;
 mod shared_state;
 mod skills;
 mod state_fields;
+mod state_writes;
 mod structured_responses;
 mod subagents;
 mod summarization;
