@@ -24,12 +24,14 @@ use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
+mod copied;
 mod external;
 mod overwrites;
 mod plan;
 mod program;
 mod review;
 
+pub use copied::{CopiedChild, CopiedStep};
 pub use plan::{END, HookPoint, MODEL, Plan, RUNNABLE, START, TOOLS};
 
 /// The state of a run between two commits. Its position is stored with the newest checkpoint; its state is the sum of

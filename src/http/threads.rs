@@ -63,7 +63,7 @@ pub(super) async fn create(
 /// The response to a request that creates a thread.
 fn created_response(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
-    let view = ThreadView::new(new.thread.clone(), values, Object::new());
+    let view = ThreadView::new(new.thread.clone(), values, by_task(&new.interrupts));
     idempotency::stored_response(&view, Some(new.thread.id))
 }
 
@@ -147,9 +147,8 @@ pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> Resu
     }
 }
 
-/// Copies a thread with the history of its main agent.
-///
-/// Open interrupts are not copied. A run without input on the copy raises them again.
+/// Copies a thread with the history of its main agent. The interrupts that are open at its newest checkpoint are open in
+/// the copy, too, under ids of their own.
 #[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath, KeyHeader),
     responses((status = 200, description = "The copy", body = ThreadView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
@@ -348,15 +347,20 @@ impl ThreadSummary {
             None => None,
         };
         let values = state.map(|state| state.values());
-        let mut by_task = Object::new();
-        for record in &self.interrupts {
-            let list_of_task = by_task
-                .entry(record.interrupt.task.to_string())
-                .or_insert_with(|| json!([]));
-            if let Value::Array(list) = list_of_task {
-                list.push(brief(&record.interrupt));
-            }
-        }
-        Ok(ThreadView::new(self.thread, values, by_task))
+        Ok(ThreadView::new(self.thread, values, by_task(&self.interrupts)))
     }
+}
+
+/// Interrupts by the tasks that raised them.
+fn by_task(interrupts: &[InterruptRecord]) -> Object {
+    let mut all = Object::new();
+    for record in interrupts {
+        let of_task = all
+            .entry(record.interrupt.task.to_string())
+            .or_insert_with(|| json!([]));
+        if let Value::Array(list) = of_task {
+            list.push(brief(&record.interrupt));
+        }
+    }
+    all
 }

@@ -809,11 +809,7 @@ impl Journal for LaneJournal {
                 }
                 let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
                 let journal = self.child_journal(&run, segment, at_work, &meter);
-                let order = run
-                    .request
-                    .input
-                    .and_then(|order| serde_json::from_value(order).ok())
-                    .unwrap_or_default();
+                let order = run.order().unwrap_or_default();
                 (
                     run.lineage,
                     Child {

@@ -8,6 +8,7 @@ mod call_files;
 mod cancelled_trees;
 mod cancelled_while_waiting;
 mod configurable;
+mod copied_questions;
 mod delegated_interrupts;
 mod delegating_tools;
 mod embedding;
