@@ -268,6 +268,7 @@ impl Loop<'_> {
         if !calls.is_empty() {
             pending.push(PendingWrite::Fact(Fact::Calling {
                 head: machine.head,
+                carried_from: machine.position.carried_from,
                 calls,
             }));
         }
@@ -518,6 +519,7 @@ impl Loop<'_> {
         }
         pending.push(PendingWrite::Fact(Fact::Answered {
             head,
+            carried_from: machine.position.carried_from,
             call: at,
             writes: answer.writes.clone(),
         }));

@@ -45,7 +45,7 @@ impl Loop<'_> {
             }
         };
         if !update.is_empty() {
-            let entry = machine.append_aside(&self.plan, NODE, update, CheckpointId::mint());
+            let entry = machine.carry_update(&self.plan, NODE, update, CheckpointId::mint());
             pending.push(PendingWrite::entry(entry, machine));
         }
         let outcome = self.waiting_or(machine, &mut pending, LoopOutcome::Done).await?;

@@ -261,6 +261,7 @@ impl Loop<'_> {
         let begun = machine.head.is_some();
         let mut pending = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
+            carried_from: machine.position.carried_from,
             attempt: 1,
             resumed: begun,
         })];

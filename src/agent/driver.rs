@@ -15,7 +15,7 @@ use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
 use crate::domain::event::{AgentWork, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
-use crate::domain::id::{CheckpointId, TaskId};
+use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{InterruptSource, Question};
 use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TOOLS};
 use crate::domain::message::Message;
@@ -241,9 +241,8 @@ impl Loop<'_> {
             settings: own.settings.clone(),
             ..ModelRequest::default()
         };
-        let task = TaskId::of_step(machine.head, MODEL, 0);
         let step = ModelStep {
-            task,
+            task: machine.task(MODEL),
             number: next_step(machine),
         };
         let broken_answers = Mutex::default();

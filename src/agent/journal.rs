@@ -92,6 +92,8 @@ pub enum PendingWrite {
         agent: Option<Arc<Origin>>,
         /// The newest checkpoint of the agent that waits.
         head: Option<CheckpointId>,
+        /// The checkpoint after which its step began, as in [`Fact::Asked`].
+        carried_from: Option<CheckpointId>,
         /// The interrupts, as in [`Fact::Asked`].
         interrupts: Vec<Interrupt>,
     },
@@ -114,6 +116,7 @@ impl PendingWrite {
     pub fn asked(machine: &Machine, interrupts: Vec<Interrupt>) -> Self {
         Self::Fact(Fact::Asked {
             head: machine.head,
+            carried_from: machine.position.carried_from,
             interrupts,
         })
     }
@@ -138,6 +141,8 @@ pub struct WaitingAgent {
     pub origin: Arc<Origin>,
     /// Its newest checkpoint.
     pub head: Option<CheckpointId>,
+    /// The checkpoint after which its step began, if it was carried on to the newest one.
+    pub carried_from: Option<CheckpointId>,
     /// Its own open interrupts, without those of the subagents below it.
     pub open: Vec<Interrupt>,
 }

@@ -54,6 +54,7 @@ impl Loop<'_> {
             pending.push(PendingWrite::Repeated {
                 agent: None,
                 head: machine.head,
+                carried_from: machine.position.carried_from,
                 interrupts: repeated,
             });
         }
@@ -70,6 +71,7 @@ fn repeated_below(waiting: &[WaitingAgent]) -> Vec<PendingWrite> {
         PendingWrite::Repeated {
             agent: Some(Arc::clone(&agent.origin)),
             head: agent.head,
+            carried_from: agent.carried_from,
             interrupts: below.flat_map(|other| other.open.iter().cloned()).collect(),
         }
     };

@@ -17,8 +17,7 @@ use uuid::Uuid;
 #[cfg(test)]
 pub use load::history;
 pub use load::{
-    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches,
-    sketches_back_from, walk,
+    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches, walk,
 };
 pub use machine::{input_after, input_of, machine, machine_as_left, machine_at, machine_of, node_of};
 
@@ -82,6 +81,7 @@ pub(super) struct EntryColumns {
     pub(super) node: String,
     pub(super) writes: String,
     pub(super) shown: Option<String>,
+    pub(super) carried_from: Option<Uuid>,
 }
 
 impl TryFrom<EntryColumns> for Entry {
@@ -106,6 +106,7 @@ impl TryFrom<EntryColumns> for Entry {
                 .map(|shown| at("shown").decode(shown))
                 .transpose()?
                 .unwrap_or_default(),
+            carried_from: row.carried_from.map(CheckpointId),
         })
     }
 }
@@ -230,7 +231,7 @@ impl<'a> NewRow<'a> {
 
 async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
-        node, run_id, writes, shown, position, created_at) ";
+        node, run_id, writes, shown, position, created_at, carried_from) ";
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
         sql.push_values(rows, |mut values, row| {
@@ -256,7 +257,8 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
                 .push_bind(writes)
                 .push_bind(shown)
                 .push_bind(position)
-                .push_bind(placed.at.0);
+                .push_bind(placed.at.0)
+                .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
         });
         sql.build().execute(conn).await.map(drop)
     })?;

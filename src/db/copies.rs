@@ -1,5 +1,7 @@
 //! Copies of threads, made in pieces.
 
+mod waiting;
+
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -13,6 +15,7 @@ use crate::domain::id::ThreadId;
 use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
+use waiting::WaitingSteps;
 
 /// The maximum number of rows in one piece; databases limit the number of bound values.
 const MAX_ROWS: i64 = 200;
@@ -27,19 +30,33 @@ const ABANDONED_AFTER: i64 = 3_600_000_000;
 /// The copy is made in pieces, each in a transaction of its own, so that other writes can run in between. Until
 /// [`finish`], searches do not find the thread, and no client knows its id.
 ///
-/// Interrupts and the histories of subagents are not copied: where the original waited for one of them, the copy asks
-/// or delegates again.
+/// What waits at the newest checkpoint for an answer goes on in the copy, if both threads belong to one tenant: the interrupts,
+/// and the histories of the subagents that wait. Elsewhere the copy asks or delegates again.
 #[derive(Debug)]
 pub struct Copy {
     from: ThreadId,
     /// The new thread.
     pub to: ThreadId,
+    /// The histories to copy.
+    spans: Vec<LaneSpan>,
+    /// The index of the history that is being copied.
+    at: usize,
+    /// The number of the last of its checkpoints that is copied.
+    last: i64,
+    /// True when the main agent has pending tasks after its newest checkpoint.
+    remains: bool,
+    /// What goes on in the copy.
+    waiting: Option<Box<WaitingSteps>>,
+}
+
+/// A history to copy.
+#[derive(Debug, Clone, Copy)]
+struct LaneSpan {
+    from: Lane,
+    /// The history of the copy.
+    to: Lane,
     /// The number of the newest checkpoint when the copy began; later ones are not copied.
     until: i64,
-    /// The number of the last checkpoint copied so far.
-    last: i64,
-    /// True when the agent has pending tasks after that checkpoint.
-    remains: bool,
 }
 
 /// Begins to copy the thread `from` for `ownership`, to whom the copy belongs; none if it does not exist.
@@ -57,6 +74,7 @@ pub async fn begin(
     let Some(original) = threads::lock(tx, from).await? else {
         return Ok(None);
     };
+    let is_of_tenant = original.ownership.tenant == ownership.tenant;
     let copy = Thread::new(to, ownership, original.metadata, now).with_ttl(original.ttl);
     threads::insert_unindexed(tx, &copy).await?;
     on_engine!(tx, |conn| query(SQL)
@@ -65,15 +83,26 @@ pub async fn begin(
         .execute(conn)
         .await
         .map(drop))?;
-    let until = checkpoints::head(tx, from, Lane::Main)
-        .await?
-        .map_or(i64::MIN, |head| head.seq);
+    let head = checkpoints::head(tx, from, Lane::Main).await?;
+    let mut spans = vec![LaneSpan {
+        from: Lane::Main,
+        to: Lane::Main,
+        until: head.as_ref().map_or(i64::MIN, |head| head.seq),
+    }];
+    let waiting = match head.filter(|_| is_of_tenant) {
+        Some(head) => Box::pin(WaitingSteps::of(tx, from, to, head, now)).await?.map(Box::new),
+        None => None,
+    };
+    let subagents = waiting.iter().flat_map(|waiting| waiting.lanes());
+    spans.extend(subagents.map(|(from, to, until)| LaneSpan { from, to, until }));
     Ok(Some(Copy {
         from,
         to,
-        until,
+        spans,
+        at: 0,
         last: i64::MIN,
         remains: false,
+        waiting,
     }))
 }
 
@@ -81,6 +110,8 @@ pub async fn begin(
 pub struct Piece {
     from: ThreadId,
     to: ThreadId,
+    /// The history of the copy.
+    lane: Lane,
     rows: Vec<CopiedRow>,
 }
 
@@ -93,9 +124,9 @@ struct CopiedRow {
 impl Copy {
     /// Reads the next piece; none when the copy is complete. The original may change meanwhile.
     pub async fn next(&mut self, tx: &mut Tx<'_>) -> DbResult<Option<Piece>> {
-        let mut rows = rows(tx, self).await?;
-        let Some(end) = rows.last() else { return Ok(None) };
-        self.last = end.seq;
+        let Some((span, mut rows)) = self.next_rows(tx).await? else {
+            return Ok(None);
+        };
         let positions = rows.iter_mut().map(|row| StoredText {
             cell: cell("position", &row.checkpoint_id),
             text: &mut row.position,
@@ -107,7 +138,9 @@ impl Copy {
             let id = row.checkpoint_id;
             let at = |column| cell(column, &id);
             let position = at("position").decode::<Position>(&row.position)?.for_copy();
-            self.remains = position.phase != Phase::Ended;
+            if span.to == Lane::Main {
+                self.remains = position.phase != Phase::Ended;
+            }
             let shown = row.shown.take().map(|shown| at("shown").open_owned(shown));
             row.shown = shown.transpose()?;
             row.writes = at("writes").open_owned(std::mem::take(&mut row.writes))?;
@@ -116,8 +149,23 @@ impl Copy {
         Ok(Some(Piece {
             from: self.from,
             to: self.to,
+            lane: span.to,
             rows: copied,
         }))
+    }
+
+    /// Reads the next rows, with the history to which they belong; none when all are read.
+    async fn next_rows(&mut self, tx: &mut Tx<'_>) -> DbResult<Option<(LaneSpan, Vec<Row>)>> {
+        while let Some(span) = self.spans.get(self.at).copied() {
+            let rows = rows(tx, self.from, span, self.last).await?;
+            if let Some(end) = rows.last() {
+                self.last = end.seq;
+                return Ok(Some((span, rows)));
+            }
+            self.at += 1;
+            self.last = i64::MIN;
+        }
+        Ok(None)
     }
 }
 
@@ -148,15 +196,18 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         packer.store(tx, holder).await?;
         rows.push(row);
     }
-    insert(tx, piece.to, rows).await
+    insert(tx, piece.to, piece.lane, rows).await
 }
 
-/// Finishes a copy: it becomes a normal thread. `remains` says whether its agent has pending tasks.
+/// Finishes a copy: it becomes a normal thread, and what waits goes on in it.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when the copy was deleted.
-pub async fn finish(tx: &mut Tx<'_>, to: ThreadId, remains: bool, now: Timestamp) -> DbResult<Thread> {
+pub async fn finish(tx: &mut Tx<'_>, copy: Copy, now: Timestamp) -> DbResult<Thread> {
     const SQL: &str = "delete from unfinished_copies where thread_id = $1";
+    let Copy {
+        to, remains, waiting, ..
+    } = copy;
     let not_found = || DbError::Conflict(format!("the unfinished copy {to} does not exist"));
     let finished = on_engine!(tx, |conn| query(SQL)
         .bind(to.0)
@@ -167,6 +218,9 @@ pub async fn finish(tx: &mut Tx<'_>, to: ThreadId, remains: bool, now: Timestamp
         .await?
         .filter(|_| finished == 1)
         .ok_or_else(not_found)?;
+    if let Some(waiting) = waiting {
+        waiting.store(tx, to, now).await?;
+    }
     let status = if remains {
         ThreadStatus::Interrupted
     } else {
@@ -180,13 +234,6 @@ pub async fn finish(tx: &mut Tx<'_>, to: ThreadId, remains: bool, now: Timestamp
     };
     threads::set(tx, to, change, now).await?;
     threads::find(tx, to).await?.ok_or_else(not_found)
-}
-
-impl Copy {
-    /// Returns whether the agent has pending tasks after the last checkpoint copied so far.
-    pub fn remains(&self) -> bool {
-        self.remains
-    }
 }
 
 /// Deletes an unfinished copy.
@@ -233,22 +280,24 @@ struct Row {
     shown: Option<String>,
     position: String,
     created_at: i64,
+    carried_from: Option<Uuid>,
 }
 
-/// Returns the next rows of the main agent's history, up to the size of a piece.
-async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
+/// Returns the next rows of a history of a thread, after the number `last`, up to the size of a piece.
+async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> DbResult<Vec<Row>> {
     const SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) \
         + (select coalesce(sum(held.chars), 0) from entry_blobs held where held.thread_id = checkpoints.thread_id \
         and held.seq = checkpoints.seq) as bigint) from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
     const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
-        position, created_at from checkpoints where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
-    let lane = lane_id(Lane::Main);
+        position, created_at, carried_from from checkpoints \
+        where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
+    let lane = lane_id(span.from);
     let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(SIZES)
-        .bind(copy.from.0)
+        .bind(thread.0)
         .bind(lane)
-        .bind(copy.last)
-        .bind(copy.until)
+        .bind(last)
+        .bind(span.until)
         .bind(MAX_ROWS)
         .fetch_all(conn)
         .await)?;
@@ -261,18 +310,18 @@ async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
         return Ok(vec![]);
     };
     Ok(on_engine!(tx, |conn| query_as(SQL)
-        .bind(copy.from.0)
+        .bind(thread.0)
         .bind(lane)
-        .bind(copy.last)
+        .bind(last)
         .bind(*end)
         .fetch_all(conn)
         .await)?)
 }
 
-async fn insert(tx: &mut Tx<'_>, thread: ThreadId, rows: Vec<Row>) -> DbResult<()> {
+async fn insert(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, rows: Vec<Row>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
-        node, run_id, writes, shown, position, created_at) ";
-    let lane = lane_id(Lane::Main);
+        node, run_id, writes, shown, position, created_at, carried_from) ";
+    let lane = lane_id(lane);
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
         sql.push_values(rows, |mut values, row| {
@@ -290,7 +339,8 @@ async fn insert(tx: &mut Tx<'_>, thread: ThreadId, rows: Vec<Row>) -> DbResult<(
                 .push_bind(row.writes)
                 .push_bind(row.shown)
                 .push_bind(row.position)
-                .push_bind(row.created_at);
+                .push_bind(row.created_at)
+                .push_bind(row.carried_from);
         });
         sql.build().execute(conn).await.map(drop)
     })?;

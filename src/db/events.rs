@@ -131,6 +131,7 @@ struct EventRow {
     source: Option<String>,
     node: Option<String>,
     shown: Option<String>,
+    carried_from: Option<Uuid>,
 }
 
 impl EventRow {
@@ -148,6 +149,7 @@ impl EventRow {
                 let parent_id = self.parent_id;
                 let writes = self.body;
                 let shown = self.shown;
+                let carried_from = self.carried_from;
                 let row = EntryColumns {
                     checkpoint_id,
                     parent_id,
@@ -156,6 +158,7 @@ impl EventRow {
                     node,
                     writes,
                     shown,
+                    carried_from,
                 };
                 Logged::Entry(row.try_into()?)
             }
@@ -180,8 +183,8 @@ impl EventRow {
 /// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
     const SQL: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
-        node, shown from checkpoints where thread_id = $1 and seq > $2 \
-        union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null \
+        node, shown, carried_from from checkpoints where thread_id = $1 and seq > $2 \
+        union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, null \
         from events where thread_id = $1 and seq > $2 order by seq limit $3";
     let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)

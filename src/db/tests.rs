@@ -227,6 +227,7 @@ fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
         node: "model".to_owned(),
         writes: vec![Update::messages([Message::human(text).with_id(text)])],
         logged_writes: vec![],
+        carried_from: None,
     }
 }
 

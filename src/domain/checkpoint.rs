@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::call::CallStatus;
-use super::id::{CheckpointId, RunId, TaskId, ThreadId};
+use super::id::{CheckpointId, RunId, StepBase, TaskId, ThreadId};
 use super::interrupt::{Interrupt, InterruptSource};
 use super::machine::{HookPoint, MODEL, Phase, Plan, Position, START, TOOLS};
 use super::state::{State, Update};
@@ -26,6 +26,25 @@ pub struct Entry {
     pub writes: Vec<Update>,
     /// The indexes of those `writes` that the log already has as events of their own.
     pub logged_writes: Vec<usize>,
+    /// The checkpoint after which the step began that the checkpoint ends, if that is not the parent. For a fork or an
+    /// update: that of the unfinished step that it carries on; none if the next step is another one.
+    pub carried_from: Option<CheckpointId>,
+}
+
+impl Entry {
+    /// Returns the base of the step that the checkpoint ends or carries on.
+    pub fn base(&self) -> StepBase {
+        StepBase::after(self.parent, self.carried_from)
+    }
+
+    /// Returns the base of the step that follows the checkpoint.
+    pub fn next_base(&self) -> StepBase {
+        let carried_from = match self.source {
+            CheckpointSource::Fork | CheckpointSource::Update => self.carried_from,
+            CheckpointSource::Input | CheckpointSource::Loop => None,
+        };
+        StepBase::after(Some(self.id), carried_from)
+    }
 }
 
 /// The cause of a checkpoint.
@@ -168,8 +187,7 @@ impl Position {
     }
 
     fn task(&self, head: CheckpointId, node: &str, call: Option<usize>) -> Task {
-        let base = self.carried_from.unwrap_or(head);
-        let id = TaskId::of_step(Some(base), node, call.unwrap_or(0));
+        let id = StepBase::after(Some(head), self.carried_from).task(node, call.unwrap_or(0));
         // Matched by the source of the interrupt, not by the task: a client's update creates another checkpoint, and
         // with it other task ids.
         let asks = self

@@ -120,6 +120,9 @@ pub enum Fact {
     Started {
         /// The checkpoint that the agent starts from; none on an empty lane.
         base: Option<CheckpointId>,
+        /// The checkpoint after which the step at `base` began, if it was carried on to there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        carried_from: Option<CheckpointId>,
         /// The attempt of the run, from 1.
         attempt: u32,
         /// True if the run continues where an earlier run stopped.
@@ -130,6 +133,9 @@ pub enum Fact {
     Calling {
         /// The checkpoint that the step follows.
         head: Option<CheckpointId>,
+        /// The checkpoint after which the step began, if it was carried on to `head`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        carried_from: Option<CheckpointId>,
         /// The calls: their index in the step and their id.
         calls: Vec<(usize, String)>,
     },
@@ -137,6 +143,9 @@ pub enum Fact {
     Answered {
         /// The checkpoint that the step follows.
         head: CheckpointId,
+        /// The checkpoint after which the step began, if it was carried on to `head`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        carried_from: Option<CheckpointId>,
         /// The index of the call in the step.
         call: usize,
         /// The writes of the call.
@@ -164,6 +173,9 @@ pub enum Fact {
         /// The newest checkpoint of the agent, from which clients that connect later read its state.
         #[serde(default)]
         head: Option<CheckpointId>,
+        /// The checkpoint after which the step began, if it was carried on to `head`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        carried_from: Option<CheckpointId>,
         /// The interrupts. A parent repeats those of its children.
         interrupts: Vec<Interrupt>,
     },

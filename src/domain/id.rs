@@ -127,11 +127,34 @@ impl AssistantId {
 #[serde(transparent)]
 pub struct TaskId(pub Uuid);
 
+/// The checkpoint from which the tasks of a step have their ids: the one that the step follows or, if the step was carried
+/// on to a checkpoint of its own, the one after which it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepBase(Option<CheckpointId>);
+
+impl StepBase {
+    /// Returns the base of the step after checkpoint `head`. A step that was carried on began after `carried_from`.
+    pub fn after(head: Option<CheckpointId>, carried_from: Option<CheckpointId>) -> Self {
+        Self(carried_from.or(head))
+    }
+
+    /// Returns the id of the `index`-th execution of `node` in the step. States and streams have it from here.
+    pub fn task(self, node: &str, index: usize) -> TaskId {
+        let space = self.0.map_or(Uuid::nil(), |base| base.0);
+        TaskId(Uuid::new_v5(&space, format!("{node}:{index}").as_bytes()))
+    }
+
+    /// Returns the checkpoint; none if the step is the first of its lane.
+    pub fn checkpoint(self) -> Option<CheckpointId> {
+        self.0
+    }
+}
+
 impl TaskId {
-    /// Derives the id of the `index`-th execution of `node` in the step after checkpoint `head`.
+    /// Derives the id of the `index`-th execution of `node` in a step after checkpoint `head` that was not carried on.
+    #[cfg(test)]
     pub fn of_step(head: Option<CheckpointId>, node: &str, index: usize) -> Self {
-        let space = head.map_or(Uuid::nil(), |head| head.0);
-        Self(Uuid::new_v5(&space, format!("{node}:{index}").as_bytes()))
+        StepBase::after(head, None).task(node, index)
     }
 
     /// Derives the id of the `number`-th delegation of a call after which its tool is called again.

@@ -19,17 +19,19 @@ use serde_json::Value;
 
 use super::call::{Call, CallStatus, DelegationResult, ToolOutput, pending_calls};
 use super::checkpoint::{CheckpointSource, Entry};
-use super::id::{CheckpointId, InterruptId, RunId, TaskId};
+use super::id::{CheckpointId, InterruptId, RunId, StepBase, TaskId};
 use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
+mod copied;
 mod external;
 mod overwrites;
 mod plan;
 mod program;
 mod review;
 
+pub use copied::{CopiedChild, CopiedStep};
 pub use plan::{END, HookPoint, MODEL, Plan, RUNNABLE, START, TOOLS};
 
 /// The state of a run between two commits. Its position is stored with the newest checkpoint; its state is the sum of
@@ -262,7 +264,7 @@ impl Machine {
         let Some(node) = plan.hooks(point).get(next).cloned() else {
             return vec![];
         };
-        let task = TaskId::of_step(self.step_base(), &node, 0);
+        let task = self.task(&node);
         self.ask(task, InterruptSource::Hook(node), questions)
     }
 
@@ -508,6 +510,7 @@ impl Machine {
     /// Adds a checkpoint to the history.
     fn append_entry(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
         let step = self.step.map_or(-1, |step| step + 1);
+        let ends_step = source == CheckpointSource::Loop;
         let entry = Entry {
             id,
             parent: self.head,
@@ -516,6 +519,7 @@ impl Machine {
             node: node.to_owned(),
             writes,
             logged_writes: vec![],
+            carried_from: self.position.carried_from.filter(|_| ends_step),
         };
         self.head = Some(id);
         self.step = Some(step);
@@ -551,12 +555,17 @@ impl Machine {
 
     /// Returns the task of the call at `at`.
     pub fn call_task(&self, at: usize) -> TaskId {
-        TaskId::of_step(self.step_base(), TOOLS, at)
+        self.step_base().task(TOOLS, at)
     }
 
-    /// Returns the checkpoint from which the tasks of the current step have their ids.
-    fn step_base(&self) -> Option<CheckpointId> {
-        self.position.carried_from.or(self.head)
+    /// Returns the task of a node of the current step that is executed once.
+    pub fn task(&self, node: &str) -> TaskId {
+        self.step_base().task(node, 0)
+    }
+
+    /// Returns the base of the current step.
+    fn step_base(&self) -> StepBase {
+        StepBase::after(self.head, self.position.carried_from)
     }
 
     /// Returns what the answered calls of the step have written, with the indexes of the calls.

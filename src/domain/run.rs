@@ -481,6 +481,12 @@ impl AfterDelegation {
 }
 
 impl Run {
+    /// Returns the task that the run of a subagent was given; none for a main agent.
+    pub fn order(&self) -> Option<DelegatedTask> {
+        let order = self.request.input.clone().filter(|_| self.lineage.depth > 0)?;
+        serde_json::from_value(order).ok()
+    }
+
     /// Returns the text that user interfaces show while the subagent runs, if there is one.
     pub fn display_text(&self) -> Option<&str> {
         let order = self.request.input.as_ref().filter(|_| self.lineage.depth > 0)?;

@@ -53,9 +53,18 @@ impl Visibility {
             | (Self::ToolsOnly, EventBody::Fact(Fact::Calling { .. }) | EventBody::Output { .. }) => {
                 Some(Cow::Borrowed(event))
             }
-            (Self::ToolsOnly, EventBody::Fact(Fact::Answered { head, call, writes })) => {
+            (
+                Self::ToolsOnly,
+                EventBody::Fact(Fact::Answered {
+                    head,
+                    carried_from,
+                    call,
+                    writes,
+                }),
+            ) => {
                 let fact = Fact::Answered {
                     head: *head,
+                    carried_from: *carried_from,
                     call: *call,
                     writes: only_calls(writes),
                 };
@@ -149,6 +158,7 @@ mod tests {
             node,
             writes: vec![writes],
             logged_writes: vec![],
+            carried_from: None,
         };
         event(EventBody::Entry(Arc::new(entry)))
     }

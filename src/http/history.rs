@@ -28,8 +28,8 @@ pub(super) enum HistorySlice {
     /// The checkpoints whose metadata matches the filter; all when the filter is empty.
     History {
         query: HistoryQuery,
-        /// The checkpoint at which the history begins: only this one and its ancestors. All branches if `None`.
-        from: Option<CheckpointId>,
+        /// The only checkpoint to find, if not all.
+        only: Option<CheckpointId>,
         filter: MetadataFilter,
     },
 }
@@ -245,20 +245,20 @@ impl HistoryLoader {
                 false,
             ),
             HistorySlice::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
-            HistorySlice::History { query, from, filter } => {
+            HistorySlice::History { query, only, filter } => {
                 let agent = child
                     .as_ref()
                     .map_or(self.agent.as_str(), |child| child.lineage.agent())
                     .to_owned();
                 let search = Search {
                     lane,
-                    from,
+                    only,
                     before: seq_before(tx, thread, query.before).await?,
                     limit: query.limit,
                     filter,
                     agent,
                 };
-                let is_search = from.is_some() || !search.filter.is_empty();
+                let is_search = only.is_some() || !search.filter.is_empty();
                 (self.search(tx, search).await?, is_search)
             }
         };
@@ -388,8 +388,8 @@ impl HistoryLoader {
 /// The conditions of a search among the checkpoints of a lane.
 struct Search {
     lane: Lane,
-    /// The checkpoint of which only the ancestors are searched, itself included.
-    from: Option<CheckpointId>,
+    /// The only checkpoint to find, if not all.
+    only: Option<CheckpointId>,
     before: i64,
     limit: i64,
     filter: MetadataFilter,
@@ -406,8 +406,11 @@ impl Search {
         before: i64,
         limit: i64,
     ) -> DbResult<Vec<CheckpointSummary>> {
-        match self.from {
-            Some(from) => checkpoints::sketches_back_from(tx, thread, self.lane, from, before, limit).await,
+        match self.only {
+            Some(only) => {
+                let found = checkpoints::sketch(tx, thread, self.lane, only).await?;
+                Ok(found.into_iter().filter(|sketch| sketch.seq < before).collect())
+            }
             None => checkpoints::sketches(tx, thread, self.lane, before, limit).await,
         }
     }

@@ -235,7 +235,7 @@ pub(super) async fn history(
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
     let slice = HistorySlice::History {
         query: query(page, before),
-        from: None,
+        only: None,
         filter: MetadataFilter::default(),
     };
     respond_with_history(
@@ -252,8 +252,8 @@ pub(super) async fn history(
 
 /// Searches the history of a thread, newest checkpoint first; with `checkpoint.checkpoint_ns`, that of a subagent.
 ///
-/// With `checkpoint.checkpoint_id`, the history begins at this checkpoint and continues with its ancestors, without
-/// other branches. It is empty if the checkpoint does not exist.
+/// With `checkpoint.checkpoint_id`, it has this checkpoint alone. It is empty if the checkpoint does not exist. For the
+/// checkpoints before one, name it in `before`.
 ///
 /// If the response would exceed its maximum size, it has fewer checkpoints than `limit`, and `x-pagination-next` holds
 /// the checkpoint for the next `before`.
@@ -276,10 +276,10 @@ pub(super) async fn history_posted(
         .and_then(|before| before.get("configurable"))
         .and_then(Value::as_object);
     let (_, before) = wire::namespace_and_checkpoint(inner.or(before))?;
-    let (namespace, from) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
+    let (namespace, only) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
     let slice = HistorySlice::History {
         query: query(page, before),
-        from,
+        only,
         filter: metadata,
     };
     respond_with_history(

@@ -18,7 +18,7 @@ use super::wire::thread::{
 };
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
-use crate::db::interrupts::{self, InterruptRecord, InterruptState};
+use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain;
 use crate::domain::access::Action;
@@ -28,7 +28,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::{CreateThreadError, CreatedThread, ResourceRef};
+use crate::runtime::{CreateThreadError, CreatedThread, ResourceRef, open_interrupts};
 
 pub(super) mod stream;
 
@@ -63,7 +63,7 @@ pub(super) async fn create(
 /// The response to a request that creates a thread.
 fn created_response(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
-    let view = ThreadView::new(new.thread.clone(), values, Object::new());
+    let view = ThreadView::new(new.thread.clone(), values, by_task(&new.interrupts));
     idempotency::stored_response(&view, Some(new.thread.id))
 }
 
@@ -147,9 +147,8 @@ pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> Resu
     }
 }
 
-/// Copies a thread with the history of its main agent.
-///
-/// Open interrupts are not copied. A run without input on the copy raises them again.
+/// Copies a thread with the history of its main agent. The interrupts that are open at its newest checkpoint are open in
+/// the copy, too, under ids of their own.
 #[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath, KeyHeader),
     responses((status = 200, description = "The copy", body = ThreadView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
@@ -304,7 +303,7 @@ async fn load_view(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
     summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
 
-/// A thread, its newest checkpoint, and its open interrupts.
+/// A thread, its newest checkpoint, and its open interrupts there.
 pub(super) struct ThreadSummary {
     thread: Thread,
     /// The newest checkpoint; also `None` if clients may not see the state.
@@ -326,7 +325,7 @@ impl ThreadSummary {
         let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
             .await?
             .filter(|_| is_visible);
-        let interrupts = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
+        let interrupts = open_interrupts(tx, thread.id).await?;
         Ok(Self {
             thread,
             head,
@@ -348,15 +347,20 @@ impl ThreadSummary {
             None => None,
         };
         let values = state.map(|state| state.values());
-        let mut by_task = Object::new();
-        for record in &self.interrupts {
-            let list_of_task = by_task
-                .entry(record.interrupt.task.to_string())
-                .or_insert_with(|| json!([]));
-            if let Value::Array(list) = list_of_task {
-                list.push(brief(&record.interrupt));
-            }
-        }
-        Ok(ThreadView::new(self.thread, values, by_task))
+        Ok(ThreadView::new(self.thread, values, by_task(&self.interrupts)))
     }
+}
+
+/// Interrupts by the tasks that raised them.
+fn by_task(interrupts: &[InterruptRecord]) -> Object {
+    let mut all = Object::new();
+    for record in interrupts {
+        let of_task = all
+            .entry(record.interrupt.task.to_string())
+            .or_insert_with(|| json!([]));
+        if let Value::Array(list) = of_task {
+            list.push(brief(&record.interrupt));
+        }
+    }
+    all
 }

@@ -100,6 +100,7 @@ fn a_result_logged_before_its_step_is_counted_once() {
     let writes = answer("lookup", ToolStatus::Success);
     let answered = Fact::Answered {
         head: CheckpointId::mint(),
+        carried_from: None,
         call: 0,
         writes: writes.clone(),
     };
@@ -114,6 +115,7 @@ fn a_result_logged_before_its_step_is_counted_once() {
         node: TOOLS.to_owned(),
         writes: vec![writes, answer("lookup", ToolStatus::Error)],
         logged_writes: vec![0],
+        carried_from: None,
     };
     metrics
         .work()
@@ -139,6 +141,7 @@ fn an_invented_tool_name_is_not_a_label() {
     for (tool, status) in calls {
         let fact = Fact::Answered {
             head: CheckpointId::mint(),
+            carried_from: None,
             call: 0,
             writes: answer(tool, status),
         };

@@ -504,6 +504,7 @@ impl Dispatcher {
                 let attempt = run_context.run.attempt;
                 notes.push(PendingWrite::Fact(Fact::Started {
                     base,
+                    carried_from: machine.position.carried_from,
                     attempt,
                     resumed: false,
                 }));

@@ -39,9 +39,10 @@ mod remember;
 mod remote;
 
 pub use answer::{InterruptReply, RespondError};
+pub use branches::open_interrupts;
 
 pub(super) use approvers::{check_way, goes_around, record_attempt};
-pub(super) use branches::{hold_messages, open_at};
+pub(super) use branches::{can_be_answered, hold_messages, open_at};
 pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
 pub(super) use deliver::{deliver, is_late, waiting_agents};
 pub(super) use expire::{

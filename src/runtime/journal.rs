@@ -179,10 +179,15 @@ impl LaneJournal {
                 PendingWrite::Repeated {
                     agent,
                     head,
+                    carried_from,
                     interrupts,
                 } => {
                     origin = agent.unwrap_or(origin);
-                    let fact = Fact::Asked { head, interrupts };
+                    let fact = Fact::Asked {
+                        head,
+                        carried_from,
+                        interrupts,
+                    };
                     batch.facts.push(PlacedFact {
                         seq,
                         lane: origin.lane,
@@ -807,11 +812,7 @@ impl Journal for LaneJournal {
                 }
                 let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
                 let journal = self.child_journal(&run, segment, at_work, &meter);
-                let order = run
-                    .request
-                    .input
-                    .and_then(|order| serde_json::from_value(order).ok())
-                    .unwrap_or_default();
+                let order = run.order().unwrap_or_default();
                 (
                     run.lineage,
                     Child {

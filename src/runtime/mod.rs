@@ -96,7 +96,7 @@ pub use error::{
     AssignedToOthers, AssistantError, BatchError, CallFileError, CancelError, CreateThreadError, CronError,
     DeleteRunError, OpenError, ResolveError, RevokeError, StartError, StateWriteError,
 };
-pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
+pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError, open_interrupts};
 pub use jobs::Deliveries;
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use runs::Runs;

@@ -18,7 +18,7 @@ use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::{Limits, Usage};
-use crate::domain::machine::{Failure, Machine, Phase, Plan};
+use crate::domain::machine::{Failure, Machine, Phase, Plan, START};
 use crate::domain::run::{Command, Run, RunOrigin, RunRequest};
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter, SharedBudget};
@@ -141,6 +141,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
     let resumed = found.own || found.machine.head.is_some() && goes_on(&run.request) && found.input.is_none();
     let notes = vec![PendingWrite::Fact(Fact::Started {
         base: found.machine.head,
+        carried_from: found.machine.position.carried_from,
         attempt: run.attempt,
         resumed,
     })];
@@ -429,7 +430,13 @@ fn obey(
         machine.jump_to(plan, &Destination::End);
     }
     if ends || update != Update::none() {
-        let entry = machine.append_update(plan, update, CheckpointId::mint());
+        let id = CheckpointId::mint();
+        // A jump elsewhere leaves the step that waits.
+        let goes_on = place.is_none_or(|place| !abandons(machine, place));
+        let entry = match goes_on {
+            true => machine.carry_update(plan, START, update, id),
+            false => machine.append_update(plan, update, id),
+        };
         notes.push(PendingWrite::entry(entry, machine));
     }
     machine.prepare_for_run();

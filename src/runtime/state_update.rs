@@ -60,23 +60,36 @@ pub(super) async fn write(
     let Base {
         mut machine,
         segment,
+        fork,
         last,
     } = load_base(tx, thread, checkpoint).await?;
     if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
         let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
         return Err(Invalid::new("values", reason).into());
     }
-    let is_named = as_node.is_some();
-    let node = as_node.unwrap_or(last);
-    if !ends && !has_node(&plan, &node) {
-        return Err(StateWriteError::NoNode(node));
+    let node = as_node.as_deref().unwrap_or(&last);
+    if !ends && !has_node(&plan, node) {
+        return Err(StateWriteError::NoNode(node.to_owned()));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
+    let is_kept = !ends
+        && machine.is_kept_by(&plan, as_node.as_deref(), &update)
+        && interrupts::can_be_answered(tx, thread, fork).await?;
+    match (ends, fork) {
+        (true, _) => interrupts::drop_for_end(tx, thread, now).await?,
+        (false, None) if !is_kept => interrupts::drop_for_update(tx, thread, now).await?,
+        // What waits elsewhere waits on, as after a run from an older checkpoint.
+        (false, _) => {}
+    }
     // Without `as_node` on a finished thread, no node follows.
-    let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
-    let entry = match is_aside {
-        true => machine.append_update(&plan, update, CheckpointId::mint()),
-        false => apply_as(&mut machine, &plan, &node, update),
+    let is_aside = as_node.is_none() && machine.head.is_some() && machine.position.phase == Phase::Ended;
+    let entry = if is_kept {
+        machine.prepare_for_run();
+        machine.carry_update(&plan, node, update, CheckpointId::mint())
+    } else if is_aside {
+        machine.append_update(&plan, update, CheckpointId::mint())
+    } else {
+        apply_as(&mut machine, &plan, node, update)
     };
     let placed = NewCheckpoint {
         thread,
@@ -89,17 +102,10 @@ pub(super) async fn write(
         at: now,
     };
     db::checkpoints::insert(tx, &placed).await?;
-    if ends {
-        interrupts::drop_for_end(tx, thread, now).await?;
-    } else {
-        interrupts::drop_for_update(tx, thread, now).await?;
-    }
-    let done = machine.position.phase == Phase::Ended;
     let change = db::threads::ThreadChange {
-        status: Some(if done {
-            ThreadStatus::Idle
-        } else {
-            ThreadStatus::Interrupted
+        status: Some(match machine.position.phase == Phase::Ended {
+            true => ThreadStatus::Idle,
+            false => ThreadStatus::Interrupted,
         }),
         error: Some(None),
         state_changed: true,
@@ -111,8 +117,11 @@ pub(super) async fn write(
 
 /// The checkpoint onto which a write goes.
 struct Base {
+    /// The agent there, with its interrupts and answers.
     machine: Machine,
     segment: Option<i64>,
+    /// The checkpoint, if it is not the newest one.
+    fork: Option<CheckpointId>,
     /// The node that wrote last.
     last: String,
 }
@@ -124,7 +133,7 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
         Some(fork) if db::checkpoints::find_head(tx, thread, fork).await?.is_none() => {
             return Err(StateWriteError::NoCheckpoint(fork));
         }
-        Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
+        Some(fork) => (db::checkpoints::machine_as_left(tx, thread, fork).await?, None),
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
     };
     // A compaction is no step of the loop.
@@ -136,7 +145,12 @@ async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>
             .unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };
-    Ok(Base { machine, segment, last })
+    Ok(Base {
+        machine,
+        segment,
+        fork,
+        last,
+    })
 }
 
 /// Applies an update as if `node` had written it. After the end nothing is left to do, like after a command with `goto` to

@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::state_update::{self, History};
-use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts};
+use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts, open_interrupts};
 use crate::db::erasure::{ErasedRows, ErasureRequest};
+use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -57,6 +58,8 @@ pub struct CreatedThread {
     pub thread: Thread,
     /// The state that results from the given history; none without a history.
     pub state: Option<State>,
+    /// The open interrupts of a copy.
+    pub interrupts: Vec<InterruptRecord>,
 }
 
 /// The handle for threads: creates, copies, prunes and deletes them, and writes into their states. Cheap to clone.
@@ -170,7 +173,11 @@ impl Threads {
                     return Err(CreateThreadError::Exists(thread.id));
                 }
                 if history.is_empty() {
-                    return Ok(CreatedThread { thread, state: None });
+                    return Ok(CreatedThread {
+                        thread,
+                        state: None,
+                        interrupts: vec![],
+                    });
                 }
                 history.store(tx, thread.id, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
@@ -178,14 +185,15 @@ impl Threads {
                 Ok(CreatedThread {
                     thread: stored,
                     state: machine.head.map(|_| machine.state),
+                    interrupts: vec![],
                 })
             })
         });
         write.await
     }
 
-    /// Copies a thread with the history of its main agent, once per key. The copy belongs to `ownership`. Returns none
-    /// if the thread does not exist. `shown` renders the stored response.
+    /// Copies a thread with the history of its main agent and what waits for answers, once per key. The copy belongs to
+    /// `ownership`. Returns none if the thread does not exist. `shown` renders the stored response.
     ///
     /// The copy is made in pieces and appears as a whole. It is completed even if the client disconnects meanwhile.
     ///
@@ -245,14 +253,14 @@ impl Threads {
                 .write(move |tx| Box::pin(db::copies::store(tx, piece, touched)))
                 .await?;
         }
-        let remains = copy.remains();
         let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
-                let thread = db::copies::finish(tx, to, remains, now).await?;
+                let thread = db::copies::finish(tx, copy, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
                 Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),
+                    interrupts: open_interrupts(tx, to).await?,
                 })
             })
         });

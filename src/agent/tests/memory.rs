@@ -226,6 +226,7 @@ impl Store {
                 display_text: None,
             }),
             head: machine.head,
+            carried_from: machine.position.carried_from,
             open: machine.open_questions().cloned().collect(),
         };
         let below = machine.parked_children().into_iter();
@@ -298,10 +299,15 @@ impl Journal for Memory {
                         PendingWrite::Repeated {
                             agent,
                             head,
+                            carried_from,
                             interrupts,
                         } => {
                             let lane = agent.map_or(self.lane, |agent| agent.lane);
-                            let asked = Fact::Asked { head, interrupts };
+                            let asked = Fact::Asked {
+                                head,
+                                carried_from,
+                                interrupts,
+                            };
                             disk.facts.push((lane, serde_json::to_string(&asked).unwrap()));
                         }
                     }

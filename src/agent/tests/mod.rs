@@ -102,6 +102,7 @@ impl Stage {
         let resumed = own || !matches!(input, RunInput::Input(_));
         let mut pending = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
+            carried_from: machine.position.carried_from,
             attempt: 1,
             resumed,
         })];

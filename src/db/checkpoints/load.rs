@@ -137,6 +137,7 @@ struct CheckpointRow {
     shown: Option<String>,
     position: String,
     created_at: i64,
+    carried_from: Option<Uuid>,
 }
 
 impl CheckpointRow {
@@ -156,6 +157,7 @@ impl CheckpointRow {
             node: self.node,
             writes: self.writes,
             shown: self.shown,
+            carried_from: self.carried_from,
         })?;
         Ok(Checkpoint {
             entry,
@@ -188,7 +190,7 @@ async fn restore(tx: &mut Tx<'_>, thread: ThreadId, rows: &mut [CheckpointRow]) 
 }
 
 const SELECT: &str = "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
-    position, created_at from checkpoints";
+    position, created_at, carried_from from checkpoints";
 
 /// Returns a checkpoint of a thread with its state, of any lane.
 pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
@@ -453,21 +455,17 @@ pub async fn sketch(
     lane: Lane,
     id: CheckpointId,
 ) -> DbResult<Option<CheckpointSummary>> {
-    let row = sketch_row(tx, thread, lane, id).await?;
-    row.map(CheckpointSummary::try_from).transpose()
-}
-
-async fn sketch_row(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: CheckpointId) -> DbResult<Option<SketchRow>> {
     const SQL: &str = concatcp!(
         SELECT_SKETCH,
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
-    Ok(on_engine!(tx, |conn| query_as(SQL)
+    let row: Option<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(id.0)
         .bind(thread.0)
         .bind(lane_id(lane))
         .fetch_optional(conn)
-        .await)?)
+        .await)?;
+    row.map(CheckpointSummary::try_from).transpose()
 }
 
 /// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.
@@ -490,55 +488,6 @@ pub async fn sketches(
         .fetch_all(conn)
         .await)?;
     rows.into_iter().map(CheckpointSummary::try_from).collect()
-}
-
-/// Returns up to `limit` checkpoints with numbers below `before` on the way from a checkpoint back to the beginning of
-/// its lane, newest first, without their writes. The way begins with the checkpoint itself, and is empty if it does not
-/// exist.
-pub async fn sketches_back_from(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    lane: Lane,
-    from: CheckpointId,
-    before: i64,
-    limit: i64,
-) -> DbResult<Vec<CheckpointSummary>> {
-    const PART: &str = concatcp!(
-        SELECT_SKETCH,
-        " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 and segment = $3 order by seq desc limit $5"
-    );
-    const FIRST: &str = concatcp!(
-        SELECT_SKETCH,
-        " where thread_id = $1 and lane = $2 and seq >= $3 and segment = $3 order by seq limit 1"
-    );
-    let mut found = vec![];
-    let mut left = limit;
-    let mut last = Some(from);
-    while let Some(id) = last.filter(|_| left > 0) {
-        let Some(upto) = sketch_row(tx, thread, lane, id).await? else {
-            break;
-        };
-        let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(PART)
-            .bind(thread.0)
-            .bind(lane_id(lane))
-            .bind(upto.segment)
-            .bind(upto.seq.min(before.saturating_sub(1)))
-            .bind(left)
-            .fetch_all(conn)
-            .await)?;
-        left -= i64::try_from(rows.len()).unwrap_or(left);
-        for row in rows {
-            found.push(CheckpointSummary::try_from(row)?);
-        }
-        let first: Option<SketchRow> = on_engine!(tx, |conn| query_as(FIRST)
-            .bind(thread.0)
-            .bind(lane_id(lane))
-            .bind(upto.segment)
-            .fetch_optional(conn)
-            .await)?;
-        last = first.and_then(|row| row.parent_id).map(CheckpointId);
-    }
-    Ok(found)
 }
 
 /// Returns the first step of a lane after number `seq` of the log.

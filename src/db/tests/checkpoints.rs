@@ -2,10 +2,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use super::copies::copy_for;
 use super::{Db, on_both, read, saying, stored_thread, texts, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::events::{self, Logged, NewEvent};
 use crate::db::{DbError, DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -19,7 +21,7 @@ on_both!(
     checkpoints_form_segments,
     forks_of_forks_are_folded,
     a_history_has_all_branches_newest_first,
-    the_way_back_from_a_checkpoint_has_no_other_branch,
+    the_checkpoint_from_which_a_step_was_carried_on_is_stored,
     lanes_are_separate,
     states_are_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
@@ -236,29 +238,6 @@ async fn a_history_has_all_branches_newest_first(db: Db) {
         HistoryQuery { limit: 3, before: None }
     ));
     assert_eq!(found[2].entry, d);
-}
-
-async fn the_way_back_from_a_checkpoint_has_no_other_branch(db: Db) {
-    let thread = stored_thread(&db).await;
-    let [_, _, c, _, e, f] = two_branches(&db, thread).await;
-    let back = async |from: CheckpointId, before: i64, limit: i64| {
-        let found = read!(db, |tx| checkpoints::sketches_back_from(
-            tx,
-            thread,
-            Lane::Main,
-            from,
-            before,
-            limit
-        ));
-        found.iter().map(|sketch| sketch.seq).collect::<Vec<_>>()
-    };
-    assert_eq!(back(f.id, i64::MAX, 10).await, [6, 3, 2, 1]);
-    assert_eq!(back(e.id, i64::MAX, 10).await, [5, 4, 1]);
-    assert_eq!(back(c.id, i64::MAX, 2).await, [3, 2]);
-    assert_eq!(back(e.id, 5, 10).await, [4, 1]);
-    assert_eq!(back(e.id, 2, 10).await, [1]);
-    assert_eq!(back(e.id, i64::MIN, 10).await, Vec::<i64>::new());
-    assert_eq!(back(CheckpointId::mint(), i64::MAX, 10).await, Vec::<i64>::new());
 }
 
 async fn lanes_are_separate(db: Db) {
@@ -518,4 +497,31 @@ async fn the_checkpoints_of_a_run_are_deleted(db: Db) {
         "the new checkpoint continues the segment"
     );
     assert_eq!(texts_at(&db, thread, kept.id).await, ["a", "c"]);
+}
+
+async fn the_checkpoint_from_which_a_step_was_carried_on_is_stored(db: Db) {
+    let thread = stored_thread(&db).await;
+    let first = saying("a", None, -1);
+    let carried = Entry {
+        source: CheckpointSource::Fork,
+        carried_from: Some(first.id),
+        ..saying("b", Some(first.id), 0)
+    };
+    let done = Entry {
+        carried_from: Some(first.id),
+        ..saying("c", Some(carried.id), 1)
+    };
+    for (seq, entry) in (1..).zip([&first, &carried, &done]) {
+        add(&db, thread, seq, entry).await;
+    }
+    let copy = copy_for(&db, thread, Ownership::default()).await;
+    let id = done.id;
+    for thread in [thread, copy] {
+        let all = read!(db, |tx| events::read(tx, thread, 0, 10));
+        let all: Vec<Logged> = all.into_iter().map(|event| event.what).collect();
+        let stored = [&first, &carried, &done].map(|entry| Logged::Entry(entry.clone()));
+        assert_eq!(all, stored);
+        let found = read!(db, |tx| checkpoints::get(tx, thread, id)).expect("a checkpoint");
+        assert_eq!(found.entry, done);
+    }
 }

@@ -60,8 +60,7 @@ pub(super) async fn copy_for(db: &Db, from: ThreadId, owner: Ownership) -> Threa
         write!(db, |tx| copies::store(tx, piece, Timestamp(91)));
         assert_eq!(found(db).await, before, "searches do not find an unfinished copy");
     }
-    let remains = copy.remains();
-    write!(db, |tx| copies::finish(tx, to, remains, Timestamp(90)));
+    write!(db, |tx| copies::finish(tx, copy, Timestamp(90)));
     db.states().clear();
     to
 }

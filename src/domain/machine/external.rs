@@ -2,7 +2,7 @@
 
 use super::{
     Call, CheckpointId, CheckpointSource, Entry, HookPoint, InterruptSource, MODEL, Machine, Phase, Plan, Position,
-    START, TOOLS, Update,
+    START, State, TOOLS, Update,
 };
 use crate::domain::call::CallStatus;
 use crate::domain::goto::Destination;
@@ -38,18 +38,53 @@ impl Machine {
         entry
     }
 
-    /// Applies an update without changing the position.
+    /// Applies an update without changing the position. The tasks of the step get other ids.
     pub fn append_update(&mut self, plan: &Plan, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
         self.state.apply(&update);
         self.append_entry(id, CheckpointSource::Update, START, vec![update])
     }
 
-    /// Applies an update of `node`, which is no step of the loop, without changing the position.
-    pub fn append_aside(&mut self, plan: &Plan, node: &str, update: Update, id: CheckpointId) -> Entry {
+    /// Applies an update of `node` without changing the position. A step that waits, or has waited, is carried on: it
+    /// keeps its interrupts, answers and tasks.
+    pub fn carry_update(&mut self, plan: &Plan, node: &str, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
         self.state.apply(&update);
-        self.append_entry(id, CheckpointSource::Update, node, vec![update])
+        if self.position.has_waited() {
+            self.carry(id, CheckpointSource::Update, node, vec![update])
+        } else {
+            self.append_entry(id, CheckpointSource::Update, node, vec![update])
+        }
+    }
+
+    /// Returns whether the step waits, and still follows after an update, and its questions are about the same: the calls of
+    /// the last answer are the same, and none of them has got a result. Without `node` the update is one beside the step;
+    /// otherwise it is applied as if `node` had written it.
+    pub fn is_kept_by(&self, plan: &Plan, node: Option<&str>, update: &Update) -> bool {
+        if !self.position.has_waited() {
+            return false;
+        }
+        let mut after = Self {
+            position: Position::default(),
+            ..self.clone()
+        };
+        after.state.apply(&update.clone().ruled(&plan.rules));
+        if asked_about(&after.state) != asked_about(&self.state) {
+            return false;
+        }
+        let Some(node) = node else { return true };
+        after.advance_after(plan, node);
+        match (&self.position.phase, &after.position.phase) {
+            (
+                Phase::Hooks { point, next },
+                Phase::Hooks {
+                    point: other_point,
+                    next: other_next,
+                },
+            ) => point == other_point && next == other_next,
+            (Phase::Tools { .. }, Phase::Tools { .. }) => true,
+            (_, _) => false,
+        }
     }
 
     /// Starts a new branch at an older checkpoint, with the same position. A run that raises an interrupt before its
@@ -61,10 +96,18 @@ impl Machine {
     /// Carries the current step on to a checkpoint of its own, with its interrupts, answers and tasks. A run that brings
     /// answers to an older checkpoint continues from it in this way, on a branch that is the newest from then on.
     pub fn carry_on(&mut self, id: CheckpointId) -> Entry {
-        let base = self.step_base();
-        let entry = self.append_entry(id, CheckpointSource::Fork, START, vec![]);
+        self.carry(id, CheckpointSource::Fork, START, vec![])
+    }
+
+    /// Adds a checkpoint to which the current step is carried on.
+    fn carry(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
+        let base = self.step_base().checkpoint();
+        let entry = self.append_entry(id, source, node, writes);
         self.position.carried_from = base;
-        entry
+        Entry {
+            carried_from: base,
+            ..entry
+        }
     }
 
     /// Advances to the phase after `node`.
@@ -134,6 +177,15 @@ impl Machine {
             }
         }
     }
+}
+
+/// Returns what the questions of a step are about: the calls of the last answer, and the ids of the calls that have got a
+/// result since.
+fn asked_about(state: &State) -> (&[ToolCall], Vec<&str>) {
+    let last = state.messages.iter().rposition(|message| message.is_ai());
+    let calls = last.map_or(&[][..], |at| state.messages[at].tool_calls());
+    let later = &state.messages[last.map_or(0, |at| at + 1)..];
+    (calls, later.iter().filter_map(|message| message.answers()).collect())
 }
 
 /// Creates a call from a client's command. The call itself is stored, since no answer of the model contains it.

@@ -77,7 +77,7 @@ impl Machine {
 
     /// Returns the task of the program, which is the same if it runs again.
     pub fn program_task(&self) -> TaskId {
-        TaskId::of_step(self.step_base(), self.program_node(), 0)
+        self.task(self.program_node())
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{EventBody, Fact, Origin};
-use crate::domain::id::CheckpointId;
+use crate::domain::id::{CheckpointId, StepBase, TaskId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::state::State;
 
@@ -21,6 +21,8 @@ pub(in crate::http) struct AgentFold {
     pub state: Option<State>,
     /// The newest checkpoint.
     pub head: Option<CheckpointId>,
+    /// The base of the current step.
+    pub base: StepBase,
     /// The number of the newest checkpoint's step.
     pub step: Option<i64>,
     /// True if the agent's start was read; false for a reader that joined later.
@@ -38,6 +40,7 @@ impl AgentFold {
             origin: Arc::clone(origin),
             state: None,
             head: None,
+            base: StepBase::default(),
             step: None,
             is_complete: false,
             answered: vec![],
@@ -68,13 +71,14 @@ impl AgentFold {
             self.state = Some(Arc::unwrap_or_clone(base));
         }
         match body {
-            EventBody::Fact(Fact::Started { base, .. }) => {
+            EventBody::Fact(Fact::Started { base, carried_from, .. }) => {
                 if base.is_none() {
                     self.state = follows_state.then(State::default);
                 } else if !has_base && self.head != *base {
                     self.state = None;
                 }
                 self.head = *base;
+                self.base = StepBase::after(*base, *carried_from);
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
@@ -86,13 +90,25 @@ impl AgentFold {
                 }
                 // A reader that joined later learns the parent checkpoint here.
                 self.head = entry.parent;
+                self.base = entry.base();
                 self.step = Some(entry.step - 1);
             }
-            EventBody::Fact(Fact::Answered { head, call, .. }) => {
+            EventBody::Fact(Fact::Answered {
+                head,
+                carried_from,
+                call,
+                ..
+            }) => {
                 self.head = Some(*head);
+                self.base = StepBase::after(self.head, *carried_from);
                 self.answered.push(*call);
             }
-            EventBody::Fact(Fact::Asked { head, .. } | Fact::Calling { head, .. }) => self.head = head.or(self.head),
+            EventBody::Fact(Fact::Asked { head, carried_from, .. } | Fact::Calling { head, carried_from, .. }) => {
+                if head.is_some() {
+                    self.head = *head;
+                    self.base = StepBase::after(*head, *carried_from);
+                }
+            }
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
     }
@@ -115,9 +131,15 @@ impl AgentFold {
             entry.writes.iter().for_each(|update| state.apply(update));
         }
         self.head = Some(entry.id);
+        self.base = entry.next_base();
         self.step = Some(entry.step);
         self.answered.clear();
         self.interrupts.clear();
+    }
+
+    /// The task of the `index`-th execution of `node` in the current step.
+    pub(in crate::http) fn task(&self, node: &str, index: usize) -> TaskId {
+        self.base.task(node, index)
     }
 
     /// The number of the current step.
@@ -137,7 +159,7 @@ mod tests {
 
     use super::*;
     use crate::domain::checkpoint::{CheckpointSource, Lane};
-    use crate::domain::id::{InterruptId, TaskId};
+    use crate::domain::id::InterruptId;
     use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
     use crate::domain::message::Message;
     use crate::domain::state::Update;
@@ -157,6 +179,7 @@ mod tests {
     fn started(base: Option<CheckpointId>) -> EventBody {
         EventBody::Fact(Fact::Started {
             base,
+            carried_from: None,
             attempt: 1,
             resumed: false,
         })
@@ -171,6 +194,7 @@ mod tests {
             node: "model".to_owned(),
             writes: vec![Update::messages([Message::human(text).with_id(text)])],
             logged_writes: vec![],
+            carried_from: None,
         })
     }
 
@@ -234,6 +258,67 @@ mod tests {
         );
         view.begin_event(&started(Some(elsewhere)), None, false);
         assert_eq!(texts(&view), None);
+    }
+
+    #[test]
+    fn the_tasks_of_a_step_that_is_carried_on_keep_their_ids() {
+        let mut view = view();
+        let first = entry(None, 0, "a");
+        view.begin_event(&EventBody::Entry(Arc::clone(&first)), None, true);
+        view.advance(&first);
+        let task = view.task("tools", 0);
+        let carried = Entry {
+            source: CheckpointSource::Fork,
+            carried_from: Some(first.id),
+            ..Entry::clone(&entry(Some(first.id), 1, "b"))
+        };
+        view.begin_event(&EventBody::Entry(Arc::new(carried.clone())), None, true);
+        view.advance(&carried);
+        assert_eq!(view.task("tools", 0), task);
+        // A reader that joins later learns it from each event.
+        let late = || self::view();
+        let head = Some(carried.id);
+        let carried_from = Some(first.id);
+        let calls = vec![(0, "c".to_owned())];
+        let interrupts = vec![question(0)];
+        let facts = [
+            Fact::Started {
+                base: head,
+                carried_from,
+                attempt: 1,
+                resumed: true,
+            },
+            Fact::Calling {
+                head,
+                carried_from,
+                calls,
+            },
+            Fact::Asked {
+                head,
+                carried_from,
+                interrupts,
+            },
+            Fact::Answered {
+                head: carried.id,
+                carried_from,
+                call: 0,
+                writes: Update::none(),
+            },
+        ];
+        for fact in facts {
+            let mut late = late();
+            late.begin_event(&EventBody::Fact(fact), None, false);
+            assert_eq!(late.task("tools", 0), task);
+        }
+        let done = Entry {
+            carried_from: Some(first.id),
+            ..Entry::clone(&entry(head, 2, "c"))
+        };
+        let mut late = late();
+        late.begin_event(&EventBody::Entry(Arc::new(done.clone())), None, false);
+        assert_eq!(late.task("tools", 0), task);
+        late.advance(&done);
+        assert_ne!(late.task("tools", 0), task, "the next step has tasks of its own");
     }
 
     #[test]

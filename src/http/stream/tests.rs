@@ -77,6 +77,7 @@ fn event(seq: i64, fact: Fact) -> Arc<Event> {
 fn started(resumed: bool) -> Fact {
     Fact::Started {
         base: None,
+        carried_from: None,
         attempt: 1,
         resumed,
     }
@@ -275,6 +276,7 @@ async fn a_log_that_cannot_be_read_ends_the_stream_with_an_error() {
     let base = Some(CheckpointId::mint());
     let facts = [Fact::Started {
         base,
+        carried_from: None,
         attempt: 1,
         resumed: false,
     }];

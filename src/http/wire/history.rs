@@ -7,7 +7,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::values::{Values, ValuesWriter};
 use crate::db::checkpoints::{CheckpointSummary, Visit};
 use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry};
-use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::id::{CheckpointId, RunId, StepBase};
 use crate::domain::machine::{Position, TOOLS};
 use crate::domain::state::{State, Update};
 
@@ -34,6 +34,8 @@ pub struct HistoryEntry {
 pub struct CompletedStep {
     /// The node.
     pub node: String,
+    /// The base of the step, from which its tasks have their ids.
+    pub base: StepBase,
     /// The writes of each task as JSON; `None` for a task without writes.
     pub results: Vec<Option<Box<RawValue>>>,
 }
@@ -51,6 +53,7 @@ impl CompletedStep {
         }
         Self {
             node: step.node.clone(),
+            base: step.base(),
             results,
         }
     }

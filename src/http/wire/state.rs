@@ -130,7 +130,7 @@ impl HistoryContext {
         let thread = self.thread.id;
         let parent = entry.origin.parent;
         let tasks = match (entry.completed, &entry.position) {
-            (Some(step), _) => self.finished_tasks(id, step),
+            (Some(step), _) => self.finished_tasks(step),
             (None, Some(position)) => self.open_tasks(position, id, plan),
             (None, None) => vec![],
         };
@@ -157,10 +157,10 @@ impl HistoryContext {
     }
 
     /// The tasks of a completed step.
-    fn finished_tasks(&self, head: CheckpointId, step: CompletedStep) -> Vec<TaskView> {
-        let node = step.node;
+    fn finished_tasks(&self, step: CompletedStep) -> Vec<TaskView> {
+        let CompletedStep { node, base, results } = step;
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
-            let id = TaskId::of_step(Some(head), &node, at);
+            let id = base.task(&node, at);
             let interrupts = self
                 .interrupts
                 .iter()
@@ -171,7 +171,7 @@ impl HistoryContext {
                 ..task_view(id, &node, at, interrupts.collect())
             }
         };
-        step.results.into_iter().enumerate().map(view).collect()
+        results.into_iter().enumerate().map(view).collect()
     }
 
     /// The tasks that are not completed.
@@ -359,8 +359,8 @@ pub struct HistorySearch {
     /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// The agent, `{"checkpoint_ns": "tools:<task>"}` for the subagent of a task, and the checkpoint at which the history
-    /// begins, if not at the newest: `{"checkpoint_id": "…"}`.
+    /// The agent, `{"checkpoint_ns": "tools:<task>"}` for the subagent of a task, and the only checkpoint to return, if not
+    /// all: `{"checkpoint_id": "…"}`.
     #[schema(value_type = Option<Object>)]
     pub checkpoint: Option<Object>,
     /// The fields to return; `values.<key>` selects one field of the values.

@@ -343,7 +343,7 @@ pub struct ThreadView {
     /// The error `{error, message}` of the last run, if it failed.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
-    /// The open interrupts by the id of the task that raised them: lists of `{id, value}`.
+    /// The open interrupts at the newest checkpoint, by the id of the task that raised them: lists of `{id, value}`.
     #[schema(value_type = Object)]
     pub interrupts: Object,
     /// The time to live; only if it is requested and limited.

@@ -10,7 +10,7 @@ use super::pending;
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::id::{CheckpointId, InterruptId, ThreadId};
 
 /// The most checkpoints at which an interrupt of a branch is looked for.
 const MOST_CARRIED: i64 = 64;
@@ -38,6 +38,31 @@ pub(in crate::runtime) async fn open_at(
     let waiting = LanePositions::at(thread, branch).waiting(tx).await?;
     open.retain(|record| is_later(record) || waiting.contains(&record.interrupt.id));
     Ok(open)
+}
+
+/// Returns the open interrupts of a thread that can be answered at its newest checkpoint, in the order in which they were
+/// raised; all open ones if it is not known where they wait.
+///
+/// # Errors
+/// Returns an error when the database fails.
+pub async fn open_interrupts(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<InterruptRecord>> {
+    match db::unless_corrupt(open_at(tx, thread, None).await)? {
+        Some(open) => Ok(open),
+        None => pending(tx, thread).await,
+    }
+}
+
+/// Returns whether a step waits at a checkpoint of a thread, or at its newest one, and everything for which it waits is
+/// open. A step may wait for what was dropped or answered elsewhere; nothing continues it then.
+pub(in crate::runtime) async fn can_be_answered(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    checkpoint: Option<CheckpointId>,
+) -> DbResult<bool> {
+    let waiting = LanePositions::at(thread, checkpoint).waiting(tx).await?;
+    let open = pending(tx, thread).await?;
+    let is_open = |id: &InterruptId| open.iter().any(|record| record.interrupt.id == *id);
+    Ok(!waiting.is_empty() && waiting.iter().all(is_open))
 }
 
 /// Returns the older checkpoint at which an open interrupt waits; none if it waits at none. Of several it is the newest,

@@ -80,6 +80,7 @@ pub(in crate::runtime) async fn waiting_agents(
         waiting.push(WaitingAgent {
             origin: Arc::new(Origin::of(&run)),
             head: machine.head,
+            carried_from: machine.position.carried_from,
             open: machine.open_questions().cloned().collect(),
         });
     }

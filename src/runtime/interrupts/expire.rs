@@ -128,14 +128,19 @@ pub(in crate::runtime) async fn drop_for_input(
     db::runs::stop_children(tx, thread, Some(by), now).await
 }
 
-/// Drops all open interrupts of a thread whose state a client has changed.
+/// Drops the open interrupts at the newest checkpoint of a thread, after which a client writes another one. What waits on
+/// branches that the thread has left waits on.
 pub(in crate::runtime) async fn drop_for_update(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
-    db::interrupts::drop_pending(tx, thread, None, now).await.map(drop)
+    let here = open_at(tx, thread, None).await?;
+    let mut kept = pending(tx, thread).await?;
+    kept.retain(|record| here.iter().all(|other| other.interrupt.id != record.interrupt.id));
+    let kept: Vec<String> = kept.into_iter().map(|record| record.interrupt.id.0).collect();
+    db::interrupts::drop_others(tx, thread, &kept, now).await
 }
 
 /// Drops all open interrupts of a thread whose turn a client has ended, and stops the subagents that waited.
 pub(in crate::runtime) async fn drop_for_end(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
-    drop_for_update(tx, thread, now).await?;
+    db::interrupts::drop_pending(tx, thread, None, now).await?;
     db::runs::stop_children(tx, thread, None, now).await
 }
 

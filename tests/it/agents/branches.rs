@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::client::Reply;
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::viewer::{Viewer, data, is_terminal};
 
 on_both_engines! {
     an_approval_continues_the_branch_on_which_it_was_asked,
@@ -19,6 +20,8 @@ on_both_engines! {
     a_question_of_a_left_branch_refuses_no_message,
     a_question_of_a_left_branch_holds_up_no_queued_message,
     a_message_waits_for_what_is_asked_when_a_left_branch_goes_on,
+    the_thread_lists_what_can_be_answered_on_its_newest_branch,
+    the_tasks_of_a_step_on_another_branch_have_one_id_in_streams_and_states,
 }
 
 const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\"]\n\
@@ -341,4 +344,99 @@ async fn a_message_waits_for_what_is_asked_when_a_left_branch_goes_on(server: Te
     assert_eq!(recipients(&server), ["bob", "eve"]);
     let said = alice.transcript().await;
     assert_eq!(said[said.len() - 2..], ["human: third", "ai: echo: third"], "{said:#?}");
+}
+
+async fn the_thread_lists_what_can_be_answered_on_its_newest_branch(server: TestServer) {
+    let alice = server.human("agent").await;
+    let inner = script()
+        .calls(mail("m1", "bob"))
+        .calls(mail("m2", "eve"))
+        .says("sent by child");
+    let place = is_left(&alice, script().calls(task("t1", "mailer", inner)).says("done")).await;
+    let question = alice.question().await;
+    let listed = async || {
+        let found = json!({"ids": [alice.thread], "select": ["interrupts"]});
+        let found = alice.client().post("/threads/search", found).await.ok();
+        let record = alice.record().await;
+        assert_eq!(record["interrupts"], found[0]["interrupts"]);
+        record["interrupts"].clone()
+    };
+    assert_eq!(listed().await, json!({}), "nothing waits on the newest branch");
+    assert_eq!(alice.state().await["interrupts"], json!([]));
+    let newest = alice.runs().await[0].clone();
+    let joined = alice.run(&newest).finishes().await;
+    assert_eq!(
+        joined["__interrupt__"],
+        Value::Null,
+        "the run does not wait: {joined:#}"
+    );
+    alice.says(script().calls(mail("m3", "ann")).says("sent")).await;
+    let state = alice.state().await;
+    let [task] = state["tasks"].as_array().unwrap().as_slice() else {
+        panic!("not one task: {state:#}")
+    };
+    assert_eq!(
+        listed().await,
+        json!({task["id"].as_str().unwrap(): state["interrupts"]})
+    );
+    assert_eq!(alice.questions().await.len(), 2, "the other question is pending, too");
+    answers_at(&alice, &place, approval()).await.ok();
+    let next = alice.state().await["interrupts"].clone();
+    assert_ne!(next[0]["id"], question.id());
+    let lists: Vec<Value> = listed().await.as_object().unwrap().values().cloned().collect();
+    assert_eq!(lists, [next]);
+}
+
+async fn the_tasks_of_a_step_on_another_branch_have_one_id_in_streams_and_states(server: TestServer) {
+    server.is_configured_with(APART).await;
+    let alice = server.human("apart").await;
+    let text = script().calls_all([mail("m1", "ann"), mail("m2", "bob")]).says("both");
+    let place = is_left(&alice, text).await;
+    let ids_of = |tasks: &Value| -> Vec<Value> {
+        let tasks = tasks.as_array().unwrap().iter();
+        tasks.map(|task| task["id"].clone()).collect()
+    };
+    let tasks = ids_of(&state_at(&alice, &place).await["tasks"]);
+    assert_eq!(tasks.len(), 2);
+    let answer = json!([{"type": "approve"}, {"type": "approve"}]);
+    let more = json!({"checkpoint": place, "stream_mode": ["tasks", "debug"]});
+    let frames = alice.streams_resume(answer, more).await.rest().await;
+    let mut in_tasks = vec![];
+    let mut in_debug = vec![];
+    for frame in &frames {
+        let (record, seen) = match frame.event.as_str() {
+            "tasks" => (&frame.data, &mut in_tasks),
+            "debug" if frame.data["type"] != "checkpoint" => (&frame.data["payload"], &mut in_debug),
+            _ => continue,
+        };
+        if record["name"] == "tools" && !seen.contains(&record["id"]) {
+            seen.push(record["id"].clone());
+        }
+    }
+    assert_eq!(in_tasks, tasks);
+    assert_eq!(in_debug, tasks);
+    let history = alice.history().await;
+    let branch = history
+        .iter()
+        .find(|state| state["parent_checkpoint_id"] == place["checkpoint_id"])
+        .expect("a branch");
+    assert_eq!(ids_of(&branch["tasks"]), tasks);
+    let shown = frames.iter().find(|frame| {
+        frame.event == "debug" && frame.data["payload"]["checkpoint"]["checkpoint_id"] == branch["checkpoint_id"]
+    });
+    assert_eq!(ids_of(&shown.expect("its checkpoint").data["payload"]["tasks"]), tasks);
+    // The stream of the thread has the same.
+    let frames = Viewer::of(&server, &alice.thread).replays(3).await;
+    let ends: Vec<usize> = (0..frames.len()).filter(|at| is_terminal(&frames[*at])).collect();
+    let of_answer = frames[ends[1]..]
+        .iter()
+        .filter(|frame| frame.event == "tasks")
+        .map(data);
+    let mut in_thread = vec![];
+    for record in of_answer.filter(|record| record["name"] == "tools") {
+        if !in_thread.contains(&record["id"]) {
+            in_thread.push(record["id"].clone());
+        }
+    }
+    assert_eq!(in_thread, tasks);
 }

@@ -34,7 +34,7 @@ on_both_engines! {
     every_step_is_a_checkpoint_whose_parent_is_the_one_before,
     step_numbers_continue_over_runs,
     history_can_be_read_in_pages_and_from_a_point_back,
-    a_history_can_begin_at_an_older_checkpoint,
+    the_history_at_a_checkpoint_is_this_checkpoint,
     the_state_at_any_checkpoint_can_be_read,
     a_client_can_update_the_state,
     an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused,
@@ -131,42 +131,45 @@ async fn history_can_be_read_in_pages_and_from_a_point_back(server: TestServer) 
     );
 }
 
-async fn a_history_can_begin_at_an_older_checkpoint(server: TestServer) {
+async fn the_history_at_a_checkpoint_is_this_checkpoint(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
     let after_one = alice.history().await;
     alice.says("two").await;
-    let at = json!({"checkpoint_id": after_one[0]["checkpoint_id"], "checkpoint_ns": "", "thread_id": alice.thread});
-    let found = async |more: Value| {
-        let mut body = json!({"limit": 50, "checkpoint": at});
+    let found = async |checkpoint: &Value, more: Value| {
+        let mut body = json!({"limit": 50, "checkpoint": checkpoint});
         for (name, value) in more.as_object().into_iter().flatten() {
             body[name] = value.clone();
         }
         client.post(&alice.path("/history"), body).await.ok()
     };
-    assert_eq!(found(json!({})).await, json!(after_one));
-    assert_eq!(found(json!({"limit": 1})).await, json!(after_one[..1]));
-    assert_eq!(transcript(&after_one[0]["values"]), ["human: one", "ai: echo: one"]);
-    assert_eq!(after_one[0]["next"], json!([]));
-    let before = json!({"configurable": {"checkpoint_id": after_one[1]["checkpoint_id"]}});
-    assert_eq!(found(json!({"before": before})).await, json!(after_one[2..]));
-    let inputs = json!({"metadata": {"source": "input"}});
-    assert_eq!(found(inputs).await, json!(after_one[2..]));
-    let unknown = json!({"checkpoint": {"checkpoint_id": Uuid::now_v7()}});
-    assert_eq!(found(unknown).await, json!([]));
-
-    // A branch from there has no checkpoint of the other one behind it.
-    let fork = alice.run_body("other", json!({"checkpoint": at}));
-    alice.starts(fork).await.finishes().await;
-    let newest = alice.history().await[0]["checkpoint"].clone();
-    let found = found(json!({"checkpoint": newest})).await;
-    let found: Vec<_> = found.as_array().unwrap().iter().collect();
-    assert_eq!(found.len(), 6);
-    assert_eq!(found[5]["checkpoint_id"], after_one[2]["checkpoint_id"]);
-    for pair in found.windows(2) {
-        assert_eq!(pair[0]["parent_checkpoint_id"], pair[1]["checkpoint_id"]);
+    for state in &after_one {
+        let id = json!({"checkpoint_id": state["checkpoint_id"]});
+        for checkpoint in [&state["checkpoint"], &id] {
+            assert_eq!(found(checkpoint, json!({})).await[0]["values"], state["values"]);
+            assert_eq!(found(checkpoint, json!({})).await.as_array().unwrap().len(), 1);
+        }
+        let at = alice.path(&format!("/state/{}", state["checkpoint_id"].as_str().unwrap()));
+        assert_eq!(found(&id, json!({})).await, json!([client.get(&at).await.ok()]));
     }
+    let at = &after_one[1]["checkpoint"];
+    let before = |state: &Value| json!({"before": {"configurable": {"checkpoint_id": state["checkpoint_id"]}}});
+    assert_eq!(found(at, before(&after_one[0])).await.as_array().unwrap().len(), 1);
+    assert_eq!(found(at, before(&after_one[1])).await, json!([]));
+    assert_eq!(found(at, json!({"metadata": {"source": "input"}})).await, json!([]));
+    let looped = json!({"metadata": {"source": "loop"}});
+    assert_eq!(found(at, looped).await.as_array().unwrap().len(), 1);
+    let unknown = json!({"checkpoint_id": Uuid::now_v7()});
+    assert_eq!(found(&unknown, json!({})).await, json!([]));
+    // What came before a checkpoint is found by `before`, also in the query.
+    let earlier = found(&Value::Null, before(&after_one[0])).await;
+    assert_eq!(earlier, json!(after_one[1..]));
+    let query = format!(
+        "/history?limit=50&before={}",
+        after_one[0]["checkpoint_id"].as_str().unwrap()
+    );
+    assert_eq!(client.get(&alice.path(&query)).await.ok(), earlier);
 }
 
 async fn the_state_at_any_checkpoint_can_be_read(server: TestServer) {

@@ -391,7 +391,13 @@ async fn a_copy_with_an_interrupted_subagent_has_its_own_child_run(server: TestS
     let here = alice.question().await;
     let there = bob.question().await;
     assert_ne!(here.id(), there.id());
-    assert_ne!(run.children().await[0]["run_id"], own.children().await[0]["run_id"]);
+    // The subagent hangs below the run from which the copy goes on, and not below one that only continues it.
+    assert!(own.children().await.is_empty());
+    let from = bob.run(bob.runs().await.last().unwrap());
+    let children = from.children().await;
+    assert_eq!(children.len(), 1);
+    assert_ne!(run.children().await[0]["run_id"], children[0]["run_id"]);
+    assert_eq!(children[0]["thread_id"], json!(bob.thread));
     bob.approves(&there).await.finishes().await;
     assert_eq!(bob.transcript().await.pop().unwrap(), "ai: done".to_owned());
     assert_eq!(alice.status().await.as_str(), "interrupted");
@@ -409,11 +415,15 @@ async fn a_copy_of_an_interrupted_thread_has_its_own_interrupt(server: TestServe
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
     assert_eq!(&copy["status"], &json!("interrupted"));
-    assert_eq!(&copy["interrupts"], &json!({}));
+    let own = alice.on(copy["thread_id"].as_str().unwrap()).question().await;
+    let listed: Vec<&Value> = copy["interrupts"].as_object().unwrap().values().collect();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0][0]["id"], own.id());
     let runs = format!("/threads/{}/runs/wait", copy["thread_id"].as_str().unwrap());
     let asked = client.post(&runs, json!({"assistant_id": "agent"})).await.ok();
     let question = alice.question().await;
     assert_ne!(asked["__interrupt__"][0]["id"], question.id());
+    assert_eq!(asked["__interrupt__"][0]["id"], own.id(), "it is not asked anew");
     let answer = json!({"assistant_id": "agent", "command": {"resume": {"decisions": [{"type": "approve"}]}}});
     let values = client.post(&runs, answer).await.ok();
     assert_eq!(transcript(&values).last().unwrap(), "ai: sent");

@@ -74,6 +74,7 @@ fn a_step_that_is_carried_on_keeps_its_interrupts_answers_and_tasks() {
     assert_eq!(entry.source, CheckpointSource::Fork);
     assert_eq!(entry.parent, before);
     assert_eq!([machine.call_task(0), machine.call_task(1)], tasks);
+    assert_eq!(entry.next_base().task(TOOLS, 1), tasks[1]);
     let shown = machine.position.tasks(None, entry.id);
     assert_eq!(shown.iter().map(|task| task.id).collect::<Vec<_>>(), tasks);
     machine.carry_on(id());
@@ -88,6 +89,63 @@ fn a_step_that_is_carried_on_keeps_its_interrupts_answers_and_tasks() {
         machine.position.carried_from, None,
         "the next step has tasks of its own"
     );
+}
+
+#[test]
+fn a_write_keeps_a_step_that_waits_unless_it_changes_the_calls() {
+    let mut machine = in_tools(&["a", "b"]);
+    let note = Update::field("x", json!(1));
+    assert!(!machine.is_kept_by(&bare_plan(), None, &note), "it does not wait");
+    machine.call_asked(0, vec![question()]);
+    let by_hand = Message::tool(&tool_call("b"), ToolStatus::Success, "by hand");
+    let table = [
+        (note.clone(), true),
+        (Update::messages([Message::human("also this")]), true),
+        (Update::messages([calling(&["a", "c"])]), false),
+        (Update::messages([by_hand]), false),
+    ];
+    for (update, is_kept) in table {
+        assert_eq!(machine.is_kept_by(&bare_plan(), None, &update), is_kept, "{update:?}");
+    }
+    let nodes = [(MODEL, true), (TOOLS, false), (START, false)];
+    for (node, is_kept) in nodes {
+        assert_eq!(machine.is_kept_by(&bare_plan(), Some(node), &note), is_kept, "{node}");
+    }
+}
+
+#[test]
+fn a_write_as_a_node_keeps_the_hook_that_follows_it() {
+    for (next, before) in [(0, MODEL), (1, "B.after_model")] {
+        let mut machine = machine_at(hooks(HookPoint::AfterModel, next), [calling(&["a"])]);
+        machine.hook_asked(&plan(), vec![question()]);
+        for node in [MODEL, "B.after_model", "A.after_model"] {
+            let is_kept = machine.is_kept_by(&plan(), Some(node), &Update::none());
+            assert_eq!(is_kept, node == before, "hook {next} after {node}");
+        }
+        assert!(machine.is_kept_by(&plan(), None, &Update::none()));
+    }
+}
+
+#[test]
+fn a_step_that_waits_keeps_its_tasks_when_an_update_carries_it_on() {
+    let mut machine = in_tools(&["a"]);
+    let before = machine.head;
+    let task = machine.call_task(0);
+    let asked = machine.call_asked(0, vec![question()]);
+    let entry = machine.carry_update(&bare_plan(), MODEL, Update::field("x", json!(1)), id());
+    assert_eq!(entry.source, CheckpointSource::Update);
+    assert_eq!(entry.parent, before);
+    assert_eq!(machine.call_task(0), task);
+    assert_eq!(entry.next_base().task(TOOLS, 0), task);
+    assert_eq!(machine.open_questions().cloned().collect::<Vec<_>>(), asked);
+    assert!(machine.resolve(&asked[0].id, json!("yes")));
+    machine.set_call_status(0, answered("a"));
+    let done = machine.tools_done(&bare_plan(), id()).expect("a step");
+    assert_eq!(done.base().task(TOOLS, 0), task, "history shows the task under its id");
+    assert_eq!(done.next_base().task(MODEL, 0), machine.task(MODEL));
+    let aside = machine.carry_update(&bare_plan(), START, Update::none(), id());
+    assert_eq!(aside.carried_from, None, "what does not wait begins anew");
+    assert_eq!(aside.next_base().task(MODEL, 0), machine.task(MODEL));
 }
 
 #[test]

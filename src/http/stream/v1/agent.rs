@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::metadata::MessageSource;
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::Origin;
-use crate::domain::id::TaskId;
 use crate::domain::run::namespace_text;
 use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
@@ -55,11 +54,10 @@ impl PresentedAgent {
 
     /// The source of messages from a task of this agent.
     pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> MessageSource<'a> {
-        let task = TaskId::of_step(self.fold.head, node, call);
         MessageSource {
             origin: &self.fold.origin,
             node,
-            task,
+            task: self.fold.task(node, call),
             step: self.fold.next_step(),
             call,
             model: None,

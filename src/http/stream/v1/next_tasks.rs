@@ -8,7 +8,7 @@ use serde_json::Map;
 
 use crate::domain::checkpoint::CheckpointSource;
 use crate::domain::event::{AgentWork, EventBody, Fact};
-use crate::domain::id::{CheckpointId, TaskId};
+use crate::domain::id::{StepBase, TaskId};
 use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::{MODEL, RUNNABLE, TOOLS};
 use crate::domain::message::{Message, ToolCall};
@@ -31,8 +31,8 @@ pub(super) enum NextTasks {
 }
 
 impl NextTasks {
-    /// Infers the tasks that started after checkpoint `head` from the next event of its agent.
-    pub(super) fn inferred_from(event: &EventBody, head: Option<CheckpointId>) -> Self {
+    /// Infers the tasks of the step with this base from the next event of its agent.
+    pub(super) fn inferred_from(event: &EventBody, base: StepBase) -> Self {
         match event {
             EventBody::Delta(_)
             | EventBody::Begun(AgentWork::Model)
@@ -48,7 +48,7 @@ impl NextTasks {
                     asker: InterruptSource::Hook(name),
                     task,
                     ..
-                }) if *task == TaskId::of_step(head, name, 0) => Self::Node(name.clone()),
+                }) if *task == base.task(name, 0) => Self::Node(name.clone()),
                 Some(_) | None => Self::Calls,
             },
             EventBody::Fact(Fact::Started { .. }) => Self::NewTurn,
@@ -64,13 +64,14 @@ impl NextTasks {
     /// Returns true if an event implies that the calls of the last answer have started. An interrupt does not: it may
     /// come before.
     pub(super) fn are_calls(event: &EventBody) -> bool {
-        !matches!(event, EventBody::Fact(Fact::Asked { .. })) && Self::inferred_from(event, None) == Self::Calls
+        !matches!(event, EventBody::Fact(Fact::Asked { .. }))
+            && Self::inferred_from(event, StepBase::default()) == Self::Calls
     }
 
     /// The tasks of an agent with this `state` at its newest checkpoint.
     pub(super) fn tasks(&self, agent: &AgentFold, state: &State) -> Vec<StartedTask<'_>> {
         let task = |node, index, call| StartedTask {
-            id: TaskId::of_step(agent.head, node, index),
+            id: agent.task(node, index),
             node,
             call,
         };

@@ -106,7 +106,7 @@ impl V1Presenter {
                 continue;
             };
             let next = if lane == event.origin.lane {
-                NextTasks::inferred_from(&event.body, agent.fold.head)
+                NextTasks::inferred_from(&event.body, agent.fold.base)
             } else {
                 NextTasks::Calls
             };

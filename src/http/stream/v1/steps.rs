@@ -127,11 +127,10 @@ impl Steps<'_> {
 
     /// Sends the end of a task.
     pub(super) fn end(&self, agent: &PresentedAgent, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
-        let id = TaskId::of_step(agent.fold.head, node, call);
         self.result(
             agent,
             ResultJson {
-                id,
+                id: agent.fold.task(node, call),
                 name: node,
                 error: None,
                 result: UpdateOrEmpty(update),

@@ -97,6 +97,7 @@ impl V2Presenter {
             let mut fresh = TrackedAgent::new(&fold.origin);
             fresh.fold.state = fold.state;
             fresh.fold.head = fold.head;
+            fresh.fold.base = fold.base;
             self.agents.insert(Lane::Main, fresh);
         }
         self.announced_interrupts.clear();

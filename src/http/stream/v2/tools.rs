@@ -25,7 +25,7 @@ pub(super) fn begin(agent: &mut TrackedAgent, calls: &[(usize, String)], out: &m
             json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": args})
         });
         out.put(Channel::Tasks, &agent.source, FrameId::Numbered, || {
-            let task = TaskId::of_step(agent.fold.head, TOOLS, *at);
+            let task = agent.fold.task(TOOLS, *at);
             json!({"id": task, "name": TOOLS, "input": call().map(|call| [call])})
         });
     }
@@ -78,7 +78,7 @@ pub(super) fn end(agent: &mut TrackedAgent, at: usize, writes: &Update, delegate
         }
     }
     out.put(Channel::Tasks, &agent.source, FrameId::Numbered, || {
-        let task = TaskId::of_step(agent.fold.head, TOOLS, at);
+        let task = agent.fold.task(TOOLS, at);
         json!({"id": task, "name": TOOLS, "result": Writes(writes), "error": failed, "interrupts": []})
     });
     out.put_of_node(
@@ -113,7 +113,7 @@ pub(super) fn park(
 
 /// Sends a node other than the tools, which is finished at once.
 pub(super) fn node(agent: &TrackedAgent, node: &str, writes: &Update, out: &mut FrameWriter<'_>) {
-    let task = TaskId::of_step(agent.fold.head, node, 0);
+    let task = agent.fold.task(node, 0);
     out.put(
         Channel::Tasks,
         &agent.source,

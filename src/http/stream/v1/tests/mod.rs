@@ -140,6 +140,7 @@ impl Play {
             agent,
             Fact::Started {
                 base: agent.machine.head,
+                carried_from: agent.machine.position.carried_from,
                 attempt: 1,
                 resumed,
             },
@@ -161,7 +162,7 @@ impl Play {
     pub(super) fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
         let head = Arc::new(AnswerHead {
             message: id.to_owned(),
-            task: TaskId::of_step(agent.machine.head, MODEL, 0),
+            task: agent.machine.task(MODEL),
             step: agent.machine.step.map_or(0, |step| step + 1),
             provider: "openai".to_owned(),
             model: "mock".to_owned(),
@@ -198,6 +199,7 @@ impl Play {
                 agent,
                 Fact::Answered {
                     head,
+                    carried_from: agent.machine.position.carried_from,
                     call: at,
                     writes: answer.writes.clone(),
                 },
@@ -247,6 +249,7 @@ impl Play {
             agent,
             Fact::Asked {
                 head: agent.machine.head,
+                carried_from: agent.machine.position.carried_from,
                 interrupts: vec![asked.clone()],
             },
         );

@@ -234,6 +234,7 @@ fn a_result_of_an_earlier_run_is_marked_as_cached() {
     let mut later = play.events.split_off(at + 1);
     let started = Fact::Started {
         base: Some(head),
+        carried_from: None,
         attempt: 1,
         resumed: true,
     };

@@ -1,0 +1,209 @@
+//! Steps that wait, in a copy of their thread: they go on there under ids of their own, so that nothing of the copy is taken
+//! for a part of the original.
+
+use std::collections::BTreeMap;
+
+use super::{
+    CheckpointId, Interrupt, InterruptId, InterruptSource, Phase, Position, QuestionKind, RunId, StepBase, TOOLS,
+    TaskId,
+};
+use crate::domain::call::CallStatus;
+use crate::domain::run::AfterDelegation;
+
+/// A step that waits, as it goes on in a copy of the thread.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CopiedStep {
+    /// The position after the checkpoint at which the step goes on.
+    pub position: Position,
+    /// The open interrupts, each with its id in the original.
+    pub interrupts: Vec<(InterruptId, Interrupt)>,
+}
+
+/// A subagent for which a step waits, as it goes on in a copy of the thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopiedChild {
+    /// Its run in the copy.
+    pub run: RunId,
+    /// True if it, or a subagent below it, has open interrupts there.
+    pub waits: bool,
+}
+
+impl Position {
+    /// Returns the task that is delegated to `child`, in a copy in which the step goes on after checkpoint `head`.
+    pub fn delegation_in_copy(&self, head: CheckpointId, child: RunId, then: AfterDelegation) -> Option<TaskId> {
+        let Phase::Tools { calls } = &self.phase else {
+            return None;
+        };
+        let at = calls.iter().position(|call| call.status.child() == Some(child))?;
+        let task = StepBase::after(Some(head), None).task(TOOLS, at);
+        Some(match then {
+            AfterDelegation::Answer => task,
+            AfterDelegation::CallAgain => TaskId::of_delegation(task, calls[at].delegations.len()),
+        })
+    }
+
+    /// Returns the step as it goes on in a copy of the thread, after checkpoint `head`. `children` are the subagents for
+    /// which it waits, by their runs in the original; calls that are delegated to others begin anew. An approval holds on
+    /// the thread on which it was given, so it is asked for again.
+    #[must_use]
+    pub fn continued_in_copy(mut self, head: CheckpointId, children: &BTreeMap<RunId, CopiedChild>) -> CopiedStep {
+        let base = StepBase::after(Some(head), None);
+        let all = std::mem::take(&mut self.asked);
+        self.questions = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        self.reviewed.clear();
+        self.carried_from = None;
+        self.copied = false;
+        self.failure = None;
+        let mut interrupts = vec![];
+        for (number, asked) in (0..).zip(all) {
+            let Some(task) = self.task_of(&asked.asker, base) else {
+                continue;
+            };
+            let holds = asked.question.kind == QuestionKind::Question;
+            let copied = Interrupt {
+                id: InterruptId::of_task(task, number),
+                task,
+                asker: asked.asker,
+                question: asked.question,
+                answer: asked.answer.filter(|_| holds),
+            };
+            if copied.answer.is_none() {
+                interrupts.push((asked.id, copied.clone()));
+            }
+            self.asked.push(copied);
+        }
+        if let Phase::Tools { calls } = &mut self.phase {
+            for call in calls {
+                let asker = InterruptSource::Call(call.id.clone());
+                let asks = interrupts.iter().any(|(_, asked)| asked.asker == asker);
+                call.status = match std::mem::replace(&mut call.status, CallStatus::Ready) {
+                    CallStatus::Delegated { child, .. } => match children.get(&child) {
+                        Some(copied) => CallStatus::Delegated {
+                            child: copied.run,
+                            parked: copied.waits,
+                        },
+                        None => CallStatus::Ready,
+                    },
+                    CallStatus::Ready | CallStatus::Asking if asks => CallStatus::Asking,
+                    CallStatus::Ready | CallStatus::Asking => CallStatus::Ready,
+                    kept @ (CallStatus::Started | CallStatus::Answered(_)) => kept,
+                };
+            }
+        }
+        CopiedStep {
+            position: self,
+            interrupts,
+        }
+    }
+
+    /// Returns the task of the asker of an interrupt, in a step with this base.
+    fn task_of(&self, asker: &InterruptSource, base: StepBase) -> Option<TaskId> {
+        match (asker, &self.phase) {
+            (InterruptSource::Hook(name), _) => Some(base.task(name, 0)),
+            (InterruptSource::Call(id), Phase::Tools { calls }) => {
+                let at = calls.iter().position(|call| call.id == *id)?;
+                Some(base.task(TOOLS, at))
+            }
+            (InterruptSource::Call(_), _) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::domain::call::Call;
+    use crate::domain::interrupt::Question;
+
+    fn asked(call: &str, kind: QuestionKind, answer: Option<Value>) -> Interrupt {
+        let task = StepBase::default().task(TOOLS, 0);
+        Interrupt {
+            id: InterruptId(call.to_owned()),
+            task,
+            asker: InterruptSource::Call(call.to_owned()),
+            question: Question {
+                kind,
+                value: json!(call),
+                ..Question::default()
+            },
+            answer,
+        }
+    }
+
+    fn call(id: &str, status: CallStatus) -> Call {
+        Call {
+            id: id.to_owned(),
+            edited: None,
+            status,
+            delegations: vec![],
+        }
+    }
+
+    #[test]
+    fn a_step_that_waits_goes_on_in_a_copy_under_ids_of_its_own() {
+        let [known, unknown] = [RunId::mint(), RunId::mint()];
+        let delegated = |child| CallStatus::Delegated { child, parked: true };
+        let position = Position {
+            phase: Phase::Tools {
+                calls: vec![
+                    call("a", CallStatus::Asking),
+                    call("b", delegated(known)),
+                    call("c", delegated(unknown)),
+                    call("d", CallStatus::Ready),
+                    call("e", CallStatus::Asking),
+                ],
+            },
+            asked: vec![
+                asked("a", QuestionKind::ToolApproval, None),
+                asked("d", QuestionKind::ToolApproval, Some(json!({"type": "approve"}))),
+                asked("e", QuestionKind::Question, Some(json!("yes"))),
+                asked("e", QuestionKind::Question, None),
+            ],
+            questions: 9,
+            reviewed: BTreeMap::from([("d".to_owned(), "digest".to_owned())]),
+            ..Position::default()
+        };
+        let head = CheckpointId::mint();
+        let base = StepBase::after(Some(head), None);
+        let task = position.delegation_in_copy(head, known, AfterDelegation::Answer);
+        assert_eq!(task, Some(base.task(TOOLS, 1)));
+        let again = position.delegation_in_copy(head, unknown, AfterDelegation::CallAgain);
+        assert_eq!(again, Some(TaskId::of_delegation(base.task(TOOLS, 2), 0)));
+        let copied = CopiedChild {
+            run: RunId::mint(),
+            waits: true,
+        };
+        let children = BTreeMap::from([(known, copied)]);
+        let CopiedStep { position, interrupts } = position.continued_in_copy(head, &children);
+        let Phase::Tools { calls } = &position.phase else {
+            panic!("it is a tool step")
+        };
+        let statuses: Vec<&CallStatus> = calls.iter().map(|call| &call.status).collect();
+        let own = delegated(copied.run);
+        let expected = [
+            &CallStatus::Asking,
+            &own,
+            &CallStatus::Ready,
+            &CallStatus::Asking,
+            &CallStatus::Asking,
+        ];
+        assert_eq!(statuses, expected);
+        // The approval is asked for again; the answer to a question of a tool is kept.
+        let open: Vec<&str> = interrupts.iter().map(|(before, _)| before.0.as_str()).collect();
+        assert_eq!(open, ["a", "d", "e"]);
+        assert!(position.reviewed.is_empty());
+        assert_eq!(position.asked.len(), 4);
+        assert_eq!(position.questions, 4);
+        let tasks = position.tasks(None, head);
+        for (_, asked) in &interrupts {
+            let task = tasks.iter().find(|task| task.asks.contains(asked)).expect("its task");
+            assert_eq!(task.id, asked.task);
+        }
+        let ids: BTreeSet<&InterruptId> = position.asked.iter().map(|asked| &asked.id).collect();
+        assert_eq!(ids.len(), 4);
+    }
+}
