@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::support::client::Reply;
-use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 use crate::support::viewer::{Viewer, data, is_terminal};
+use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     an_approval_continues_the_branch_on_which_it_was_asked,
