@@ -18,7 +18,7 @@ pub struct AnswersSection {
     /// The maximum time between two pieces of a model's answer, in seconds.
     pub between_tokens_s: f64,
     /// The maximum time from a call to the first byte of the response, for tools behind HTTP, MCP servers and remote
-    /// agents, in seconds.
+    /// agents, in seconds. A call to an MCP server behind HTTP without a handshake has its `timeout_s` for that.
     pub first_byte_s: f64,
     /// The maximum time between two pieces of such a response, in seconds.
     pub between_bytes_s: f64,

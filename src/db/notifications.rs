@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{Acquire, Connection, query};
 use tokio::sync::{broadcast, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
@@ -225,9 +225,11 @@ async fn forward(targets: &ListenerTargets, listening: &Listening, limits: DbLim
         let _ = listening.notifications.send(missed);
     }
     let _ = listening.live.send(LiveNotice::Connected);
+    let mut check_at = Instant::now() + CHECK_INTERVAL;
     loop {
+        // A look does not put off the check: it is made with other connections.
         let received = tokio::select! {
-            received = timeout(CHECK_INTERVAL, listener.try_recv()) => received,
+            received = timeout_at(check_at, listener.try_recv()) => received,
             () = listening.reach.look_is_wanted() => {
                 look_again(targets, listening, limits, &mut listener).await?;
                 if targets.direct.latest_index() != host {
@@ -236,6 +238,7 @@ async fn forward(targets: &ListenerTargets, listening: &Listening, limits: DbLim
                 continue;
             }
         };
+        check_at = Instant::now() + CHECK_INTERVAL;
         let Ok(received) = received else {
             // A second `LISTEN` changes nothing, but the database must answer it.
             let answers = timeout(ANSWER_TIMEOUT, listener.listen(CHANNEL)).await;

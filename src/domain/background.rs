@@ -163,7 +163,8 @@ pub struct BackgroundTask {
     /// The earlier runs, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub superseded_run_ids: Vec<String>,
-    /// The last run whose outcome the agent knows.
+    /// The last run whose outcome the agent knows; empty if it knows none of several runs. A task that a former server has
+    /// stored does not have it: see [`BackgroundTask::find`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_run_id: Option<String>,
     /// The status at the last check.
@@ -202,21 +203,28 @@ impl BackgroundTask {
         let Some(Value::Object(tasks)) = state.fields.get(FIELD) else {
             return vec![];
         };
-        tasks
-            .values()
-            .filter_map(|task| serde_json::from_value(task.clone()).ok())
-            .collect()
+        tasks.values().filter_map(Self::read).collect()
     }
 
-    /// Returns the task with this id.
+    /// Returns the task with this id. If a former server has stored it, the agent is taken to know the outcomes of all runs
+    /// but the newest: that server reported no others, and most of them it did report.
     pub fn find(state: &State, id: &str) -> Option<Self> {
-        serde_json::from_value(state.fields.get(FIELD)?.get(id.trim())?.clone()).ok()
+        Self::read(state.fields.get(FIELD)?.get(id.trim())?)
+    }
+
+    fn read(stored: &Value) -> Option<Self> {
+        let mut task: Self = serde_json::from_value(stored.clone()).ok()?;
+        if task.reported_run_id.is_none() && !task.status.is_outcome() {
+            task.reported_run_id = task.superseded_run_ids.last().cloned();
+        }
+        Some(task)
     }
 
     /// Returns the last run whose outcome the state contains.
     pub fn reported_run(&self) -> Option<&str> {
         let newest = self.status.is_outcome().then_some(&self.run_id);
-        self.reported_run_id.as_ref().or(newest).map(String::as_str)
+        let known = self.reported_run_id.as_ref().or(newest).map(String::as_str);
+        known.filter(|run| !run.is_empty())
     }
 
     /// Returns the task with the data of a snapshot taken now, whose outcomes the agent knows then.
@@ -249,6 +257,7 @@ impl BackgroundTask {
     pub fn with_run(&self, run: &str) -> Self {
         let mut task = self.clone();
         if task.run_id != run {
+            task.reported_run_id = Some(self.reported_run().unwrap_or_default().to_owned());
             task.superseded_run_ids.retain(|earlier| earlier != run);
             task.superseded_run_ids
                 .push(std::mem::replace(&mut task.run_id, run.to_owned()));
@@ -592,6 +601,28 @@ mod tests {
         };
         assert!(queued.new_outcomes(&done).is_empty());
         assert_eq!(queued.reported_run(), Some("r1"));
+    }
+
+    #[test]
+    fn outcomes_that_a_former_server_has_reported_are_not_new() {
+        let read = |superseded: Value, status: &str| {
+            let mut stored = serde_json::to_value(task(TaskStatus::Running)).expect("JSON");
+            stored["run_id"] = "r3".into();
+            stored["superseded_run_ids"] = superseded;
+            stored["status"] = status.into();
+            BackgroundTask::read(&stored).expect("a task")
+        };
+        assert_eq!(read(json!(["r1", "r2"]), "running").reported_run(), Some("r2"));
+        assert_eq!(read(json!(["r1", "r2"]), "waiting").reported_run(), Some("r3"));
+        assert_eq!(read(json!([]), "running").reported_run(), None);
+        let done = TaskSnapshot::of("r2", TaskStatus::Success);
+        assert!(read(json!(["r1", "r2"]), "pending").new_outcomes(&done).is_empty());
+        // This server keeps that nothing was reported yet.
+        let kept = serde_json::to_value(task(TaskStatus::Running).with_run("r2")).expect("JSON");
+        let kept = BackgroundTask::read(&kept).expect("a task");
+        assert_eq!(kept.reported_run(), None);
+        let done = TaskSnapshot::of("r1", TaskStatus::Success);
+        assert_eq!(kept.new_outcomes(&done), [&done]);
     }
 
     #[test]

@@ -226,7 +226,6 @@ impl BackgroundTool {
         let task = BackgroundTask {
             status,
             last_updated_at: now,
-            reported_run_id: task.reported_run().map(str::to_owned),
             ..task.with_run(&run_id)
         };
         let dropped = if waited {

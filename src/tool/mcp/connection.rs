@@ -26,12 +26,13 @@ use tokio_util::sync::CancellationToken;
 use super::SpawnServer;
 use super::discovery::{Discovering, STATELESS};
 use super::elicitation::Elicitations;
+use crate::domain::backoff::Backoff;
 use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
 
 /// The timeout of the cancellation of a request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause before a subscription that has ended is opened again.
-const SUBSCRIPTION_PAUSE: Duration = Duration::from_secs(60);
+/// The pauses before a subscription that has ended, or could not be opened, is opened again.
+const SUBSCRIPTION_PAUSES: Backoff = Backoff::doubling(Duration::from_secs(60), Duration::from_secs(3600));
 
 /// A connection to an MCP server, over any transport. A closed connection cannot be used again.
 pub(super) struct Connection {
@@ -159,16 +160,19 @@ impl Connection {
 
     /// Has the server report changed tools for as long as the future lives. After a handshake it does so anyway.
     pub(super) async fn subscribe(self: &Arc<Self>) -> Infallible {
+        let mut failures = 0;
         while self.is_stateless() {
             let filter = SubscriptionFilter::builder().tools_list_changed().build();
             let request = SubscriptionsListenRequest::new(SubscriptionsListenRequestParams::new(filter));
             let request = ClientRequest::SubscriptionsListenRequest(request);
             match self.request_until(request, std::future::pending()).await {
-                Ok(_) | Err(ConnectionError::Closed | ConnectionError::TimedOut(_)) => {}
-                // The server has no subscriptions.
-                Err(_) => break,
+                Ok(_) | Err(ConnectionError::Closed | ConnectionError::TimedOut(_)) => failures = 0,
+                // The server has no subscriptions, or not for this client.
+                Err(ConnectionError::Refused(_) | ConnectionError::ScopesMissing(_)) => break,
+                // A gateway may have answered in place of the server, or a long stream was ended.
+                Err(_) => failures += 1,
             }
-            sleep(SUBSCRIPTION_PAUSE).await;
+            sleep(SUBSCRIPTION_PAUSES.pause(failures)).await;
             // The tools may have changed meanwhile.
             self.signals.tools_changed.notify_one();
         }

@@ -21,7 +21,7 @@ use super::message::{self, Incoming, is_answer};
 use super::oauth::AccessTokens;
 use super::request_headers::add_request_headers;
 use crate::domain::json_limits::read_foreign;
-use crate::model::pieces::PieceReader;
+use crate::model::pieces::{PieceLimits, PieceReader};
 use crate::net::sse::Frames;
 use crate::tool::remote::without_secrets;
 
@@ -117,6 +117,8 @@ pub(super) struct HttpTransport {
 struct Server {
     address: Address,
     limits: McpLimits,
+    /// The time that a call takes at most.
+    longest_call: Duration,
     session: Mutex<Option<HeaderValue>>,
     /// The version of the protocol that the server has chosen in a handshake.
     protocol: OnceLock<HeaderValue>,
@@ -126,11 +128,12 @@ struct Server {
 }
 
 impl HttpTransport {
-    pub(super) fn new(address: Address, limits: McpLimits, signals: &Arc<Signals>) -> Self {
+    pub(super) fn new(address: Address, limits: McpLimits, longest_call: Duration, signals: &Arc<Signals>) -> Self {
         let (sender, received) = mpsc::channel(MAX_UNHANDLED);
         let server = Server {
             address,
             limits,
+            longest_call,
             session: Mutex::default(),
             protocol: OnceLock::new(),
             unanswered: UnansweredPosts::default(),
@@ -197,13 +200,23 @@ impl Server {
         post
     }
 
+    /// Returns the time limits for the response to a request. Without a handshake many servers send the head of a response
+    /// only with its first message, so a call has all of its time for it. The caller ends it.
+    fn limits_for(&self, request: &ClientRequest) -> PieceLimits {
+        let mut limits = self.limits.pieces;
+        if has_version(request) && matches!(request, ClientRequest::CallToolRequest(_)) {
+            limits.first.time = limits.first.time.max(self.longest_call);
+        }
+        limits
+    }
+
     /// Sends a request and receives the head of its response. A server that refuses the access token gets the request
     /// again with a new one, once, and so does a server that requires further scopes.
     async fn open(&self, text: String, request: &ClientRequest) -> Result<PieceReader, ConnectionError> {
         let open = async |text: String, authorization: Option<HeaderValue>| {
             let post = add_request_headers(self.post(text, authorization), request);
             let post = pass_trace_on(post, request);
-            PieceReader::open(post, self.limits.pieces)
+            PieceReader::open(post, self.limits_for(request))
                 .await
                 .map_err(ConnectionError::from)
         };
@@ -310,7 +323,9 @@ impl Server {
             // The next connection finds out which versions there are.
             self.signals.closed.cancel();
         }
-        if let Some(error) = error {
+        if let Some(mut error) = error {
+            let text = error.error.message.into_owned();
+            error.error.message = without_secrets(text, &self.address.headers).into();
             return self.receive(ServerJsonRpcMessage::Error(error)).await;
         }
         let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.address.headers);

@@ -130,7 +130,7 @@ pub(super) struct McpServer {
     endpoint: Endpoint,
     limits: McpLimits,
     filter: McpFilter,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     start_timeout: Duration,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
@@ -229,6 +229,7 @@ impl McpServer {
     /// Connects, and reconnects whenever the connection is lost, until `soft` is cancelled.
     pub(super) async fn run(self: Arc<Self>, soft: CancellationToken) {
         let mut failures = 1;
+        let mut is_guessed = false;
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());
@@ -253,7 +254,10 @@ impl McpServer {
                 // It is tried again every few seconds.
                 Some(Ok(Err(ConnectionError::LoginRequired(_)))) if before == required => {}
                 Some(Ok(Err(error))) => tracing::warn!(server = self.name, %error, "an MCP server is not available"),
-                Some(Err(_)) => tracing::warn!(server = self.name, "connecting to an MCP server timed out"),
+                Some(Err(_)) => {
+                    is_guessed = self.guess_start(is_guessed);
+                    tracing::warn!(server = self.name, "connecting to an MCP server timed out");
+                }
             }
             self.attempted.send_replace(true);
             failures = if begun.elapsed() > PAUSE_RESET_AFTER {
@@ -330,6 +334,22 @@ impl McpServer {
         *self.start.lock().unwrap_or_else(PoisonError::into_inner) = start;
     }
 
+    /// Changes the way in which the next connection begins, after the time for one was over: the question may have taken too
+    /// much of it, so the handshake comes first. A guess that did not help is given up. Returns whether it is a guess now.
+    fn guess_start(&self, was_guessed: bool) -> bool {
+        match self.start() {
+            KnownStart::Unknown => {
+                self.set_start(KnownStart::Handshake);
+                true
+            }
+            KnownStart::Handshake if was_guessed => {
+                self.set_start(KnownStart::Unknown);
+                false
+            }
+            KnownStart::Handshake | KnownStart::Stateless => false,
+        }
+    }
+
     /// Opens a connection.
     async fn open(&self) -> Result<Connection, ConnectionError> {
         let signals = Arc::<Signals>::default();
@@ -352,7 +372,7 @@ impl McpServer {
                 Connection::begin(transport, signals, pieces, spawn, elicitations, patience).await
             }
             Endpoint::Http(address) => {
-                let transport = HttpTransport::new(address.clone(), self.limits, &signals);
+                let transport = HttpTransport::new(address.clone(), self.limits, self.longest_call(), &signals);
                 Connection::begin(transport, signals, None, spawn, elicitations, patience).await
             }
             // The transport is older than the versions without a handshake.
@@ -401,12 +421,18 @@ impl McpServer {
         self.elicitations.is_some()
     }
 
-    /// Calls a tool as soon as there is a connection, and waits for the result for at most the timeout of the server. The
-    /// server may ask questions, which get these answers. A call with another question ends with it.
+    /// Returns the time that is left for a further request of a call whose first one began then.
+    pub(super) fn left_since(&self, begun: Instant) -> Duration {
+        self.longest_call().saturating_sub(begun.elapsed()).min(self.timeout)
+    }
+
+    /// Calls a tool as soon as there is a connection, and waits for the result for at most `limit`. The server may ask
+    /// questions, which get these answers. A call with another question ends with it.
     pub(super) async fn call(
         &self,
         request: CallToolRequest,
         answers: &[(Question, Value)],
+        limit: Duration,
     ) -> Result<CallEnd, Failure> {
         let elicitations = match &self.elicitations {
             Some(elicitations) => {
@@ -417,19 +443,18 @@ impl McpServer {
             None => None,
         };
         let Some(elicitations) = elicitations else {
-            return self.result_of(request).await.map(CallEnd::Result);
+            return self.result_of(request, limit).await.map(CallEnd::Result);
         };
         let mut turn = elicitations.begin(answers).await;
         tokio::select! {
             biased;
             asked = turn.asked() => Ok(CallEnd::Asked(Box::new(asked))),
-            result = self.result_of(request) => result.map(CallEnd::Result),
+            result = self.result_of(request, limit) => result.map(CallEnd::Result),
         }
     }
 
     /// Calls a tool and returns its result.
-    async fn result_of(&self, request: CallToolRequest) -> Result<Value, Failure> {
-        let limit = self.timeout;
+    async fn result_of(&self, request: CallToolRequest, limit: Duration) -> Result<Value, Failure> {
         let request = ClientRequest::CallToolRequest(request);
         let mut connection = self.connected().await?;
         for last in [false, true] {
@@ -438,7 +463,8 @@ impl McpServer {
                 Ok(Err(ConnectionError::SessionExpired)) if !last => connection = self.connected().await?,
                 Ok(answer) => return answer.map_err(|error| failure(&error)),
                 Err(_) => {
-                    let message = format!("there was no answer within {} s (its `timeout_s`)", limit.as_secs_f64());
+                    let seconds = self.timeout.as_secs_f64();
+                    let message = format!("there was no answer within {seconds} s (its `timeout_s`)");
                     return Err(Failure::new("ToolTimeoutError", message));
                 }
             }

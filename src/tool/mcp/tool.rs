@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use rmcp::model::{CallToolRequest, CallToolRequestParams, MetaObject, RequestMetaObject};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::elicitation;
 use super::input::{CallInput, Requirement};
@@ -211,15 +211,18 @@ impl McpTool {
         })
     }
 
-    /// Makes the call, and makes it again while its result requires nothing that is not known.
+    /// Makes the call, and makes it again while its result requires nothing that is not known. All of this takes no longer
+    /// than one call may take.
     async fn result_or_questions(&self, scope: &Scope, params: CallToolRequestParams) -> Result<Answer, Failure> {
         let arguments = params.arguments.clone().unwrap_or_default();
         let headers = ArgumentHeaders::of(&self.spec.parameters, &arguments);
         let mut input = CallInput::of(&scope.answers);
+        let begun = Instant::now();
+        let mut limit = self.server.timeout;
         loop {
             let mut request = CallToolRequest::new(input.add_to(params.clone()));
             request.extensions.insert(headers.clone());
-            let result = match self.server.call(request, &scope.answers).await? {
+            let result = match self.server.call(request, &scope.answers, limit).await? {
                 CallEnd::Result(result) => result,
                 CallEnd::Asked(asked) => {
                     let question = elicitation::question(&asked, scope.answers.len())?;
@@ -232,6 +235,7 @@ impl McpTool {
                 Some(Requirement::Call(next)) => input = next,
             }
             sleep(input.pause()).await;
+            limit = self.server.left_since(begun);
         }
     }
 

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::proxy::Proxy;
 use crate::support::{
     Human, TestServer, call, eventually, mail, mcp, on_both_engines, script, transcript, without_postgres,
@@ -41,6 +42,8 @@ without_postgres! {
     a_program_that_ends_on_an_unknown_message_is_started_again,
     an_older_server_is_asked_for_its_versions_once,
     a_server_may_go_back_to_an_older_version,
+    a_call_without_a_handshake_may_be_silent_for_all_of_its_time,
+    a_call_that_is_repeated_takes_no_longer_than_one,
 }
 
 /// A server whose tools ask in results. It keeps nothing between two calls.
@@ -595,4 +598,47 @@ async fn a_server_may_go_back_to_an_older_version(server: TestServer) {
     calls(&eve, "look").await;
     assert_eq!(eve.transcript().await[2], "office__look: seen");
     assert_eq!(veteran.got("initialize"), 1);
+}
+
+async fn a_call_without_a_handshake_may_be_silent_for_all_of_its_time(server: TestServer) {
+    let (alice, office) = clerk(&server, "elicitation = true").await;
+    let wild = MisbehavingServer::start().await;
+    server.configuration_changes("[runtime]\n", "[answers]\nfirst_byte_s = 1.5\n[runtime]\n");
+    server
+        .is_configured_with(&format!(
+            "[mcp_servers.silent]\nurl = \"{}/mcp-silent\"\n\
+             [agents.listener]\nmodel = \"scripted:lab\"\ntools = [\"silent/*\"]\n",
+            wild.base
+        ))
+        .await;
+    calls(&alice, "book").await;
+    office.holds.send_replace(true);
+    let open = alice.question().await;
+    let answer = json!({"response": accepts(json!({"seat": "4a"}))});
+    let run = alice.run(&alice.resolves(&open, answer).await.ok());
+    eventually(async || office.calls().len() == 2).await;
+    // A call that begins later, at a server with a handshake, is given up first.
+    let bob = server.human("listener").await;
+    bob.says(script().calls(call("c1", "silent__good", json!({}))).says("done"))
+        .await;
+    let said = bob.transcript().await;
+    assert!(
+        said[2].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"),
+        "{said:#?}"
+    );
+    office.holds.send_replace(false);
+    run.finishes().await;
+    assert_eq!(alice.question().await.0["value"]["message"], "Are you sure?");
+    assert_eq!(office.calls().len(), 2);
+}
+
+async fn a_call_that_is_repeated_takes_no_longer_than_one(server: TestServer) {
+    let (alice, office) = clerk(&server, "timeout_s = 0.3\nstart_timeout_s = 2").await;
+    calls(&alice, "wait").await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].contains("there was no answer within 0.3 s (its `timeout_s`)"),
+        "{said:#?}"
+    );
+    assert!(office.calls().len() < 17);
 }
