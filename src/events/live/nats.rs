@@ -82,15 +82,15 @@ impl fmt::Display for NatsProblem {
 
 impl NatsProblem {
     fn of(error: &ConnectError, settings: &NatsSettings) -> Self {
-        if let Some(problem) = tls::problem_of(error, settings) {
-            return problem;
-        }
         const ADDRESS: &str = "start nats-server there, or correct `nats` in [cluster]";
         const LOGIN: &str = "correct the user and the password or the token in `nats`, or the file `nats_credentials`, in \
             [cluster]";
         const HOST: &str = "correct the host in `nats` in [cluster]";
         const TLS: &str =
             "name the authority of its certificate as `nats_sslrootcert`, or correct `nats`, in [cluster]";
+        if let Some(problem) = tls::problem_of(error, settings) {
+            return problem;
+        }
         let source = || std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         let (message, advice) = match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
