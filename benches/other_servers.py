@@ -5,10 +5,10 @@ Usage: other_servers.py BASE_URL OTHER_BASE_URL [STREAMS [PAUSE_MS [PROCESSES]]]
 (otherwise idle servers whose agent `agent` has the model `scripted:lab`; the second one with the role `api`, so that the first one
 works on all runs)
 
-Runs start at the first server, 100 a second, which works on them; each stream is read there and at the other server, by the same
-one of PROCESSES processes. The lag of a piece is the time between its arrivals at the two readers. It is counted from the moment
-at which both readers have had a piece, and until the first run ends. Prints the lag of all pieces, how many came only with the whole
-answer, and how late a timer of the readers was meanwhile, which is the share of the readers themselves.
+Runs start at the first server, 100 a second, which works on them. All streams are read at the other server, and every tenth one at the
+first server, too, by the same one of PROCESSES processes. The lag of a piece of such a stream is the time between its arrivals at the two
+readers, in the time in which all runs stream. Prints the lag, how many pieces came only with the whole answer, and how late a timer of the
+readers was meanwhile, which is the share of the readers themselves.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ import urllib.parse
 HERE, THERE = (urllib.parse.urlsplit(base) for base in sys.argv[1:3])
 STREAMS, PAUSE_MS, PROCESSES = (int(text) for text in (sys.argv[3:] + ["100", "50", "1"][len(sys.argv) - 3:]))
 STARTS_PER_S = 100
+# One stream of so many is read at both servers.
+SAMPLE = 10
 # Long enough for ten seconds in which all streams run.
 PIECES = int((STREAMS / STARTS_PER_S + 11) * 1000 / PAUSE_MS)
 TIMER_S = 0.01
@@ -96,7 +98,8 @@ async def one(number, begin):
             "input": {"messages": [{"role": "user", "content": script}]}}
     run = (await post(HERE, f"/threads/{thread}/runs", body))["run_id"]
     path = f"/threads/{thread}/runs/{run}/stream?stream_mode=messages-tuple"
-    return await asyncio.gather(listen(HERE, path), listen(THERE, path))
+    bases = [THERE] if number % SAMPLE else [THERE, HERE]
+    return await asyncio.gather(*(listen(base, path) for base in bases))
 
 
 async def watch(delays):
@@ -110,7 +113,7 @@ async def watch(delays):
 async def read(share, begin):
     delays = []
     watcher = asyncio.create_task(watch(delays))
-    results = await asyncio.gather(*(one(number, begin) for number in range(share, STREAMS, PROCESSES)))
+    results = await asyncio.gather(*(one(number, begin) for number in range(STREAMS) if number // SAMPLE % PROCESSES == share))
     watcher.cancel()
     return results, delays
 
@@ -141,7 +144,8 @@ def main():
     since = max(min(arrived for arrived, _ in arrivals.values()) for stream in streams for arrivals, _ in stream)
     until = min(ended for stream in streams for _, ended in stream)
     lags, late, missing, pieces = [], 0, 0, 0
-    for (here, _), (there, _) in streams:
+    sample = [stream for stream in streams if len(stream) == 2]
+    for (there, _), (here, _) in sample:
         for word, (arrived, words) in here.items():
             if not since < arrived < until - 0.5 or words > 10:
                 continue
@@ -154,7 +158,7 @@ def main():
                 lags.append(there[word][0] - arrived)
     assert lags, "no pieces; the runs are too short for these servers"
     own = [delay for due, delay in delays if since < due < until]
-    print(f"{STREAMS} streams, {pieces / (until - 0.5 - since):.0f} pieces a second in {until - 0.5 - since:.1f} s: "
+    print(f"{STREAMS} streams, {pieces / (until - 0.5 - since) * STREAMS / len(sample):.0f} pieces a second in {until - 0.5 - since:.1f} s: "
           f"lag p50 {at(lags, 0.5):.1f} ms, p99 {at(lags, 0.99):.1f} ms, most {at(lags, 1):.1f} ms; "
           f"{late} of {pieces} pieces late, {missing} missing; "
           f"timers of the readers late by p50 {at(own, 0.5):.1f} ms, p99 {at(own, 0.99):.1f} ms, most {at(own, 1):.1f} ms")
