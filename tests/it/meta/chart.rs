@@ -90,7 +90,7 @@ fn text(value: &Value) -> &str {
 }
 
 fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
+    value.as_array().map_or(&[][..], Vec::as_slice)
 }
 
 /// Returns values that use each part of the chart.
