@@ -419,6 +419,9 @@ fn nats_settings(section: &config::ClusterSection) -> anyhow::Result<Option<Nats
     Ok(Some(NatsSettings {
         servers,
         credentials: section.nats_credentials.clone(),
+        sslrootcert: section.nats_sslrootcert.clone(),
+        sslcert: section.nats_sslcert.clone(),
+        sslkey: section.nats_sslkey.clone(),
         prefix: section.nats_prefix.clone(),
         stream_bytes: section.nats_stream_bytes,
     }))

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::quotas::check_prices;
-use super::{AuthSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
+use super::{AuthSection, ClusterSection, Config, EncryptionSection, ProviderSection, Server, ServerRole, TimeToLive};
 use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES, Segment, check_headers};
@@ -385,10 +385,8 @@ impl Check {
             let message = format!("must be 0, or a whole number of at least {MIN_NATS_STREAM_BYTES}");
             self.error(&["cluster", "nats_stream_bytes"], message);
         }
+        self.nats_files(cluster);
         let Some(url) = &cluster.nats else {
-            if cluster.nats_credentials.is_some() {
-                self.error(&["cluster", "nats_credentials"], "has no effect without `nats`");
-            }
             return;
         };
         if let Err(reason) = url.servers() {
@@ -401,6 +399,39 @@ impl Check {
         if config.storage.url.is_sqlite() {
             let message = "needs a Postgres in `[storage] url`: a SQLite database has one server, which sends no pieces to others";
             self.error(&["cluster", "nats"], message);
+        }
+    }
+
+    /// Checks which files the settings of NATS name.
+    fn nats_files(&mut self, cluster: &ClusterSection) {
+        const CERT: &str = "nats_sslcert";
+        const KEY: &str = "nats_sslkey";
+        let certificates = [
+            ("nats_sslrootcert", cluster.nats_sslrootcert.is_some()),
+            (CERT, cluster.nats_sslcert.is_some()),
+            (KEY, cluster.nats_sslkey.is_some()),
+        ];
+        let Some(url) = &cluster.nats else {
+            let credentials = ("nats_credentials", cluster.nats_credentials.is_some());
+            for (name, _) in certificates
+                .into_iter()
+                .chain([credentials])
+                .filter(|(_, is_set)| *is_set)
+            {
+                self.error(&["cluster", name], "has no effect without `nats`");
+            }
+            return;
+        };
+        if url.servers().is_ok_and(|servers| !servers.are_encrypted()) {
+            for (name, _) in certificates.into_iter().filter(|(_, is_set)| *is_set) {
+                let message = "needs `tls://` in `nats`: a connection with `nats://` need not be encrypted";
+                self.error(&["cluster", name], message);
+            }
+        }
+        match (&cluster.nats_sslcert, &cluster.nats_sslkey) {
+            (Some(_), None) => self.error(&["cluster", CERT], "needs `nats_sslkey`, the file with its key"),
+            (None, Some(_)) => self.error(&["cluster", KEY], "needs `nats_sslcert`, the file with its certificate"),
+            (Some(_), Some(_)) | (None, None) => {}
         }
     }
 

@@ -251,7 +251,7 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     if let Some(encryption) = &mut config.encryption {
         encryption.settle_file(&beside);
     }
-    config.cluster.nats_credentials = config.cluster.nats_credentials.take().map(|path| beside.join(path));
+    config.cluster.settle_files(&beside);
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let unset = secrets::fill_in(&mut config, &beside);
     for (name, reason) in config.telemetry.take_over(&variable) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -382,6 +382,14 @@ pub struct ClusterSection {
     pub nats: Option<NatsUrl>,
     /// The file with the credentials of a NATS user (`.creds`), relative to the configuration file.
     pub nats_credentials: Option<PathBuf>,
+    /// The file with the authorities whose certificates of NATS are trusted (PEM), relative to the configuration file. The
+    /// default are the authorities of the system. It needs `tls://` in `nats`.
+    pub nats_sslrootcert: Option<PathBuf>,
+    /// The file with the certificate that this server presents to a NATS that asks for one (PEM), relative to the
+    /// configuration file. It needs `nats_sslkey`.
+    pub nats_sslcert: Option<PathBuf>,
+    /// The file with the key of that certificate (PEM, without a password), relative to the configuration file.
+    pub nats_sslkey: Option<PathBuf>,
     /// The first part of all subjects in NATS. Servers on different databases keep apart without it; a copy of a
     /// database needs another one than its original.
     pub nats_prefix: String,
@@ -403,6 +411,9 @@ impl Default for ClusterSection {
             live_bytes_per_s: 4 * 1024 * 1024,
             nats: None,
             nats_credentials: None,
+            nats_sslrootcert: None,
+            nats_sslcert: None,
+            nats_sslkey: None,
             nats_prefix: "adjutant".to_owned(),
             nats_stream_bytes: 64 * 1024 * 1024,
         }
@@ -417,6 +428,19 @@ impl ClusterSection {
             None => LIVE_INTERVAL_S,
         };
         seconds(self.live_interval_s.unwrap_or(default))
+    }
+
+    /// Makes paths relative to the folder of the configuration file.
+    pub(super) fn settle_files(&mut self, beside: &Path) {
+        let files = [
+            &mut self.nats_credentials,
+            &mut self.nats_sslrootcert,
+            &mut self.nats_sslcert,
+            &mut self.nats_sslkey,
+        ];
+        for file in files.into_iter().flatten() {
+            *file = beside.join(&*file);
+        }
     }
 }
 

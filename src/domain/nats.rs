@@ -64,6 +64,13 @@ pub enum NatsLogin {
     },
 }
 
+impl NatsServers {
+    /// Returns whether the connection to each server must be encrypted.
+    pub fn are_encrypted(&self) -> bool {
+        self.addresses.iter().all(|address| address.starts_with("tls://"))
+    }
+}
+
 impl fmt::Display for NatsServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.addresses.join(","))
@@ -149,6 +156,8 @@ mod tests {
         assert!(plain.login.is_none());
         let several = read("tls://me:p%40ss@one:4223, tls://two").unwrap();
         assert_eq!(several.addresses, ["tls://one:4223", "tls://two:4222"]);
+        assert!(several.are_encrypted() && !plain.are_encrypted());
+        assert!(!read("tls://one,nats://two").unwrap().are_encrypted());
         let Some(NatsLogin::Password { user, password }) = several.login else {
             panic!("a password");
         };

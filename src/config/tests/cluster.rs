@@ -49,6 +49,7 @@ fn the_settings_of_nats_have_bounds() {
         ("nats_prefix = \"a.*\"", "cluster.nats_prefix"),
         ("nats_stream_bytes = 5", "cluster.nats_stream_bytes"),
         ("nats_credentials = \"my.creds\"", "has no effect without `nats`"),
+        ("nats_sslrootcert = \"ca.pem\"", "has no effect without `nats`"),
         ("live_interval_s = 0.001", "cluster.live_interval_s"),
     ] {
         let said = problems(POSTGRES, setting);
@@ -58,6 +59,22 @@ fn the_settings_of_nats_have_bounds() {
         problems(POSTGRES, "nats_prefix = \"my.servers-2\"\nnats_stream_bytes = 0"),
         ""
     );
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn certificates_for_nats_need_an_encrypted_connection_and_come_with_their_keys() {
+    let all = "nats_sslrootcert = \"ca.pem\"\nnats_sslcert = \"me.crt\"\nnats_sslkey = \"me.key\"";
+    assert_eq!(problems(POSTGRES, &format!("nats = \"tls://one\"\n{all}")), "");
+    let said = problems(POSTGRES, &format!("nats = \"tls://one,nats://two\"\n{all}"));
+    for name in ["nats_sslrootcert", "nats_sslcert", "nats_sslkey"] {
+        assert!(said.contains(&format!("cluster.{name}")), "{said}");
+    }
+    assert!(said.contains("needs `tls://` in `nats`"), "{said}");
+    let said = problems(POSTGRES, "nats = \"tls://one\"\nnats_sslcert = \"me.crt\"");
+    assert!(said.contains("needs `nats_sslkey`"), "{said}");
+    let said = problems(POSTGRES, "nats = \"tls://one\"\nnats_sslkey = \"me.key\"");
+    assert!(said.contains("needs `nats_sslcert`"), "{said}");
 }
 
 #[test]

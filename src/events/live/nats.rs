@@ -38,6 +38,8 @@ use crate::domain::id::ThreadId;
 use crate::domain::nats::NatsLogin;
 use crate::metrics::{LiveMetrics, MessageFault, UnsentReason};
 
+mod tls;
+
 /// The time to connect, and to answer a request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The delay before the next attempt to connect.
@@ -79,13 +81,16 @@ impl fmt::Display for NatsProblem {
 }
 
 impl NatsProblem {
-    fn of(error: &ConnectError) -> Self {
+    fn of(error: &ConnectError, settings: &NatsSettings) -> Self {
         const ADDRESS: &str = "start nats-server there, or correct `nats` in [cluster]";
         const LOGIN: &str = "correct the user and the password or the token in `nats`, or the file `nats_credentials`, in \
             [cluster]";
         const HOST: &str = "correct the host in `nats` in [cluster]";
         const TLS: &str =
-            "give NATS a certificate for this host that the system trusts, or correct `nats` in [cluster]";
+            "name the authority of its certificate as `nats_sslrootcert`, or correct `nats`, in [cluster]";
+        if let Some(problem) = tls::problem_of(error, settings) {
+            return problem;
+        }
         let source = || std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         let (message, advice) = match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
@@ -122,7 +127,7 @@ pub async fn check(settings: &NatsSettings) -> Result<NatsAbilities, NatsProblem
     })
 }
 
-/// Returns the options of a connection with the login of the settings.
+/// Returns the options of a connection with the login and the certificates of the settings.
 async fn options(settings: &NatsSettings) -> Result<ConnectOptions, NatsProblem> {
     let servers = settings.servers.addresses.len();
     let mut options = ConnectOptions::new()
@@ -157,12 +162,12 @@ async fn options(settings: &NatsSettings) -> Result<ConnectOptions, NatsProblem>
             problem(message)
         })?;
     }
-    Ok(options)
+    tls::with_certificates(settings, options).await
 }
 
 async fn connect(settings: &NatsSettings, options: ConnectOptions) -> Result<Client, NatsProblem> {
     let connecting = options.connect(settings.servers.addresses.as_slice());
-    connecting.await.map_err(|error| NatsProblem::of(&error))
+    connecting.await.map_err(|error| NatsProblem::of(&error, settings))
 }
 
 fn jetstream_of(client: &Client) -> jetstream::Context {

@@ -424,7 +424,10 @@ fn the_program_takes_the_configuration_of_the_chart() {
         ("ADJUTANT_SERVER__HOSTS", "[\"adjutant\",\"adjutant.agents.svc\"]"),
         ("ADJUTANT_LOG_FORMAT", "json"),
         ("ADJUTANT_DATABASE_URL", "postgres://adjutant@db.internal/adjutant"),
-        ("ADJUTANT_CLUSTER__NATS", "nats://nats:4222"),
+        ("ADJUTANT_CLUSTER__NATS", "tls://nats:4222"),
+        ("ADJUTANT_CLUSTER__NATS_SSLROOTCERT", "/run/secrets/nats/ca.crt"),
+        ("ADJUTANT_CLUSTER__NATS_SSLCERT", "/run/secrets/nats/tls.crt"),
+        ("ADJUTANT_CLUSTER__NATS_SSLKEY", "/run/secrets/nats/tls.key"),
     ] {
         assert!(templates.contains(&format!("- name: {name}\n")), "{name}");
         command.env(name, value);

@@ -1,5 +1,6 @@
 //! The source, the documents and the program itself.
 
+mod chart;
 mod check_connect;
 mod command_line;
 mod dependencies;

@@ -7,6 +7,8 @@ mod joins;
 mod lean_metadata;
 mod other_servers;
 #[cfg(feature = "nats")]
+mod over_encrypted_nats;
+#[cfg(feature = "nats")]
 mod over_nats;
 mod runs;
 mod threads;

@@ -362,7 +362,7 @@ async fn pieces_on_nats_are_sealed_by_a_server_that_encrypts(server: TestServer)
 }
 
 /// Returns what `adjutant check --connect` says about NATS with this section, and the whole report.
-fn checks(server: &TestServer, base: &str, section: &str) -> (Value, String) {
+pub(super) fn checks(server: &TestServer, base: &str, section: &str) -> (Value, String) {
     std::fs::write(server.configuration(), format!("{base}\n{section}")).expect("it can change");
     let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
         .args(["check", "--connect", "--json", "--config"])

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 pub(crate) mod actors;
+pub(crate) mod authority;
 pub(crate) mod authorization_server;
 pub(crate) mod client;
 pub(crate) mod collector;

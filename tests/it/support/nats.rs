@@ -10,6 +10,7 @@ use futures::StreamExt;
 use nkeys::KeyPair;
 use serde_json::{Value, json};
 
+use super::authority::Authority;
 use super::eventually;
 use super::rented_postgres::free_port;
 use super::server::installed;
@@ -99,6 +100,53 @@ impl Nats {
 impl Drop for Nats {
     fn drop(&mut self) {
         self.is_killed();
+    }
+}
+
+/// Files of certificates for a NATS that encrypts its connections, and for its clients.
+pub(crate) struct CertificateFiles {
+    /// The authority of `ca.pem`.
+    pub(crate) authority: Authority,
+    folder: tempfile::TempDir,
+}
+
+impl CertificateFiles {
+    /// Writes `ca.pem`, and `other-ca.pem` of an authority that has issued nothing.
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let authority = Authority::new();
+        std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
+        std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
+        Self { authority, folder }
+    }
+
+    /// Returns the path of a file.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// Writes a certificate and its key: `NAME.crt` and `NAME.key`.
+    pub(crate) fn has_pair(&self, name: &str, (certificate, key): &(String, String)) {
+        std::fs::write(self.path(&format!("{name}.crt")), certificate).expect("a file");
+        std::fs::write(self.path(&format!("{name}.key")), key).expect("a file");
+    }
+
+    /// Returns the lines of a NATS that has this certificate, with more lines of its section `tls`.
+    pub(crate) fn tls(&self, name: &str, more: &str) -> String {
+        let [certificate, key] = ["crt", "key"].map(|kind| self.path(&format!("{name}.{kind}")));
+        format!(
+            "jetstream {{\n  max_mem: 134217728\n  max_file: 0\n}}\n\
+             tls {{\n  cert_file: \"{certificate}\"\n  key_file: \"{key}\"\n{more}}}\n"
+        )
+    }
+
+    /// Returns the section of the configuration with which servers use it, if they trust this authority.
+    pub(crate) fn section(&self, nats: &Nats, authority: &str) -> String {
+        let file = self.path(authority);
+        format!(
+            "[cluster]\nnats = \"tls://{}\"\nnats_sslrootcert = \"{file}\"\n",
+            nats.address()
+        )
     }
 }
 

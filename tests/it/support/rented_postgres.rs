@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
+use super::authority::Authority;
 use super::postgres::{as_ordinary_user, installed_programs};
 use super::server::skipped;
 
@@ -54,7 +54,7 @@ impl RentedPostgres {
         let authority = Authority::new();
         std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
         std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
-        let (certificate, key) = authority.issue("localhost");
+        let (certificate, key) = authority.issues("localhost");
         let port = free_port();
         let mut command = as_ordinary_user();
         command
@@ -140,32 +140,4 @@ pub(super) fn free_port() -> u16 {
     let mut ports = std::iter::repeat_with(random_port);
     let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
     ports.find(is_free).expect("a free port")
-}
-
-/// A certificate authority.
-struct Authority {
-    certificate: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(vec![]).expect("parameters");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages.push(KeyUsagePurpose::KeyCertSign);
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.self_signed(&key).expect("a certificate").pem();
-        Self {
-            certificate,
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    /// Returns a certificate for a host, and its key.
-    fn issue(&self, host: &str) -> (String, String) {
-        let params = CertificateParams::new(vec![host.to_owned()]).expect("parameters");
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        (certificate.pem(), key.serialize_pem())
-    }
 }

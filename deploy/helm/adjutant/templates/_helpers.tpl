@@ -132,6 +132,18 @@ spec:
             - name: ADJUTANT_CLUSTER__NATS
               value: {{ $root.Values.nats.url | quote }}
             {{- end }}
+            {{- with $root.Values.nats.sslrootcert }}
+            - name: ADJUTANT_CLUSTER__NATS_SSLROOTCERT
+              value: {{ . | quote }}
+            {{- end }}
+            {{- with $root.Values.nats.sslcert }}
+            - name: ADJUTANT_CLUSTER__NATS_SSLCERT
+              value: {{ . | quote }}
+            {{- end }}
+            {{- with $root.Values.nats.sslkey }}
+            - name: ADJUTANT_CLUSTER__NATS_SSLKEY
+              value: {{ . | quote }}
+            {{- end }}
             {{- with $root.Values.env }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
