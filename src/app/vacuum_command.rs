@@ -81,6 +81,9 @@ fn explain(problem: &VacuumProblem) -> String {
         VacuumProblem::Locked(table) => {
             format!("{table}: others held it for longer than `statement_timeout_s` of [storage]")
         }
+        VacuumProblem::Deadlocked(table) => {
+            format!("{table}: others held it, and waited for this command meanwhile (a deadlock), twice")
+        }
         VacuumProblem::NotOwned(table) => format!(
             "{table}: the role may not rewrite it. Name the owner of the database and its tables in --database-url"
         ),

@@ -29,6 +29,8 @@ mod sealed;
 mod vectors;
 
 pub use files::file_facts;
+#[cfg(test)]
+pub(in crate::db) use files::{FileFactLimits, file_facts_within};
 pub use namespaces::{NamespaceSearch, list_namespaces};
 pub use vectors::{MOST_COMPARED, VectorQuery, VectorSearch, nearest};
 

@@ -35,12 +35,17 @@ const FILE: &str = "select pg_relation_filenode($1::text::regclass)::bigint";
 
 /// The transactions, sessions and replication slots that may still read rows which were deleted before the transaction `$1`. The
 /// oldest transaction is looked up first, since no new snapshot is older than it. `$2`: tables of Postgres itself count, too.
+///
+/// A session that executes a plain `vacuum`, such as one of autovacuum, may have an old snapshot, too, but it holds nothing up: by
+/// the flag `PROC_IN_VACUUM` Postgres leaves it out when it looks what must be kept (`ComputeXidHorizons`, from Postgres 14 on). It
+/// has the flag as long as it is in `pg_stat_progress_vacuum`. Sessions with `vacuum (full)` or `analyze`, also those of autovacuum,
+/// have no such flag, and count.
 const OLDER: &str = "with mark as (select ($1::bigint % 4294967296)::text::xid as xid) \
     select format('transaction %s', txid_snapshot_xmin(txid_current_snapshot())) \
         where txid_snapshot_xmin(txid_current_snapshot()) < $1::bigint \
     union all select format('session %s (%s)', pid, coalesce(nullif(application_name, ''), usename::text, 'of Postgres')) \
         from pg_stat_activity, mark where pid <> pg_backend_pid() and coalesce(datname = current_database(), true) \
-        and age(backend_xmin) > age(mark.xid) \
+        and age(backend_xmin) > age(mark.xid) and pid not in (select pid from pg_stat_progress_vacuum) \
     union all select format('replication slot %s', slot_name) from pg_replication_slots, mark \
         where age(xmin) > age(mark.xid) or ($2::boolean and age(catalog_xmin) > age(mark.xid))";
 
@@ -82,6 +87,8 @@ pub enum VacuumProblem {
     StillVisible(Vec<String>),
     /// A table that others held for longer than the timeout of a statement.
     Locked(String),
+    /// A table that others held while they waited for this session, twice.
+    Deadlocked(String),
     /// A table that the role may not rewrite.
     NotOwned(String),
     /// The write-ahead log of SQLite, which another program reads.
@@ -255,18 +262,28 @@ impl PostgresVacuum {
         }
     }
 
-    /// Executes a statement on a table. Returns false, and notes why, if others hold the table or the role may not change it.
-    async fn execute(&mut self, table: &str, statement: String) -> DbResult<bool> {
-        let Err(error) = raw_sql(AssertSqlSafe(statement)).execute(&mut self.conn).await else {
+    /// Executes a statement on a table, and once more after a deadlock, whose other side has gone on meanwhile. Returns false, and
+    /// notes why, if others hold the table or the role may not change it.
+    async fn execute(&mut self, table: &str, statement: &str) -> DbResult<bool> {
+        let mut done = raw_sql(AssertSqlSafe(statement)).execute(&mut self.conn).await;
+        if done.as_ref().is_err_and(is_deadlock) {
+            done = raw_sql(AssertSqlSafe(statement)).execute(&mut self.conn).await;
+        }
+        let Err(error) = done else {
             return Ok(true);
         };
+        let table = table.to_owned();
         if is_forbidden(&error) {
-            self.problems.push(VacuumProblem::NotOwned(table.to_owned()));
+            self.problems.push(VacuumProblem::NotOwned(table));
+            return Ok(false);
+        }
+        if is_deadlock(&error) {
+            self.problems.push(VacuumProblem::Deadlocked(table));
             return Ok(false);
         }
         let error = DbError::from(error);
         if matches!(error, DbError::Busy) {
-            self.problems.push(VacuumProblem::Locked(table.to_owned()));
+            self.problems.push(VacuumProblem::Locked(table));
             return Ok(false);
         }
         Err(error)
@@ -274,7 +291,7 @@ impl PostgresVacuum {
 
     /// Writes a table and its indexes to new files. Returns whether that was done, and notes why not.
     async fn write_anew(&mut self, table: &str, file: i64, options: &str) -> DbResult<bool> {
-        if !self.execute(table, format!("vacuum ({options}) {table}")).await? {
+        if !self.execute(table, &format!("vacuum ({options}) {table}")).await? {
             return Ok(false);
         }
         // Postgres passes over tables that the role does not own, with a warning only.
@@ -295,7 +312,7 @@ impl PostgresVacuum {
             .fetch_one(&mut self.conn)
             .await?;
         if let Some(statement) = forget {
-            self.execute(&table.name, statement).await?;
+            self.execute(&table.name, &statement).await?;
         }
         Ok(())
     }
@@ -322,6 +339,15 @@ impl PostgresVacuum {
 
 /// Returns whether the role has no right to execute a statement.
 fn is_forbidden(error: &sqlx::Error) -> bool {
+    has_code(error, "42501")
+}
+
+/// Returns whether a statement waited for a session that waited for it.
+fn is_deadlock(error: &sqlx::Error) -> bool {
+    has_code(error, "40P01")
+}
+
+fn has_code(error: &sqlx::Error, code: &str) -> bool {
     let told = error.as_database_error();
-    told.is_some_and(|told| told.code().as_deref() == Some("42501"))
+    told.is_some_and(|told| told.code().as_deref() == Some(code))
 }

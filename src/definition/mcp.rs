@@ -83,6 +83,8 @@ pub struct McpServerDefinition {
     pub on_error: OnError,
     /// True if the server may ask humans in the middle of a call.
     pub elicitation: bool,
+    /// True if connections always begin with a handshake, also where the server needs none.
+    pub handshake: bool,
     /// The parts of its run that each call may read, with a token of its own: fields of the state, files and namespaces of
     /// the Store. Nothing when absent.
     #[serde(skip_serializing_if = "ReadAccess::is_empty")]
@@ -107,6 +109,7 @@ impl Default for McpServerDefinition {
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
             elicitation: false,
+            handshake: false,
             read_access: ReadAccess::default(),
         }
     }

@@ -1,5 +1,5 @@
 //! What is known of the files that items hold. The database measures plain contents, so that they are not transferred;
-//! sealed values are opened in this process, up to a limit.
+//! sealed values are opened in this process. There is a limit for both.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,28 @@ use crate::domain::time::Timestamp;
 
 /// The number of items read at a time.
 const BATCH: usize = 32;
-/// The approximate size of the values that are read for one list because the database cannot measure them, in bytes.
-const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
+/// The limits for one list.
+const LIMITS: FileFactLimits = FileFactLimits {
+    opened: 32 * 1024 * 1024,
+    measured: 128 * 1024 * 1024,
+};
+
+/// The approximate sizes of the values that are read for one list, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::db) struct FileFactLimits {
+    /// Of those that are read here, because the database cannot measure them.
+    pub(in crate::db) opened: usize,
+    /// Of those that the database reads to measure them.
+    pub(in crate::db) measured: usize,
+}
 
 /// The columns of an item that holds a file.
 #[derive(sqlx::FromRow)]
 struct FileRow {
     key: String,
     is_base64: bool,
+    /// The bytes of the value as it is stored, which Postgres may have compressed.
+    stored: i64,
     /// The length of a content that is a text, in bytes and without the padding of base64.
     length: Option<i64>,
     /// The value, if its content is not a text that the database can measure.
@@ -35,6 +49,12 @@ struct FileRow {
 }
 
 impl FileRow {
+    /// Returns the bytes that the database reads to measure the content.
+    fn measured(&self) -> usize {
+        let bytes = self.length.map_or(0, |length| length.max(self.stored));
+        usize::try_from(bytes).unwrap_or(0)
+    }
+
     /// Returns what is known of the file; none if the item is no file. `owner` and `namespace` are as they are stored.
     fn facts(&self, owner: &str, namespace: &str) -> DbResult<Option<FileFacts>> {
         let measured = match (&self.value, self.length) {
@@ -64,7 +84,7 @@ impl FileRow {
 }
 
 /// Returns what is known of the files in the items with these keys, in exactly this namespace, by key. Items that are no
-/// files, have expired or cannot be read are left out, and so are those behind the limit of what is read.
+/// files, have expired or cannot be read are left out, and so are those behind the limits of what is read.
 pub async fn file_facts(
     tx: &mut Tx<'_>,
     space: &Ownership,
@@ -72,16 +92,28 @@ pub async fn file_facts(
     keys: &[String],
     now: Timestamp,
 ) -> DbResult<BTreeMap<String, FileFacts>> {
+    file_facts_within(tx, space, namespace, keys, now, LIMITS).await
+}
+
+/// Does the same within other limits. A batch of items that is begun is read to its end.
+pub(in crate::db) async fn file_facts_within(
+    tx: &mut Tx<'_>,
+    space: &Ownership,
+    namespace: &Namespace,
+    keys: &[String],
+    now: Timestamp,
+    mut left: FileFactLimits,
+) -> DbResult<BTreeMap<String, FileFacts>> {
     let namespace = text_of(namespace);
     let mut known = BTreeMap::new();
-    let mut left = MAX_READ_BYTES;
     for batch in keys.chunks(BATCH) {
         for row in rows(tx, space, &namespace, batch, now).await? {
             let facts = unless_corrupt(row.facts(space.owner.as_str(), &namespace))?;
-            left = left.saturating_sub(row.value.as_ref().map_or(0, String::len));
+            left.opened = left.opened.saturating_sub(row.value.as_ref().map_or(0, String::len));
+            left.measured = left.measured.saturating_sub(row.measured());
             known.extend(facts.flatten().map(|facts| (row.key, facts)));
         }
-        if left == 0 {
+        if left.opened == 0 || left.measured == 0 {
             break;
         }
     }
@@ -97,14 +129,14 @@ async fn rows(
     keys: &[String],
     now: Timestamp,
 ) -> DbResult<Vec<FileRow>> {
-    const SQLITE: &str = "select key, created_at, updated_at, \
+    const SQLITE: &str = "select key, created_at, updated_at, octet_length(value) as stored, \
         coalesce(json_extract(json, '$.encoding') = 'base64', false) as is_base64, \
         case when json_type(json, '$.content') = 'text' then length(cast(\
         case when json_extract(json, '$.encoding') = 'base64' then rtrim(json_extract(json, '$.content'), '=') \
         else json_extract(json, '$.content') end as blob)) end as length, \
         case when json_type(json, '$.content') is not 'text' then value end as value \
         from (select *, case when json_valid(value) then value end as json from items) items where ";
-    const POSTGRES: &str = "select key, created_at, updated_at, \
+    const POSTGRES: &str = "select key, created_at, updated_at, pg_column_size(value)::bigint as stored, \
         coalesce(value ->> 'encoding' = 'base64', false) as is_base64, \
         case when jsonb_typeof(value -> 'content') = 'string' then octet_length(\
         case when value ->> 'encoding' = 'base64' then rtrim(value ->> 'content', '=') \

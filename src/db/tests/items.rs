@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{object, on_both, read, write};
 use crate::db::Db;
-use crate::db::items::{self, NamespaceSearch};
+use crate::db::items::{self, FileFactLimits, NamespaceSearch};
 use crate::domain::access::Ownership;
 use crate::domain::identity::UserId;
 use crate::domain::item::{Item, ItemAddress, ItemFilter, ItemSearch, Namespace, PreparedItem};
@@ -17,6 +17,7 @@ use crate::domain::time::Timestamp;
 on_both! {
     items_are_written_read_and_deleted,
     files_in_items_are_described,
+    files_behind_the_limit_of_what_is_read_are_not_described,
     a_search_covers_a_namespace_and_those_below_it,
     searches_are_paged,
     filters_find_items_by_value,
@@ -156,6 +157,36 @@ async fn files_in_items_are_described(db: Db) {
         ..Ownership::default()
     };
     assert_eq!(described(elsewhere).await, BTreeMap::new());
+}
+
+async fn files_behind_the_limit_of_what_is_read_are_not_described(db: Db) {
+    let content = "x".repeat(1000);
+    let keys: Vec<String> = (0..70).map(|number| format!("/{number:02}")).collect();
+    for key in &keys {
+        put(&db, draft("n", key, json!({"content": content})), 1).await;
+    }
+    let described = async |bytes: usize| {
+        let space = Ownership::default();
+        let place = namespace("n");
+        let keys = keys.clone();
+        let limits = FileFactLimits {
+            opened: bytes,
+            measured: bytes,
+        };
+        let facts = read!(db, |tx| items::file_facts_within(
+            tx,
+            &space,
+            &place,
+            &keys,
+            Timestamp(100),
+            limits
+        ));
+        facts.into_keys().collect::<Vec<String>>()
+    };
+    assert_eq!(described(usize::MAX).await, keys);
+    // A batch has 32 items.
+    assert_eq!(described(55_000).await, keys[..64]);
+    assert_eq!(described(1).await, keys[..32]);
 }
 
 async fn a_search_covers_a_namespace_and_those_below_it(db: Db) {

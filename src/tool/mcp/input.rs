@@ -35,6 +35,9 @@ pub(super) struct CallInput {
     responses: BTreeMap<String, Value>,
     /// The state that the last one has named.
     state: Option<String>,
+    /// The questions of `elicitation/create` that have not been asked in a result yet, each with its answer. They are from the
+    /// time before the connections to the server began without a handshake.
+    earlier: Vec<(Value, Value)>,
 }
 
 /// A requirement of a result.
@@ -52,10 +55,17 @@ impl CallInput {
     pub(super) fn of(answers: &[(Question, Value)]) -> Self {
         let mut input = Self::default();
         for (question, answer) in answers {
-            let Some(request) = &question.request else { continue };
+            let Some(request) = &question.request else {
+                input.earlier.push((question.value.clone(), answer.clone()));
+                continue;
+            };
             input.round = request.round;
             input.state = input.state.or_else(|| request.state.clone());
             input.responses.insert(request.key.clone(), response(answer));
+        }
+        if input.round > 0 {
+            // Nobody knows which of them have answered requests before that one.
+            input.earlier.clear();
         }
         input
     }
@@ -98,6 +108,7 @@ impl CallInput {
                 round,
                 responses: BTreeMap::new(),
                 state: Some(state),
+                earlier: self.earlier.clone(),
             };
             return Ok(Some(Requirement::Call(input)));
         }
@@ -122,7 +133,25 @@ impl CallInput {
                 ..question(key, request)?
             });
         }
-        Ok(Some(Requirement::Answers(questions)))
+        Ok(Some(match self.answered_earlier(&questions) {
+            Some(input) => Requirement::Call(input),
+            None => Requirement::Answers(questions),
+        }))
+    }
+
+    /// Returns the input of the next call if all of these questions were asked and answered before there were results that
+    /// require input.
+    fn answered_earlier(&self, questions: &[Question]) -> Option<Self> {
+        let mut earlier = self.earlier.clone();
+        let mut answered = vec![];
+        for question in questions {
+            let at = earlier.iter().position(|(value, _)| *value == question.value)?;
+            answered.push((question.clone(), earlier.remove(at).1));
+        }
+        Some(Self {
+            earlier,
+            ..Self::of(&answered)
+        })
     }
 }
 
@@ -216,6 +245,45 @@ mod tests {
         let expected = json!({"name": "book", "requestState": "s2"});
         assert_eq!(serde_json::to_value(&params).expect("JSON"), expected);
         assert_eq!(next.requirement(&json!({"content": []}), true), Ok(None));
+    }
+
+    #[test]
+    fn a_question_that_was_answered_earlier_is_not_asked_again() {
+        let decline = json!({"action": "decline"});
+        let accept = json!({"action": "accept", "content": {"seat": "4a"}});
+        let earlier = |message: &str, answer: &Value| {
+            let asked = question("any", &request(message)).expect("a question");
+            (asked, answer.clone())
+        };
+        let answers = [earlier("Which?", &accept), earlier("Which?", &decline)];
+        let input = CallInput::of(&answers);
+        let both = requiring(json!({"one": request("Which?"), "two": request("Where?")}), json!("s1"));
+        assert!(matches!(
+            input.requirement(&both, true),
+            Ok(Some(Requirement::Answers(questions))) if questions.len() == 2
+        ));
+        let which = requiring(json!({"one": request("Which?")}), json!("s1"));
+        let Ok(Some(Requirement::Call(next))) = input.requirement(&which, true) else {
+            panic!("it is called again");
+        };
+        let params = next.add_to(CallToolRequestParams::new("book"));
+        let expected = json!({"name": "book", "inputResponses": {"one": accept}, "requestState": "s1"});
+        assert_eq!(serde_json::to_value(&params).expect("JSON"), expected);
+        let Ok(Some(Requirement::Call(next))) = next.requirement(&which, true) else {
+            panic!("there were two answers");
+        };
+        let Ok(Some(Requirement::Answers(questions))) = next.requirement(&which, true) else {
+            panic!("each answer counts once");
+        };
+        let later: Vec<(Question, Value)> = questions
+            .into_iter()
+            .map(|question| (question, accept.clone()))
+            .collect();
+        let input = CallInput::of(&[answers.as_slice(), later.as_slice()].concat());
+        assert!(matches!(
+            input.requirement(&which, true),
+            Ok(Some(Requirement::Answers(_)))
+        ));
     }
 
     #[test]

@@ -139,7 +139,9 @@ pub(super) struct McpServer {
     spawn: SpawnServer,
     /// The questions of the server, if it may ask any.
     elicitations: Option<Arc<Elicitations>>,
-    /// The way in which connections begin.
+    /// True if all connections begin with a handshake.
+    has_handshake: bool,
+    /// The way in which connections begin otherwise.
     start: Mutex<KnownStart>,
     /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
@@ -174,6 +176,7 @@ impl McpServer {
             read_access: definition.read_access.clone(),
             spawn,
             elicitations: definition.elicitation.then(Arc::default),
+            has_handshake: definition.handshake,
             start: Mutex::new(KnownStart::Unknown),
             tools: RwLock::default(),
             connection: watch::Sender::new(None),
@@ -327,6 +330,9 @@ impl McpServer {
     }
 
     fn start(&self) -> KnownStart {
+        if self.has_handshake {
+            return KnownStart::Handshake;
+        }
         *self.start.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection, query_scalar, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
 
 use super::encryption::{command, converses, encrypts, everything_stored, refused, said};
 use crate::support::client::{Client, reply};
@@ -28,7 +28,9 @@ on_both_engines! {
 on_postgres! {
     runs_go_on_during_a_vacuum,
     a_transaction_that_can_read_deleted_rows_is_named,
+    a_session_that_only_vacuums_is_not_waited_for,
     a_table_that_others_hold_is_named,
+    a_vacuum_that_meets_a_deadlock_tries_again,
 }
 
 without_postgres! {
@@ -406,6 +408,34 @@ async fn a_transaction_that_can_read_deleted_rows_is_named(server: TestServer) {
     assert_eq!(texts.stored(&server, &of_thread()).await, BTreeSet::new());
 }
 
+async fn a_session_that_only_vacuums_is_not_waited_for(server: TestServer) {
+    const FILL: &str =
+        "create table slow_to_vacuum as select repeat('x', 1500) as filler from generate_series(1, 5000)";
+    // The vacuum of the table takes minutes.
+    const SLOW: &str = "set vacuum_cost_delay = '100ms'; set vacuum_cost_limit = 1";
+    let texts = Texts::new();
+    let human = server.human("agent").await;
+    human.says(script().says(&texts.of("answer"))).await;
+    server.executes_sql(FILL).await;
+    let mut other = postgres::connect(&server.database_url()).await;
+    let session: i32 = query_scalar("select pg_backend_pid()")
+        .fetch_one(&mut other)
+        .await
+        .expect("its number");
+    raw_sql(SLOW).execute(&mut other).await.expect("the settings");
+    let vacuuming = tokio::spawn(async move { raw_sql("vacuum slow_to_vacuum").execute(&mut other).await.is_ok() });
+    let under_way = format!("select count(*) from pg_stat_progress_vacuum where pid = {session}");
+    eventually(async || server.number_in_database(&under_way).await == 1).await;
+    human.client().delete(&human.path("")).await.ok();
+    said(&command(&server, &["vacuum"]));
+    assert_eq!(texts.stored(&server, &of_thread()).await, BTreeSet::new());
+    assert_eq!(server.number_in_database(&under_way).await, 1);
+    server
+        .executes_sql(&format!("select pg_terminate_backend({session})"))
+        .await;
+    assert!(!vacuuming.await.expect("the end of the other session"));
+}
+
 async fn a_table_that_others_hold_is_named(server: TestServer) {
     const OTHERS: &str = "select count(*) - 1 from pg_class where relkind = 'r' \
         and relnamespace = 'public'::regnamespace and left(relname, 1) <> '_'";
@@ -424,6 +454,35 @@ async fn a_table_that_others_hold_is_named(server: TestServer) {
     .await;
     reader.close().await.expect("a clean close");
     eventually(async || command(&server, &["vacuum"]).status.success()).await;
+}
+
+async fn a_vacuum_that_meets_a_deadlock_tries_again(server: TestServer) {
+    // A session that waits looks for a deadlock once, after this time.
+    const LOOKS_LATE: &str = "do $$ begin \
+        execute format('alter database %I set deadlock_timeout = ''4s''', current_database()); end $$";
+    const NEVER_LOOKS: &str = "set deadlock_timeout = '1h'; begin; lock table pg_statistic in share mode";
+    const HELD: &str = "select distinct c.relname::text as name from pg_locks l join pg_stat_activity a using (pid) \
+        join pg_class c on c.oid = l.relation where a.application_name = 'adjutant vacuum' \
+        and a.datname = current_database() and c.relkind = 'r' and c.relnamespace = 'public'::regnamespace and l.granted \
+        and exists (select from pg_locks w where w.pid = l.pid and w.relation = 'pg_statistic'::regclass and not w.granted)";
+    const DEADLOCKS: &str = "select deadlocks from pg_stat_database where datname = current_database()";
+    let Some(admin) = server.admin_url() else { return };
+    let mut other = PgConnection::connect(&admin).await.expect("a superuser");
+    raw_sql(LOOKS_LATE).execute(&mut other).await.expect("the setting");
+    raw_sql(NEVER_LOOKS).execute(&mut other).await.expect("the lock");
+    let vacuumed = server.clone();
+    let vacuum = tokio::task::spawn_blocking(move || command(&vacuumed, &["vacuum"]));
+    let waits = format!("select count(*) from ({HELD}) held");
+    eventually(async || server.number_in_database(&waits).await == 1).await;
+    let held: String = query_scalar(HELD).fetch_one(&mut other).await.expect("a table");
+    let meets = format!("lock table public.{held} in share update exclusive mode; rollback");
+    raw_sql(AssertSqlSafe(meets))
+        .execute(&mut other)
+        .await
+        .expect("the vacuum gives way");
+    said(&vacuum.await.expect("its output"));
+    eventually(async || server.number_in_database(DEADLOCKS).await > 0).await;
+    other.close().await.expect("a clean close");
 }
 
 async fn a_database_that_does_not_exist_is_not_created_by_a_vacuum(server: TestServer) {

@@ -21,6 +21,7 @@ on_both_engines! {
     a_call_asks_one_question_after_the_other,
     a_declined_question_is_an_answer,
     a_server_without_the_setting_cannot_ask,
+    a_server_that_needs_no_handshake_may_ask_in_a_session_with_the_setting_for_it,
 }
 
 /// A server with the tool `book`, which asks for a seat and then for a confirmation.
@@ -28,6 +29,8 @@ on_both_engines! {
 struct Travel {
     /// What the tool has got from the client, for each question, in order.
     answers: Arc<Mutex<Vec<String>>>,
+    /// True if the server offers a version without sessions, too, in which it cannot ask in this way.
+    offers_all_versions: bool,
 }
 
 fn question(message: &str, field: &str) -> ElicitRequestParams {
@@ -43,7 +46,11 @@ impl ServerHandler for Travel {
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
         // In later versions a server sends no requests.
-        Cow::Borrowed(ProtocolVersion::known_up_to(&ProtocolVersion::LATEST_WITH_INITIALIZE))
+        let latest = match self.offers_all_versions {
+            true => ProtocolVersion::LATEST,
+            false => ProtocolVersion::LATEST_WITH_INITIALIZE,
+        };
+        Cow::Borrowed(ProtocolVersion::known_up_to(&latest))
     }
 
     async fn list_tools(
@@ -82,7 +89,11 @@ impl ServerHandler for Travel {
 
 /// Starts the server, and an agent that uses it.
 async fn traveller(server: &TestServer, settings: &str) -> (Human, Travel) {
-    let travel = Travel::default();
+    traveller_with(server, settings, Travel::default()).await
+}
+
+/// Starts this server, and an agent that uses it.
+async fn traveller_with(server: &TestServer, settings: &str, travel: Travel) -> (Human, Travel) {
     let handler = travel.clone();
     let manager = Arc::new(LocalSessionManager::default());
     let config = StreamableHttpServerConfig::default();
@@ -184,4 +195,28 @@ async fn a_server_without_the_setting_cannot_ask(server: TestServer) {
     assert!(alice.questions().await.is_empty());
     let said = alice.transcript().await;
     assert!(said[2].starts_with("travel__book failed:"), "{said:#?}");
+}
+
+async fn a_server_that_needs_no_handshake_may_ask_in_a_session_with_the_setting_for_it(server: TestServer) {
+    let travel = Travel {
+        offers_all_versions: true,
+        ..Travel::default()
+    };
+    let (alice, _travel) = traveller_with(&server, "elicitation = true", travel).await;
+    alice.says(book()).await;
+    assert!(alice.questions().await.is_empty());
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("travel__book failed:"), "{said:#?}");
+
+    server
+        .is_reconfigured("elicitation = true\n", "elicitation = true\nhandshake = true\n")
+        .await;
+    let bob = server.human("traveller").await;
+    bob.says(book()).await;
+    for (message, field, value) in [("Which seat?", "seat", "4a"), ("Are you sure?", "sure", "yes")] {
+        server.is_stopped_and_started_again().await;
+        answers(&bob, message, json!({"action": "accept", "content": {field: value}})).await;
+    }
+    let said = bob.transcript().await;
+    assert_eq!(said[2], "travel__book: booked: \"4a\", \"yes\"");
 }

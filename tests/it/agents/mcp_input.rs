@@ -34,6 +34,8 @@ on_both_engines! {
     agents_of_adjutant_ask_through_its_own_mcp_server,
     a_call_that_requires_input_without_end_is_an_error_result,
     a_requirement_that_cannot_be_met_is_an_error_result,
+    an_answer_to_a_question_of_a_session_is_taken_when_a_result_asks_the_same,
+    an_answer_to_a_question_in_a_result_is_taken_when_a_session_asks_the_same,
 }
 
 without_postgres! {
@@ -148,8 +150,20 @@ impl ServerHandler for Office {
     async fn call_tool(
         &self,
         request: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        if context
+            .protocol_version()
+            .is_some_and(|version| version.has_initialize())
+        {
+            // A session asks for the seat and nothing else.
+            let params = form("Which seat?", "seat")["params"].take();
+            let params = serde_json::from_value(params).expect("parameters");
+            let asked = context.peer.create_elicitation(params).await;
+            let answer = asked.map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
+            let answer = serde_json::to_value(&answer).expect("JSON");
+            return Ok(complete(&format!("the session got {}", answer["content"]["seat"])));
+        }
         let has_answers = request.input_responses.is_some();
         let brought = json!({"tool": request.name, "city": request.arguments.unwrap_or_default().get("city"),
             "state": request.request_state, "responses": request.input_responses});
@@ -300,6 +314,37 @@ async fn a_call_with_answers_is_repeated_as_it_was_after_a_crash(server: TestSer
     assert_eq!(made.len(), 3, "{made:#?}");
     assert_eq!(made[1]["state"], "all asked");
     assert_eq!(made[1], made[2]);
+}
+
+async fn an_answer_to_a_question_of_a_session_is_taken_when_a_result_asks_the_same(server: TestServer) {
+    let (alice, office) = clerk(&server, "elicitation = true\nhandshake = true").await;
+    calls(&alice, "book").await;
+    server.is_reconfigured("handshake = true\n", "").await;
+    answers(&alice, "Which seat?", accepts(json!({"seat": "4a"}))).await;
+    let open = alice.questions().await;
+    assert_eq!(open.len(), 1, "{open:?}");
+    answers(&alice, "Are you sure?", accepts(json!({"sure": "yes"}))).await;
+    assert_eq!(alice.transcript().await[2], "office__book: book is done");
+    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
+    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
+    let expected = [
+        recorded("book", None, &Value::Null),
+        recorded("book", Some("seat asked"), &seat),
+        recorded("book", Some("sure asked"), &sure),
+    ];
+    assert_eq!(office.calls(), expected);
+}
+
+async fn an_answer_to_a_question_in_a_result_is_taken_when_a_session_asks_the_same(server: TestServer) {
+    let (alice, office) = clerk(&server, "elicitation = true").await;
+    calls(&alice, "book").await;
+    server
+        .is_reconfigured("elicitation = true\n", "elicitation = true\nhandshake = true\n")
+        .await;
+    answers(&alice, "Which seat?", accepts(json!({"seat": "4a"}))).await;
+    assert!(alice.questions().await.is_empty());
+    assert_eq!(alice.transcript().await[2], "office__book: the session got \"4a\"");
+    assert_eq!(office.calls(), [recorded("book", None, &Value::Null)]);
 }
 
 /// Waits until an agent has a tool.
