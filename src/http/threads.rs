@@ -174,7 +174,7 @@ pub(super) async fn copy(
     api.check_room()?;
     let once = api
         .threads
-        .copy_thread(from, api.ownership(), key, created_response)
+        .copy_thread(from, Arc::clone(&api.caller), key, created_response)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
     idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
