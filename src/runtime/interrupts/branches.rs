@@ -69,7 +69,7 @@ pub(in crate::runtime) async fn can_be_answered(
 /// to which clients have carried the step on.
 pub(super) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<Option<CheckpointId>> {
     let thread = record.thread;
-    let mut places = db::checkpoints::carried_after(tx, thread, record.seq, MOST_CARRIED).await?;
+    let mut places = db::checkpoints::carried_since(tx, thread, record.seq, MOST_CARRIED).await?;
     let raised_at = db::checkpoints::sketches(tx, thread, Lane::Main, record.seq, 1).await?;
     places.extend(raised_at.first().map(|raised_at| raised_at.id));
     for place in places {
