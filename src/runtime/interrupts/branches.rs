@@ -7,10 +7,11 @@
 
 use super::deliver::LanePositions;
 use super::pending;
+use crate::db::checkpoints::Head;
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::checkpoint::Lane;
-use crate::domain::id::{CheckpointId, InterruptId, ThreadId};
+use crate::domain::checkpoint::{CheckpointSource, Lane};
+use crate::domain::id::{CheckpointId, InterruptId, StepBase, ThreadId};
 
 /// The most checkpoints at which an interrupt of a branch is looked for.
 const MOST_CARRIED: i64 = 64;
@@ -100,8 +101,34 @@ pub(super) async fn branch_to_continue(
     let found = db::checkpoints::find_head(tx, thread, branch).await?;
     let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
     let Some(found) = waits else { return Ok(None) };
-    // A compaction, or a write into the state, has taken the step along to the newest checkpoint.
     let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
-    let is_here = newest.is_some_and(|newest| newest.id == found.id || newest.position.waits_like(&found.position));
+    let is_here = match &newest {
+        Some(newest) if newest.id == found.id => true,
+        Some(newest) => is_carried_on(tx, thread, &found, newest).await?,
+        None => false,
+    };
     Ok((!is_here).then_some(found.id))
+}
+
+/// Returns whether compactions, or writes into the state, have taken the step that waits at `found` along to the `newest`
+/// checkpoint. A write at an older checkpoint takes it along to a branch of its own.
+async fn is_carried_on(tx: &mut Tx<'_>, thread: ThreadId, found: &Head, newest: &Head) -> DbResult<bool> {
+    let base = |head: &Head| StepBase::after(Some(head.id), head.position.carried_from);
+    // Former servers have not stored from where a compaction has carried the step on.
+    if base(newest) != base(found) && !newest.position.waits_like(&found.position) {
+        return Ok(false);
+    }
+    let mut at = newest.id;
+    for _ in 0..MOST_CARRIED {
+        let Some(summary) = db::checkpoints::sketch(tx, thread, Lane::Main, at).await? else {
+            return Ok(false);
+        };
+        let carries = matches!(summary.source, CheckpointSource::Fork | CheckpointSource::Update);
+        match summary.parent.filter(|_| carries) {
+            Some(parent) if parent == found.id => return Ok(true),
+            Some(parent) => at = parent,
+            None => return Ok(false),
+        }
+    }
+    Ok(false)
 }
