@@ -7,7 +7,7 @@
 
 use super::deliver::LanePositions;
 use super::pending;
-use crate::db::checkpoints::Head;
+use crate::db::checkpoints::{CheckpointSummary, Head};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Lane};
@@ -28,29 +28,46 @@ pub(in crate::runtime) async fn open_at(
         return Ok(open);
     }
     let newest = db::checkpoints::sketches(tx, thread, Lane::Main, i64::MAX, 1).await?;
-    let newest = newest.first().copied();
-    let branch = checkpoint.filter(|at| newest.is_some_and(|newest| newest.id != *at));
-    let last = newest.map_or(i64::MIN, |newest| newest.seq);
-    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
-    let is_later = |record: &InterruptRecord| branch.is_none() && record.seq > last;
-    if open.iter().all(is_later) {
-        return Ok(open);
-    }
-    let waiting = LanePositions::at(thread, branch).waiting(tx).await?;
-    open.retain(|record| is_later(record) || waiting.contains(&record.interrupt.id));
+    let positions = LanePositions::at(thread, checkpoint);
+    retain_those_at(tx, positions, newest.first().copied(), &mut open).await?;
     Ok(open)
 }
 
-/// Returns the open interrupts of a thread that can be answered at its newest checkpoint, in the order in which they were
+/// Removes those of the open interrupts of a thread that wait elsewhere than at these positions. `newest` is its newest
+/// checkpoint.
+async fn retain_those_at(
+    tx: &mut Tx<'_>,
+    positions: LanePositions,
+    newest: Option<CheckpointSummary>,
+    open: &mut Vec<InterruptRecord>,
+) -> DbResult<()> {
+    let positions = positions.or_newest(newest.map(|newest| newest.id));
+    let last = newest.map_or(i64::MIN, |newest| newest.seq);
+    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
+    let is_later = |record: &InterruptRecord| positions.are_newest() && record.seq > last;
+    if !open.iter().all(is_later) {
+        let waiting = positions.waiting(tx).await?;
+        open.retain(|record| is_later(record) || waiting.contains(&record.interrupt.id));
+    }
+    Ok(())
+}
+
+/// Returns the open interrupts of a thread that can be answered at its `newest` checkpoint, in the order in which they were
 /// raised; all open ones if it is not known where they wait.
 ///
 /// # Errors
 /// Returns an error when the database fails.
-pub async fn open_interrupts(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<InterruptRecord>> {
-    match db::unless_corrupt(open_at(tx, thread, None).await)? {
-        Some(open) => Ok(open),
-        None => pending(tx, thread).await,
+pub async fn open_interrupts(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    newest: Option<CheckpointSummary>,
+) -> DbResult<Vec<InterruptRecord>> {
+    let mut open = pending(tx, thread).await?;
+    if !open.is_empty() {
+        let retained = retain_those_at(tx, LanePositions::at(thread, None), newest, &mut open).await;
+        db::unless_corrupt(retained)?;
     }
+    Ok(open)
 }
 
 /// Returns whether a step waits at a checkpoint of a thread, or at its newest one, and everything for which it waits is
