@@ -246,7 +246,8 @@ async fn begin(
     new_run.request.background = Some(ancestry);
     let admitted = admission::start_as(tx, id, &new_run, 0, context).await;
     let admitted = admitted.inspect_err(|_| parent.budget.not_begun(not_over))?;
-    db::background::insert(tx, &record).await?;
+    let inserted = db::background::insert(tx, &record).await;
+    inserted.inspect_err(|_| parent.budget.not_begun(not_over))?;
     Ok(Begun::Now(Box::new(admitted)))
 }
 
