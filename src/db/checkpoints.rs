@@ -401,10 +401,10 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
     Ok(id.map(CheckpointId))
 }
 
-/// Returns the checkpoints of the main agent with a number above `seq` that may have carried an unfinished step on, the
-/// newest first and at most `limit`.
-pub async fn carried_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i64) -> DbResult<Vec<CheckpointId>> {
-    const SQL: &str = "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 and seq > $3 \
+/// Returns the checkpoints of the main agent with the number `seq` or a higher one that may have carried an unfinished step
+/// on, the newest first and at most `limit`.
+pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i64) -> DbResult<Vec<CheckpointId>> {
+    const SQL: &str = "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 and seq >= $3 \
         and source in ('fork', 'update') order by seq desc limit $4";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)

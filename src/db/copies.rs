@@ -2,6 +2,7 @@
 
 mod waiting;
 
+use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -12,6 +13,7 @@ use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
+use crate::domain::identity::Identity;
 use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -47,6 +49,8 @@ pub struct Copy {
     remains: bool,
     /// What goes on in the copy.
     waiting: Option<Box<WaitingSteps>>,
+    /// The configuration of the run that waits, with which its work goes on.
+    config: Map<String, Value>,
 }
 
 /// A history to copy.
@@ -103,6 +107,7 @@ pub async fn begin(
         last: i64::MIN,
         remains: false,
         waiting,
+        config: original.config,
     }))
 }
 
@@ -122,6 +127,13 @@ struct CopiedRow {
 }
 
 impl Copy {
+    /// Has the work that goes on in the copy done on behalf of this caller, to whom the copy belongs.
+    pub fn assign_to(&mut self, caller: &Identity) {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.assign_to(caller);
+        }
+    }
+
     /// Reads the next piece; none when the copy is complete. The original may change meanwhile.
     pub async fn next(&mut self, tx: &mut Tx<'_>) -> DbResult<Option<Piece>> {
         let Some((span, mut rows)) = self.next_rows(tx).await? else {
@@ -206,8 +218,13 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
 pub async fn finish(tx: &mut Tx<'_>, copy: Copy, now: Timestamp) -> DbResult<Thread> {
     const SQL: &str = "delete from unfinished_copies where thread_id = $1";
     let Copy {
-        to, remains, waiting, ..
+        to,
+        remains,
+        waiting,
+        config,
+        ..
     } = copy;
+    let config = waiting.is_some().then_some(config);
     let not_found = || DbError::Conflict(format!("the unfinished copy {to} does not exist"));
     let finished = on_engine!(tx, |conn| query(SQL)
         .bind(to.0)
@@ -229,6 +246,7 @@ pub async fn finish(tx: &mut Tx<'_>, copy: Copy, now: Timestamp) -> DbResult<Thr
     // Setting the unchanged metadata writes its terms, so that searches find the thread.
     let change = threads::ThreadChange {
         status: Some(status),
+        config,
         metadata: Some(thread.metadata.clone()),
         ..threads::ThreadChange::default()
     };

@@ -174,7 +174,7 @@ pub(super) async fn copy(
     api.check_room()?;
     let once = api
         .threads
-        .copy_thread(from, api.ownership(), key, created_response)
+        .copy_thread(from, Arc::clone(&api.caller), key, created_response)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
     idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
@@ -322,10 +322,11 @@ impl ThreadSummary {
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
         let is_visible = background::visibility(tx, thread.id).await? == Visibility::Full;
-        let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
-            .await?
-            .filter(|_| is_visible);
-        let interrupts = open_interrupts(tx, thread.id).await?;
+        // A thread whose newest checkpoint cannot be read is shown without its state.
+        let newest = checkpoints::sketches(tx, thread.id, Lane::Main, i64::MAX, 1).await;
+        let newest = db::unless_corrupt(newest)?.and_then(|newest| newest.first().copied());
+        let head = newest.filter(|_| is_visible).map(|newest| newest.id);
+        let interrupts = open_interrupts(tx, thread.id, newest).await?;
         Ok(Self {
             thread,
             head,

@@ -172,7 +172,7 @@ impl Admission {
     {
         let admission = self.clone();
         let work = self.core.run_detached(async move {
-            let (permit, context) = admission.with_slot(checked);
+            let (slot, context) = admission.with_slot(checked);
             let db = admission.core.db.clone();
             let attempt = move || {
                 let db = db.clone();
@@ -181,14 +181,14 @@ impl Admission {
                 async move { db.write(move |tx| job(tx, context)).await }
             };
             let admitted = retry_while_busy(attempt).await?;
-            Ok(admitted.started(|admitted| admission.start_or_queue(admitted, permit)))
+            Ok(admitted.started(|admitted| admission.start_or_queue(admitted, slot)))
         });
         work.await
     }
 
     /// Takes a free slot, if there is one, and returns the context of a run that may start in it. A server that stops has
     /// none.
-    pub(super) fn with_slot(&self, checked: Vec<Checked>) -> (Option<OwnedSemaphorePermit>, AdmissionContext) {
+    pub(super) fn with_slot(&self, checked: Vec<Checked>) -> (Option<TakenSlot>, AdmissionContext) {
         let permit = match self.core.shutdown.soft().is_cancelled() {
             true => None,
             false => Arc::clone(&self.dispatcher.slots).try_acquire_owned().ok(),
@@ -198,11 +198,15 @@ impl Admission {
             worker,
             ..self.context(checked)
         };
-        (permit, context)
+        let slot = permit.map(|permit| TakenSlot {
+            permit: Some(permit),
+            dispatcher: Arc::clone(&self.dispatcher),
+        });
+        (slot, context)
     }
 
     /// Starts a run that was admitted, or leaves it in the queue, and stops the run that it displaces.
-    pub(super) fn start_or_queue(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
+    pub(super) fn start_or_queue(&self, admitted: Admitted, slot: Option<TakenSlot>) -> Run {
         let Admitted {
             run,
             ownership,
@@ -217,15 +221,38 @@ impl Admission {
                 fence: 0,
                 crashes: 0,
             };
-            self.dispatcher.begin(claim, true, permit);
+            self.dispatcher
+                .begin(claim, true, slot.and_then(TakenSlot::into_permit));
         } else {
-            drop(permit);
+            drop(slot);
             self.dispatcher.has_queued();
         }
         if let Some((old, action)) = displaced {
             self.dispatcher.stop(old, action);
         }
         run
+    }
+}
+
+/// A slot that was taken before it is known whether a run starts in it. If none does, a queued run may.
+pub(super) struct TakenSlot {
+    permit: Option<OwnedSemaphorePermit>,
+    dispatcher: Arc<Dispatcher>,
+}
+
+impl TakenSlot {
+    /// Returns the slot for a run that starts.
+    fn into_permit(mut self) -> Option<OwnedSemaphorePermit> {
+        self.permit.take()
+    }
+}
+
+impl Drop for TakenSlot {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            drop(permit);
+            self.dispatcher.slot_is_free();
+        }
     }
 }
 

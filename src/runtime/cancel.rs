@@ -8,7 +8,7 @@ use super::interrupts::{self, CallerNotice};
 use super::retry::retry_while_busy;
 use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, ledger, log_lines};
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::access::AccessScope;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Run, RunStatus};
@@ -231,6 +231,8 @@ async fn request(
         }
         RunStatus::Interrupted if is_child => {
             let (notice, admitted) = Box::pin(interrupts::cancel_waiting(tx, run, action, context)).await?;
+            // A message that waited for its answer may begin, in whatever process.
+            notifications::notify(tx, Notification::Queue).await?;
             Ok((Some(notice), admitted))
         }
         RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => Err(CancelError::Over),

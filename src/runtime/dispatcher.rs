@@ -161,8 +161,11 @@ impl Dispatcher {
         let mut blocked = 0;
         while !soft.is_cancelled() {
             // Runs that another process has left in a crash cause no wakeup.
-            let has_orphans = self.has_orphans.swap(false, Ordering::AcqRel);
-            if has_orphans || orphans_at <= Instant::now() {
+            let is_time = orphans_at <= Instant::now();
+            // While all slots are taken, wakeups are frequent, and nothing can be taken over.
+            let has_room = self.slots.available_permits() > 0;
+            if is_time || has_room && self.has_orphans.load(Ordering::Acquire) {
+                self.has_orphans.store(false, Ordering::Release);
                 let pause = match self.begin_orphans().await {
                     Ok(lost) if lost.is_missed => SECOND_LOOK,
                     Ok(_) => self.pause_between_orphans(),
@@ -231,6 +234,14 @@ impl Dispatcher {
         }
     }
 
+    /// Wakes the dispatch loop when a slot is free again in which no run has started: the loop may have found all of them
+    /// taken.
+    pub(super) fn slot_is_free(&self) {
+        if self.queued.load(Ordering::Acquire) || self.has_orphans.load(Ordering::Acquire) {
+            self.wakeup.notify_one();
+        }
+    }
+
     /// Takes over the runs of processes that have ended.
     async fn begin_orphans(self: &Arc<Self>) -> DbResult<LostWorkers> {
         let worker = self.core.id;
@@ -292,6 +303,10 @@ impl Dispatcher {
         }
         // All slots are taken, and more runs may be queued. The end of a run wakes the loop.
         self.queued.store(true, Ordering::Release);
+        if self.slots.available_permits() > 0 {
+            // One has ended just before that was known.
+            self.wakeup.notify_one();
+        }
         Ok(None)
     }
 

@@ -408,12 +408,17 @@ impl LaneJournal {
         let run_context = Arc::clone(&self.run_context);
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
+        // This process begins no run any more, so the others begin the next one of the thread.
+        let stops = self.run_context.core.shutdown.soft().is_cancelled();
         let turn = self.run_context.turns.next_turn();
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &run_context, lane, &batch, turn, &before).await?;
                 if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
                     db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
+                    if stops {
+                        db::notifications::notify(tx, db::Notification::Queue).await?;
+                    }
                 }
                 Ok(written)
             })

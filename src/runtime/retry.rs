@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use tokio::time::Instant;
 
 use super::{BatchError, CancelError, DeleteRunError, StartError};
 use crate::db::DbError;
@@ -14,6 +15,9 @@ use crate::db::DbError;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The number of tries after the first.
 const MAX_RETRIES: usize = 5;
+/// The time after which no further try begins. A transaction that has waited for a lock as long as the database allows is
+/// not repeated: its caller waits.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An error of a transaction.
 pub(super) trait TransactionError {
@@ -64,7 +68,9 @@ where
         .with_min_delay(FIRST_PAUSE)
         .with_max_times(MAX_RETRIES)
         .with_jitter();
-    attempt.retry(pauses).when(E::is_busy).await
+    let begun = Instant::now();
+    let is_in_time = |error: &E| error.is_busy() && begun.elapsed() < PATIENCE;
+    attempt.retry(pauses).when(is_in_time).await
 }
 
 #[cfg(test)]
@@ -100,5 +106,18 @@ mod tests {
         let (given_up, tries) = tried(usize::MAX, Ok(7)).await;
         assert!(given_up.is_err_and(|error| error.is_busy()));
         assert_eq!(tries, 1 + MAX_RETRIES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transaction_that_has_waited_long_is_not_repeated() {
+        let tries = AtomicUsize::new(0);
+        let attempt = || async {
+            tries.fetch_add(1, Ordering::Relaxed);
+            tokio::time::advance(PATIENCE).await;
+            Err::<u8, _>(DbError::Busy)
+        };
+        let given_up = retry_while_busy(attempt).await;
+        assert!(matches!(given_up, Err(DbError::Busy)), "{given_up:?}");
+        assert_eq!(tries.into_inner(), 1);
     }
 }

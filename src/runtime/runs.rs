@@ -65,7 +65,7 @@ impl Runs {
         let admission = self.admission.clone();
         let core = Arc::clone(&self.core);
         let work = self.core.run_detached(async move {
-            let (permit, context) = admission.with_slot(checked);
+            let (slot, context) = admission.with_slot(checked);
             let now = context.now;
             let kept = move |admitted: &Admitted| match shown {
                 Some(shown) => shown(std::slice::from_ref(&admitted.run)),
@@ -88,7 +88,7 @@ impl Runs {
                 }
             };
             let once = retry_while_busy(attempt).await?;
-            Ok(once.map(|admitted| admission.start_or_queue(admitted, permit)))
+            Ok(once.map(|admitted| admission.start_or_queue(admitted, slot)))
         });
         work.await
     }

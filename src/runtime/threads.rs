@@ -16,6 +16,7 @@ use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::identity::Identity;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 
@@ -193,7 +194,8 @@ impl Threads {
     }
 
     /// Copies a thread with the history of its main agent and what waits for answers, once per key. The copy belongs to
-    /// `ownership`. Returns none if the thread does not exist. `shown` renders the stored response.
+    /// `caller`, on whose behalf its work goes on. Returns none if the thread does not exist. `shown` renders the stored
+    /// response.
     ///
     /// The copy is made in pieces and appears as a whole. It is completed even if the client disconnects meanwhile.
     ///
@@ -202,14 +204,14 @@ impl Threads {
     pub async fn copy_thread(
         &self,
         from: ThreadId,
-        ownership: Ownership,
+        caller: Arc<Identity>,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
         let threads = self.clone();
         let work = self.core.run_detached(async move {
             let to = ThreadId::mint();
-            let copied = threads.copy_in_pieces(from, to, ownership, key, shown).await;
+            let copied = threads.copy_in_pieces(from, to, &caller, key, shown).await;
             if !matches!(copied, Ok(None | Some(Once::First(_)))) {
                 let abandoned = threads.core.db.write(move |tx| Box::pin(db::copies::abandon(tx, to)));
                 if let Err(error) = abandoned.await {
@@ -225,17 +227,19 @@ impl Threads {
         &self,
         from: ThreadId,
         to: ThreadId,
-        ownership: Ownership,
+        caller: &Identity,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
         let now = self.core.clock.now();
+        let ownership = Ownership::of(caller);
         let begun = self
             .core
             .db
             .write(move |tx| Box::pin(db::copies::begin(tx, from, to, ownership, now)))
             .await?;
         let Some(mut copy) = begun else { return Ok(None) };
+        copy.assign_to(caller);
         loop {
             let read = self.core.db.read(move |tx| {
                 Box::pin(async move {
@@ -257,14 +261,21 @@ impl Threads {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, copy, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                Ok(CreatedThread {
+                let newest = db::checkpoints::sketches(tx, to, Lane::Main, i64::MAX, 1).await?;
+                DbResult::Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),
-                    interrupts: open_interrupts(tx, to).await?,
+                    interrupts: open_interrupts(tx, to, newest.first().copied()).await?,
                 })
             })
         });
-        write.await.map(Some)
+        let copied = write.await?;
+        if let Once::First(copied) = &copied
+            && copied.interrupts.iter().any(|asked| asked.expires_at().is_some())
+        {
+            self.core.jobs.discover();
+        }
+        Ok(Some(copied))
     }
 
     /// Prunes threads: deletes them, or deletes all but their newest state. Returns the number of pruned threads.

@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use crate::db::checkpoints::{self, Head, NewCheckpoint};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{DbResult, Tx, runs};
+use crate::domain::account::{Account, RunQueue};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::identity::Identity;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{CopiedChild, CopiedStep, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
@@ -111,6 +113,15 @@ impl WaitingSteps {
             agents: agents.into_iter().zip(positions).collect(),
             interrupts,
         }))
+    }
+
+    /// Has the steps go on on behalf of this caller, and at its expense.
+    pub(super) fn assign_to(&mut self, caller: &Identity) {
+        self.run.request.assign_to(caller);
+        let subagents = self.agents.iter_mut().filter_map(|(agent, _)| agent.run.as_mut());
+        for run in std::iter::once(&mut self.run).chain(subagents) {
+            run.queue = RunQueue::new(Account::of(caller), run.queue.priority);
+        }
     }
 
     /// Returns the histories of the subagents, each with its place in the copy and the number of its newest checkpoint.

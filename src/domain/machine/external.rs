@@ -1,8 +1,8 @@
 //! Changes to a machine by clients while no run drives it: state updates and jumps.
 
 use super::{
-    Call, CheckpointId, CheckpointSource, Entry, HookPoint, InterruptSource, MODEL, Machine, Phase, Plan, Position,
-    START, State, TOOLS, Update,
+    Call, CheckpointId, CheckpointSource, Entry, HookPoint, Interrupt, InterruptSource, MODEL, Machine, Phase, Plan,
+    Position, QuestionKind, START, State, TOOLS, Update,
 };
 use crate::domain::call::CallStatus;
 use crate::domain::goto::Destination;
@@ -58,8 +58,9 @@ impl Machine {
     }
 
     /// Returns whether the step waits, and still follows after an update, and its questions are about the same: the calls of
-    /// the last answer are the same, and none of them has got a result. Without `node` the update is one beside the step;
-    /// otherwise it is applied as if `node` had written it.
+    /// the last answer are the same, and none of them has got a result. What else a hook asks may be about any message, so
+    /// they all have to be the same then. Without `node` the update is one beside the step; otherwise it is applied as if
+    /// `node` had written it.
     pub fn is_kept_by(&self, plan: &Plan, node: Option<&str>, update: &Update) -> bool {
         if !self.position.has_waited() {
             return false;
@@ -70,6 +71,11 @@ impl Machine {
         };
         after.state.apply(&update.clone().ruled(&plan.rules));
         if asked_about(&after.state) != asked_about(&self.state) {
+            return false;
+        }
+        let is_of_policy = |asked: &Interrupt| asked.question.kind != QuestionKind::ToolApproval;
+        let is_hook = matches!(self.position.phase, Phase::Hooks { .. });
+        if is_hook && self.position.asked.iter().any(is_of_policy) && after.state.messages != self.state.messages {
             return false;
         }
         let Some(node) = node else { return true };

@@ -61,14 +61,16 @@ pub(super) async fn admit(
     };
     if let Some(pool) = parent.budget.pool() {
         let charged = ledger::charge(tx, pool.trees(), pool.share(), charge, now).await;
-        charged.map_err(|error| match error {
-            ChargeError::Exceeded(exceeded) => {
-                parent.budget.not_begun(not_over);
-                limit_refusal(&exceeded)
+        // The transaction may be repeated.
+        charged.map_err(|error| {
+            parent.budget.not_begun(not_over);
+            match error {
+                ChargeError::Exceeded(exceeded) => limit_refusal(&exceeded),
+                ChargeError::Fault(error) => error.into(),
             }
-            ChargeError::Fault(error) => error.into(),
         })?;
-        ledger::enter(tx, pool.trees(), RunId(record.task.0), record.task, now).await?;
+        let entered = ledger::enter(tx, pool.trees(), RunId(record.task.0), record.task, now).await;
+        entered.inspect_err(|_| parent.budget.not_begun(not_over))?;
     }
     Ok((ancestry, not_over))
 }

@@ -180,20 +180,20 @@ impl BackgroundTasks {
             let slots = admission.clone();
             let db = core.db.clone();
             let attempt = move || {
-                let (permit, context) = slots.with_slot(vec![]);
+                let (slot, context) = slots.with_slot(vec![]);
                 let job = job.clone();
                 let db = db.clone();
                 async move {
                     let begun = db.write(move |tx| job(tx, context)).await?;
-                    Ok::<_, TaskError>((begun, permit))
+                    Ok::<_, TaskError>((begun, slot))
                 }
             };
-            let (begun, permit) = retry_while_busy(attempt).await?;
+            let (begun, slot) = retry_while_busy(attempt).await?;
             core.jobs.has_tasks(true);
             // The runs whose messages it took over may have reports to send.
             core.jobs.wake();
             Ok::<_, TaskError>(match begun {
-                Begun::Now(admitted) => admission.start_or_queue(*admitted, permit),
+                Begun::Now(admitted) => admission.start_or_queue(*admitted, slot),
                 Begun::Before(run) => *run,
             })
         });
@@ -246,7 +246,8 @@ async fn begin(
     new_run.request.background = Some(ancestry);
     let admitted = admission::start_as(tx, id, &new_run, 0, context).await;
     let admitted = admitted.inspect_err(|_| parent.budget.not_begun(not_over))?;
-    db::background::insert(tx, &record).await?;
+    let inserted = db::background::insert(tx, &record).await;
+    inserted.inspect_err(|_| parent.budget.not_begun(not_over))?;
     Ok(Begun::Now(Box::new(admitted)))
 }
 

@@ -7,10 +7,11 @@
 
 use super::deliver::LanePositions;
 use super::pending;
+use crate::db::checkpoints::{CheckpointSummary, Head};
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::checkpoint::Lane;
-use crate::domain::id::{CheckpointId, InterruptId, ThreadId};
+use crate::domain::checkpoint::{CheckpointSource, Lane};
+use crate::domain::id::{CheckpointId, InterruptId, StepBase, ThreadId};
 
 /// The most checkpoints at which an interrupt of a branch is looked for.
 const MOST_CARRIED: i64 = 64;
@@ -27,29 +28,46 @@ pub(in crate::runtime) async fn open_at(
         return Ok(open);
     }
     let newest = db::checkpoints::sketches(tx, thread, Lane::Main, i64::MAX, 1).await?;
-    let newest = newest.first().copied();
-    let branch = checkpoint.filter(|at| newest.is_some_and(|newest| newest.id != *at));
-    let last = newest.map_or(i64::MIN, |newest| newest.seq);
-    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
-    let is_later = |record: &InterruptRecord| branch.is_none() && record.seq > last;
-    if open.iter().all(is_later) {
-        return Ok(open);
-    }
-    let waiting = LanePositions::at(thread, branch).waiting(tx).await?;
-    open.retain(|record| is_later(record) || waiting.contains(&record.interrupt.id));
+    let positions = LanePositions::at(thread, checkpoint);
+    retain_those_at(tx, positions, newest.first().copied(), &mut open).await?;
     Ok(open)
 }
 
-/// Returns the open interrupts of a thread that can be answered at its newest checkpoint, in the order in which they were
+/// Removes those of the open interrupts of a thread that wait elsewhere than at these positions. `newest` is its newest
+/// checkpoint.
+async fn retain_those_at(
+    tx: &mut Tx<'_>,
+    positions: LanePositions,
+    newest: Option<CheckpointSummary>,
+    open: &mut Vec<InterruptRecord>,
+) -> DbResult<()> {
+    let positions = positions.or_newest(newest.map(|newest| newest.id));
+    let last = newest.map_or(i64::MIN, |newest| newest.seq);
+    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
+    let is_later = |record: &InterruptRecord| positions.are_newest() && record.seq > last;
+    if !open.iter().all(is_later) {
+        let waiting = positions.waiting(tx).await?;
+        open.retain(|record| is_later(record) || waiting.contains(&record.interrupt.id));
+    }
+    Ok(())
+}
+
+/// Returns the open interrupts of a thread that can be answered at its `newest` checkpoint, in the order in which they were
 /// raised; all open ones if it is not known where they wait.
 ///
 /// # Errors
 /// Returns an error when the database fails.
-pub async fn open_interrupts(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<InterruptRecord>> {
-    match db::unless_corrupt(open_at(tx, thread, None).await)? {
-        Some(open) => Ok(open),
-        None => pending(tx, thread).await,
+pub async fn open_interrupts(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    newest: Option<CheckpointSummary>,
+) -> DbResult<Vec<InterruptRecord>> {
+    let mut open = pending(tx, thread).await?;
+    if !open.is_empty() {
+        let retained = retain_those_at(tx, LanePositions::at(thread, None), newest, &mut open).await;
+        db::unless_corrupt(retained)?;
     }
+    Ok(open)
 }
 
 /// Returns whether a step waits at a checkpoint of a thread, or at its newest one, and everything for which it waits is
@@ -69,7 +87,7 @@ pub(in crate::runtime) async fn can_be_answered(
 /// to which clients have carried the step on.
 pub(super) async fn place_of(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<Option<CheckpointId>> {
     let thread = record.thread;
-    let mut places = db::checkpoints::carried_after(tx, thread, record.seq, MOST_CARRIED).await?;
+    let mut places = db::checkpoints::carried_since(tx, thread, record.seq, MOST_CARRIED).await?;
     let raised_at = db::checkpoints::sketches(tx, thread, Lane::Main, record.seq, 1).await?;
     places.extend(raised_at.first().map(|raised_at| raised_at.id));
     for place in places {
@@ -100,8 +118,34 @@ pub(super) async fn branch_to_continue(
     let found = db::checkpoints::find_head(tx, thread, branch).await?;
     let waits = found.filter(|found| found.lane == Lane::Main && found.position.has_waited());
     let Some(found) = waits else { return Ok(None) };
-    // A compaction, or a write into the state, has taken the step along to the newest checkpoint.
     let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
-    let is_here = newest.is_some_and(|newest| newest.id == found.id || newest.position.waits_like(&found.position));
+    let is_here = match &newest {
+        Some(newest) if newest.id == found.id => true,
+        Some(newest) => is_carried_on(tx, thread, &found, newest).await?,
+        None => false,
+    };
     Ok((!is_here).then_some(found.id))
+}
+
+/// Returns whether compactions, or writes into the state, have taken the step that waits at `found` along to the `newest`
+/// checkpoint. A write at an older checkpoint takes it along to a branch of its own.
+async fn is_carried_on(tx: &mut Tx<'_>, thread: ThreadId, found: &Head, newest: &Head) -> DbResult<bool> {
+    let base = |head: &Head| StepBase::after(Some(head.id), head.position.carried_from);
+    // Former servers have not stored from where a compaction has carried the step on.
+    if base(newest) != base(found) && !newest.position.waits_like(&found.position) {
+        return Ok(false);
+    }
+    let mut at = newest.id;
+    for _ in 0..MOST_CARRIED {
+        let Some(summary) = db::checkpoints::sketch(tx, thread, Lane::Main, at).await? else {
+            return Ok(false);
+        };
+        let carries = matches!(summary.source, CheckpointSource::Fork | CheckpointSource::Update);
+        match summary.parent.filter(|_| carries) {
+            Some(parent) if parent == found.id => return Ok(true),
+            Some(parent) => at = parent,
+            None => return Ok(false),
+        }
+    }
+    Ok(false)
 }

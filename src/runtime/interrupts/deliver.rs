@@ -108,6 +108,19 @@ impl LanePositions {
         Self { thread, branch }
     }
 
+    /// The same positions, without the checkpoint of the main agent if that is its newest one.
+    pub(super) fn or_newest(self, newest: Option<CheckpointId>) -> Self {
+        let branch = self
+            .branch
+            .filter(|branch| newest.is_some_and(|newest| newest != *branch));
+        Self { branch, ..self }
+    }
+
+    /// Returns whether the main agent is at its newest checkpoint.
+    pub(super) fn are_newest(self) -> bool {
+        self.branch.is_none()
+    }
+
     /// Returns the ids of the interrupts without an answer, of the main agent and of the subagents for which it waits.
     pub(super) async fn waiting(self, tx: &mut Tx<'_>) -> DbResult<BTreeSet<InterruptId>> {
         let mut waiting = BTreeSet::new();

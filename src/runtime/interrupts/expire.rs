@@ -55,6 +55,7 @@ pub(in crate::runtime) async fn resume_expired(
             ..Default::default()
         };
         db::threads::set(tx, thread, change, context.now).await?;
+        db::notifications::notify(tx, db::Notification::Queue).await?;
     }
     let due = here;
     let Some(first) = due.first() else {

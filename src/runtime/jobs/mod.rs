@@ -258,7 +258,7 @@ impl JobRunner {
                 Ok(next) => next,
                 Err(error) => {
                     warn_of!(error, "could not look for jobs that are due");
-                    Some(self.core.clock.now().plus(RETRY_PAUSE))
+                    Some(self.soon())
                 }
             };
             let pause = pause_until([next_job, next_fact], self.core.clock.now(), longest);
@@ -288,6 +288,11 @@ impl JobRunner {
         }
     }
 
+    /// Returns the time at which something is looked for again that was not all done.
+    fn soon(&self) -> Timestamp {
+        self.core.clock.now().plus(RETRY_PAUSE)
+    }
+
     /// Schedules the jobs that are due because of facts that schedule none. Returns the time at which the next such fact is
     /// known to come.
     async fn discover_jobs(&self) -> Option<Timestamp> {
@@ -303,6 +308,8 @@ impl JobRunner {
             if !facts.any {
                 continue;
             }
+            // There may be more than one transaction schedules.
+            next = earliest(next, Some(self.soon()));
             if let Err(error) = handler(kind).schedule(&self.runtime).await {
                 warn_of!(error, kind = kind.word(), "could not schedule what is to be done");
             }
@@ -321,8 +328,13 @@ impl JobRunner {
             match self.look_for_facts_of(std::slice::from_ref(kind)).await {
                 Ok(facts) => found.extend(facts),
                 Err(error) => {
-                    self.core.jobs.has_tasks(true);
                     warn_of!(error, kind = kind.word(), "could not look for what is to be done");
+                    let unknown = Unscheduled {
+                        any: false,
+                        next: Some(self.soon()),
+                        comes_with_runs: true,
+                    };
+                    found.push((*kind, unknown));
                 }
             }
         }

@@ -27,6 +27,7 @@ on_both_engines! {
     a_run_that_waited_in_the_queue_does_not_get_past_an_approver,
     a_cron_does_not_get_past_an_approver,
     a_copy_of_the_thread_asks_the_same_approvers,
+    the_agent_goes_on_working_in_a_copy_for_whoever_made_it,
     new_input_withdraws_the_question_and_nothing_is_done,
     the_end_of_the_turn_withdraws_the_question_unless_it_brings_values,
     a_cancelled_subagent_withdraws_its_question_and_nothing_is_done,
@@ -594,6 +595,22 @@ async fn a_copy_of_the_thread_asks_the_same_approvers(server: TestServer) {
     is_refused_as_assigned(&copy.tries_to_resume(approval()).await, &question);
     is_still_asked(&server, &keys, &copy, &question).await;
     assert_eq!(ann.questions().await.len(), 1, "the original still waits");
+}
+
+async fn the_agent_goes_on_working_in_a_copy_for_whoever_made_it(server: TestServer) {
+    let keys = protected(&server).await;
+    let ann = ann_waits(&keys).await;
+    for user in ["ann", "root"] {
+        let client = keys.client(user);
+        let copied = client.post(&ann.path("/copy"), json!({})).await.ok();
+        let human = Human::at(client, "guarded", copied["thread_id"].as_str().expect("an id"));
+        let eve = Human::at(keys.client("eve"), "guarded", &human.thread);
+        let resolved = eve.resolves(&human.question().await, approval()).await.ok();
+        human.run(&resolved).finishes().await;
+        let call = server.tools.calls_of("send_email").pop().expect("a mail");
+        assert_eq!(call["thread_id"], json!(human.thread));
+        assert_eq!(call["context"]["langgraph_auth_user_id"], user, "{call}");
+    }
 }
 
 async fn new_input_withdraws_the_question_and_nothing_is_done(server: TestServer) {

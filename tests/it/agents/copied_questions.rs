@@ -1,8 +1,11 @@
 //! Copies of threads that wait: what was asked can be answered in the copy, too, for the copy alone.
 
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     a_question_can_be_answered_in_a_copy_at_once,
@@ -15,11 +18,18 @@ on_both_engines! {
     a_question_of_a_left_branch_is_not_asked_in_a_copy,
     a_new_message_withdraws_the_question_in_the_copy_only,
     an_answer_in_a_copy_can_be_undone,
+    an_answer_in_a_copy_keeps_the_context,
+    a_question_in_a_copy_that_is_written_to_and_left_is_answered_there,
+    a_question_in_a_copy_expires_after_its_own_time,
     a_question_in_a_copy_survives_a_kill_and_the_original,
 }
 
 const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\", \"lookup\"]\n\
     interrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
+
+/// An agent whose questions expire after two minutes.
+const HASTY: &str = "[agents.hasty]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\"]\n\
+    [agents.hasty.interrupt_on]\nsend_email = { allowed_decisions = [\"approve\", \"reject\"], expires_after_s = 120 }";
 
 fn approval() -> Value {
     json!({"decisions": [{"type": "approve"}]})
@@ -283,6 +293,53 @@ async fn an_answer_in_a_copy_can_be_undone(server: TestServer) {
     assert_eq!(bob.state().await["interrupts"][0]["id"], question.id());
     bob.resumes(approval()).await.finishes().await;
     assert_eq!(bob.transcript().await.last().unwrap(), "ai: done");
+}
+
+async fn an_answer_in_a_copy_keeps_the_context(server: TestServer) {
+    let alice = server.human("agent").await;
+    let text = script().calls(mail("m1", "bob")).says("sent");
+    let body = alice.run_body(text, json!({"context": {"who": "me"}}));
+    alice.starts(body).await.finishes().await;
+    let bob = is_copied(&alice, 1).await;
+    bob.resumes(approval()).await.finishes().await;
+    assert_eq!(server.tools.calls_of("send_email")[0]["context"], json!({"who": "me"}));
+}
+
+async fn a_question_in_a_copy_that_is_written_to_and_left_is_answered_there(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let bob = is_copied(&alice, 1).await;
+    let question = bob.question().await;
+    let written = json!({"values": {"topic": "fish"}});
+    bob.client().post(&bob.path("/state"), written).await.ok();
+    let first = bob.history().await.pop().expect("a checkpoint");
+    let edited = bob.run_body("edited", json!({"checkpoint": first["checkpoint"]}));
+    bob.starts(edited).await.finishes().await;
+    assert_eq!(bob.state().await["interrupts"], json!([]));
+    bob.approves(&question).await.finishes().await;
+    assert_eq!(mails(&server), [mail_on("bob", &bob)]);
+    assert_eq!(
+        bob.state().await["values"]["topic"],
+        "fish",
+        "it goes on after the write"
+    );
+}
+
+async fn a_question_in_a_copy_expires_after_its_own_time(server: TestServer) {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    server.is_configured_with(HASTY).await;
+    let alice = server.human("hasty").await;
+    alice.says(script().calls(mail("m1", "bob")).says("all right")).await;
+    clock.advance(Duration::from_secs(60));
+    let bob = is_copied(&alice, 1).await;
+    clock.advance(Duration::from_secs(61));
+    eventually(async || alice.status().await == "idle").await;
+    assert_eq!(bob.questions().await.len(), 1, "it was asked later");
+    clock.advance(Duration::from_secs(60));
+    eventually(async || bob.status().await == "idle").await;
+    assert!(mails(&server).is_empty());
+    assert_eq!(bob.transcript().await.last().unwrap(), "ai: all right");
 }
 
 async fn a_question_in_a_copy_survives_a_kill_and_the_original(server: TestServer) {

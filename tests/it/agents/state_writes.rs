@@ -16,6 +16,8 @@ on_both_engines! {
     questions_about_single_calls_outlive_a_write,
     a_question_of_a_left_branch_can_be_answered_after_a_write_there,
     a_write_at_an_older_checkpoint_leaves_the_question_on_its_branch,
+    an_answer_goes_on_after_the_write_that_it_names,
+    an_answer_at_the_checkpoint_of_the_question_goes_on_after_the_write,
     an_update_by_a_command_keeps_the_question_where_it_is_shown,
     an_answer_after_a_write_can_be_undone,
     a_question_outlives_a_write_and_a_kill,
@@ -303,6 +305,41 @@ async fn a_write_at_an_older_checkpoint_leaves_the_question_on_its_branch(server
     alice.starts(body).await.finishes().await;
     assert_eq!(recipients(&server), ["bob"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn an_answer_goes_on_after_the_write_that_it_names(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = alice.state().await["checkpoint"].clone();
+    writes(&alice, json!({"values": {"topic": "fish"}})).await.ok();
+    let fish = alice.state().await["checkpoint"].clone();
+    let beside = json!({"values": {"topic": "birds"}, "checkpoint": place});
+    writes(&alice, beside).await.ok();
+    assert_eq!(alice.state().await["values"]["topic"], "birds");
+    let body = json!({"command": {"resume": approval()}, "checkpoint": fish});
+    alice.starts(body).await.finishes().await;
+    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(alice.state().await["values"]["topic"], "fish");
+    assert!(alice.questions().await.is_empty());
+}
+
+async fn an_answer_at_the_checkpoint_of_the_question_goes_on_after_the_write(server: TestServer) {
+    server.is_configured_with(APART).await;
+    let alice = server.human("apart").await;
+    let calls = [mail("m1", "ann"), mail("m2", "bob")];
+    alice.says(script().calls_all(calls).says("both")).await;
+    let place = alice.state().await["checkpoint"].clone();
+    let questions = alice.questions().await;
+    writes(&alice, json!({"values": {"topic": "fish"}})).await.ok();
+    let approves = |question: &Question| json!({(question.id()): {"type": "approve"}});
+    alice.resumes(approves(&questions[0])).await.finishes().await;
+    assert_eq!(recipients(&server), ["ann"]);
+    let body = json!({"command": {"resume": approves(&questions[1])}, "checkpoint": place});
+    alice.starts(body).await.finishes().await;
+    assert_eq!(recipients(&server), ["ann", "bob"]);
+    assert_eq!(alice.state().await["values"]["topic"], "fish");
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
+    assert_eq!(alice.status().await, "idle");
 }
 
 async fn an_update_by_a_command_keeps_the_question_where_it_is_shown(server: TestServer) {

@@ -127,6 +127,18 @@ fn a_write_as_a_node_keeps_the_hook_that_follows_it() {
 }
 
 #[test]
+fn a_write_of_messages_keeps_no_question_of_a_hook_but_those_about_calls() {
+    let note = Update::messages([Message::human("also this")]);
+    for (kind, is_kept) in [(QuestionKind::ToolApproval, true), (QuestionKind::Question, false)] {
+        let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
+        let asked = Question { kind, ..question() };
+        machine.hook_asked(&plan(), vec![asked]);
+        assert_eq!(machine.is_kept_by(&plan(), None, &note), is_kept, "{kind:?}");
+        assert!(machine.is_kept_by(&plan(), None, &Update::field("x", json!(1))));
+    }
+}
+
+#[test]
 fn a_step_that_waits_keeps_its_tasks_when_an_update_carries_it_on() {
     let mut machine = in_tools(&["a"]);
     let before = machine.head;
