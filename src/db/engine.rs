@@ -24,7 +24,7 @@ use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
-use super::{DbAddress, DbLimits, SpawnWriter, migration, session_lock};
+use super::{DbAddress, SpawnWriter, migration, session_lock};
 
 mod lock;
 mod matches;

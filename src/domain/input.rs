@@ -251,8 +251,9 @@ fn content(fields: &Map<String, Value>, role: &Role) -> Result<Content, Invalid>
         Role::Human | Role::System | Role::Tool { .. } => false,
     };
     match fields.get("content") {
-        None | Some(Value::Null) if may_lack_content => Ok(Content::default()),
-        None | Some(Value::Null) => Err(Invalid::new("content", "is missing")),
+        Some(Value::Null) => Ok(Content::default()),
+        None if may_lack_content => Ok(Content::default()),
+        None => Err(Invalid::new("content", "is missing")),
         Some(Value::String(text)) => Ok(Content::Text(text.clone())),
         Some(Value::Array(blocks)) => match blocks.iter().position(|b| !b.is_string() && !b.is_object()) {
             None => Ok(Content::Blocks(blocks.clone())),

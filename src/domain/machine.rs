@@ -228,6 +228,11 @@ impl Machine {
         entry
     }
 
+    /// Returns true if a step is left to do. A history without a checkpoint has none.
+    pub fn has_work_left(&self) -> bool {
+        self.head.is_some() && self.position.phase != Phase::Ended
+    }
+
     /// Prepares a stored machine for another run: resets the number of steps and the failure.
     pub fn prepare_for_run(&mut self) {
         self.position.taken = 0;

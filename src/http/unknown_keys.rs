@@ -13,8 +13,9 @@ use crate::domain::Invalid;
 /// Keys that the official SDKs send with runs, or take for themselves, and this server ignores.
 const IGNORED_IN_RUNS: [&str; 3] = ["langsmith_tracer", "raise_error", "strict_resume"];
 
-/// Further keys of batches by the JavaScript SDK, which sends its own options along with the request.
-const IGNORED_IN_BATCHES: [&str; 19] = [
+/// Further keys of batches by the SDKs: the own options of the JavaScript SDK, which sends them along with the request,
+/// and `thread_id`, which is a field of the Python SDK's type. The runs of a batch have threads of their own.
+const IGNORED_IN_BATCHES: [&str; 20] = [
     "_langsmithTracer",
     "afterSeconds",
     "assistantId",
@@ -34,6 +35,7 @@ const IGNORED_IN_BATCHES: [&str; 19] = [
     "streamResumable",
     "streamSubgraphs",
     "threadId",
+    "thread_id",
 ];
 
 /// The longest part of an unknown key that an error repeats, in characters.

@@ -25,7 +25,7 @@ use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::{Totals, Usage};
-use crate::domain::machine::{Failure, Machine, Phase, Position};
+use crate::domain::machine::{Failure, Machine, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
@@ -258,7 +258,7 @@ impl LaneJournal {
                 batch.ended = Some(RunEnd {
                     status: *status,
                     error: error.clone(),
-                    waits: machine.position.phase != Phase::Ended,
+                    waits: machine.has_work_left(),
                 });
                 batch.report = self.report(machine, *status, error.as_ref(), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));

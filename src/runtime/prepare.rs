@@ -424,12 +424,14 @@ fn obey(
         .and_then(|update| read_update(update).ok())
         .unwrap_or_default();
     let update = crate::agent::identified(update);
-    // No later step could store the position.
+    // No later step could store the position: after the end none follows, and on a new thread the run may stop before
+    // its first one.
     let ends = place == Some(&Destination::End);
+    let begins = place.is_some() && machine.head.is_none();
     if ends {
         machine.jump_to(plan, &Destination::End);
     }
-    if ends || update != Update::none() {
+    if ends || begins || update != Update::none() {
         let id = CheckpointId::mint();
         // A jump elsewhere leaves the step that waits.
         let goes_on = place.is_none_or(|place| !abandons(machine, place));

@@ -144,6 +144,14 @@ fn a_stored_message_can_be_sent_back() {
 }
 
 #[test]
+fn content_that_is_null_is_empty() {
+    for role in ["user", "system", "assistant", "tool"] {
+        let sent = messages(json!([{"role": role, "content": null, "tool_call_id": "c"}]));
+        assert_eq!(sent[0].content, Content::default(), "{role}");
+    }
+}
+
+#[test]
 fn errors_name_the_field() {
     assert!(
         refused(json!({"messages": ["a", "b", {"role": "robot", "content": ""}]})).starts_with("messages[2].role: is")

@@ -177,9 +177,13 @@ impl FromStr for AnswerOffset {
 impl FromStr for Cursor {
     type Err = NotACursor;
 
-    /// Reads `12-0`. A number alone means the whole event, so `-1` is the position before everything.
+    /// Reads `12-0`. A number alone means the whole event, so `-1` is the position before everything. So is `-`, which
+    /// LangGraph reads in streams of threads.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
+        if text == "-" {
+            return Ok(Self::after(-1));
+        }
         if let Ok(seq) = text.parse() {
             return Ok(Self::after(seq));
         }
@@ -312,9 +316,11 @@ mod tests {
         };
         assert_eq!(whole.to_string().as_str(), "12");
         assert_eq!("12".parse(), Ok(whole));
-        let before = "-1".parse::<ResumePoint>().map(|point| point.cursor);
-        assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
-        for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x", "1~a.1.2", "1~a.1.2.3.4"] {
+        for before in ["-1", "-"] {
+            let before = before.parse::<ResumePoint>().map(|point| point.cursor);
+            assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
+        }
+        for wrong in ["x", "--", "1-x", "1~", "1~a", "1~a.", "1~a.x", "1~a.1.2", "1~a.1.2.3.4"] {
             assert_eq!(wrong.parse::<ResumePoint>(), Err(NotACursor), "{wrong}");
         }
     }

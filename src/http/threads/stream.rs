@@ -66,7 +66,7 @@ impl StreamModes {
 ///
 /// `run_modes` streams each run as its own endpoint does, with `metadata` before and after it; `lifecycle` sends only
 /// the start and end of runs; `state_update` sends state updates by clients. `Last-Event-ID` resumes after an event,
-/// and `-1` starts at the first run; without it, only new events are sent.
+/// and `-1` or `-` starts at the first run; without it, only new events are sent.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "Threads",
     params(ThreadPath,
         ("stream_mode" = Option<String>, Query, description = "A mode: lifecycle, run_modes (default) or state_update; may be repeated"),

@@ -32,7 +32,8 @@ pub struct RunCreate {
     /// The input, usually `{"messages": [...]}`; null continues from the state of the thread.
     #[schema(value_type = Option<Object>)]
     pub input: Option<Value>,
-    /// A command instead of input. An `input` beside `resume` or `goto` is ignored; beside `update` it is refused.
+    /// A command instead of input. An `input` beside `resume` or `goto` is ignored; beside `update` it is refused. An
+    /// object that has none of them is no command.
     pub command: Option<CommandBody>,
     /// One stream mode or a list: values, messages, messages-tuple, updates, events, debug, tasks, checkpoints, custom.
     #[schema(value_type = Option<Vec<String>>, example = json!(["values"]))]
@@ -201,11 +202,12 @@ impl RunCreate {
         let of_config = self.config.as_mut().map(super::take_checkpoint).transpose()?.flatten();
         let (config, context) = self.config_and_context()?;
         let input = self.input.take().filter(|input| !input.is_null());
-        if let (Some(input), Some(command)) = (&input, &self.command) {
+        let command = self.command.as_ref().filter(|command| !command.is_empty());
+        if let (Some(input), Some(command)) = (&input, command) {
             command.check_beside(input)?;
         }
-        let input = input.filter(|_| self.command.is_none());
-        let command = self.command.as_ref().filter(|command| !command.only_continues());
+        let input = input.filter(|_| command.is_none());
+        let command = command.filter(|command| !command.only_continues());
         let strategies = [
             Multitask::Reject,
             Multitask::Rollback,

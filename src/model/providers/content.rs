@@ -12,19 +12,23 @@ use crate::domain::message::Content;
 use crate::model::ModelError;
 
 /// Converts the content of a human message. A block of an unknown type is an error that names it: without the block the
-/// model would answer another question.
+/// model would answer another question. Content without blocks is an empty text, since a request with nothing in its
+/// place would be refused, and with it each later request of the thread.
 pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
     let refused = |message| ModelError::UnsupportedContent { message };
     match content {
         Content::Text(text) => Ok(vec![UserContent::text(text.as_str())]),
+        Content::Blocks(blocks) if blocks.is_empty() => Ok(vec![UserContent::text("")]),
         Content::Blocks(blocks) => blocks.iter().map(|block| human_block(block).map_err(refused)).collect(),
     }
 }
 
-/// Converts the result of a tool. A block that is neither text nor an image is sent as JSON.
+/// Converts the result of a tool. A block that is neither text nor an image is sent as JSON. A result without blocks is
+/// an empty text, as in [`human`].
 pub(super) fn tool(content: &Content) -> Vec<ToolResultContent> {
     match content {
         Content::Text(text) => vec![ToolResultContent::text(text.as_str())],
+        Content::Blocks(blocks) if blocks.is_empty() => vec![ToolResultContent::text("")],
         Content::Blocks(blocks) => blocks.iter().map(tool_block).collect(),
     }
 }

@@ -38,6 +38,8 @@ on_both_engines! {
     a_refusal_that_is_not_about_content_is_not_repeated,
     a_request_that_is_refused_without_its_media_fails_as_before,
     media_in_the_result_of_a_tool_are_named,
+    a_message_without_blocks_is_an_empty_text,
+    a_result_without_blocks_is_an_empty_text,
     a_long_message_is_shown_with_its_beginning_and_its_end,
     the_length_of_messages_that_are_shown_whole_is_a_setting,
 }
@@ -169,6 +171,36 @@ async fn media_in_the_result_of_a_tool_are_named(server: TestServer) {
     let asked = &bodies(&server)[0];
     assert!(asked.contains("report.pdf") && !asked.contains("JVBERi0="), "{asked}");
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: a report");
+}
+
+async fn a_message_without_blocks_is_an_empty_text(server: TestServer) {
+    for agent in ["openai", "anthropic", "google_genai", "ollama"] {
+        let alice = server.human(agent).await;
+        server
+            .models
+            .will([Turn::Says("hello"), Turn::Says("what is it?"), Turn::Says("I see")]);
+        alice.says("hello").await;
+        assert_eq!(sends(&alice, &[]).await, "success", "{agent}");
+        assert_eq!(
+            transcript(&alice.says("this").await).last().unwrap(),
+            "ai: I see",
+            "{agent}"
+        );
+    }
+}
+
+async fn a_result_without_blocks_is_an_empty_text(server: TestServer) {
+    for agent in ["openai", "anthropic", "google_genai", "ollama"] {
+        let alice = server.human(agent).await;
+        let call = json!({"name": "lookup", "args": {}, "id": "c1", "type": "tool_call"});
+        let messages = json!([{"role": "user", "content": "find it"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": [], "tool_call_id": "c1"}]);
+        let body = json!({"values": {"messages": messages}, "as_node": "tools"});
+        alice.client().post(&alice.path("/state"), body).await.ok();
+        server.models.will([Turn::Says("nothing")]);
+        alice.starts(json!({"input": null})).await.finishes().await;
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: nothing", "{agent}");
+    }
 }
 
 async fn a_long_message_is_shown_with_its_beginning_and_its_end(server: TestServer) {

@@ -20,6 +20,10 @@ on_both_engines! {
     a_send_to_the_model_replaces_its_input,
     calls_can_be_sent_to_the_tools_node,
     an_unknown_node_is_ignored_and_two_nodes_are_refused,
+    an_empty_command_beside_input_is_no_command,
+    a_command_without_effect_leaves_a_new_thread_idle,
+    a_goto_on_a_new_thread_waits_for_its_answer,
+    a_goto_on_a_new_thread_goes_on_from_its_breakpoint,
 }
 
 async fn an_update_may_be_an_object_or_a_list_of_pairs(server: TestServer) {
@@ -123,4 +127,45 @@ async fn an_unknown_node_is_ignored_and_two_nodes_are_refused(server: TestServer
     let body = json!({"assistant_id": "agent", "command": {"goto": ["model", "tools"]}});
     let detail = server.client().post(&alice.path("/runs"), body).await.refused(422);
     assert!(detail.starts_with("command.goto[1]: is another node"), "{detail}");
+}
+
+async fn an_empty_command_beside_input_is_no_command(server: TestServer) {
+    for command in [json!({}), json!({"resume": null, "update": null, "goto": []})] {
+        let alice = server.human("agent").await;
+        let input = json!({"messages": [{"role": "user", "content": "hello"}]});
+        let body = json!({"assistant_id": "agent", "input": input, "command": command});
+        let values = server.client().post(&alice.path("/runs/wait"), body).await.ok();
+        assert_eq!(transcript(&values), ["human: hello", "ai: echo: hello"], "{command}");
+    }
+}
+
+async fn a_command_without_effect_leaves_a_new_thread_idle(server: TestServer) {
+    for command in [json!({"goto": "nowhere"}), json!({"update": {"files": {}}})] {
+        let alice = server.human("agent").await;
+        commands(&server, &alice, command.clone()).await;
+        assert_eq!(alice.status().await, "idle", "{command}");
+    }
+}
+
+async fn a_goto_on_a_new_thread_waits_for_its_answer(server: TestServer) {
+    let alice = server.human("agent").await;
+    let goto = json!({"node": "tools", "input": mail("m1", "bob")});
+    commands(&server, &alice, json!({"goto": goto})).await;
+    assert_eq!(alice.state().await["interrupts"].as_array().map(Vec::len), Some(1));
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+    alice.approves(&alice.question().await).await.finishes().await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
+    assert_eq!(alice.status().await, "idle");
+}
+
+async fn a_goto_on_a_new_thread_goes_on_from_its_breakpoint(server: TestServer) {
+    let alice = server.human("agent").await;
+    let body = json!({"assistant_id": "agent", "command": {"goto": "model"}, "interrupt_before": ["model"]});
+    server.client().post(&alice.path("/runs/wait"), body).await.ok();
+    assert_eq!(alice.status().await, "interrupted");
+    assert_eq!(alice.state().await["next"], json!(["model"]));
+    let body = json!({"assistant_id": "agent", "input": null});
+    let values = server.client().post(&alice.path("/runs/wait"), body).await.ok();
+    assert_eq!(transcript(&values), ["ai: no human message"]);
+    assert_eq!(alice.status().await, "idle");
 }

@@ -100,10 +100,17 @@ async fn extra_keys_of_the_sdks_are_ignored(server: TestServer) {
     let tracer = json!({"langsmith_tracer": {"project_name": "p"}, "strict_resume": true, "raise_error": false, "feedback_keys": ["a"]});
     client.post("/runs/wait", run_body(tracer.clone())).await.ok();
     let options = json!({"assistantId": "agent", "streamMode": "values", "multitaskStrategy": "reject", "signal": {}});
-    client
-        .post("/runs/batch", json!([run_body(options), run_body(tracer)]))
+    let thread = client.thread().await;
+    let on_thread = run_body(json!({"thread_id": thread}));
+    let runs = client
+        .post("/runs/batch", json!([run_body(options), run_body(tracer), on_thread]))
         .await
         .ok();
+    assert_ne!(
+        runs[2]["thread_id"],
+        json!(thread),
+        "the runs of a batch have threads of their own"
+    );
 }
 
 async fn a_wrong_type_is_described_in_terms_of_json(server: TestServer) {

@@ -57,6 +57,9 @@ async fn a_thread_is_followed_from_an_event_on(server: TestServer) {
     let mut stream = client.get_stream(&path, Some("-1")).await;
     let all = [one_run(&mut stream).await, one_run(&mut stream).await].concat();
     assert_eq!(all.len(), 8);
+    let mut stream = client.get_stream(&path, Some("-")).await;
+    let again = [one_run(&mut stream).await, one_run(&mut stream).await].concat();
+    assert_eq!(again, all, "LangGraph calls the beginning `-`");
     for seen in 0..8 {
         let mut stream = client.get_stream(&path, all[seen].id.as_deref()).await;
         let mut rest = vec![];

@@ -30,9 +30,21 @@ impl CommandBody {
         self.resume.as_ref().filter(|answers| !is_empty_object(answers))
     }
 
+    /// Returns true if the command says nothing. Some clients send such an object with every input.
+    pub(super) fn is_empty(&self) -> bool {
+        self.resume.is_none() && self.update.is_none() && self.names_no_node()
+    }
+
     /// Returns true if the command has nothing but an empty object of answers.
     pub(super) fn only_continues(&self) -> bool {
-        self.resume.as_ref().is_some_and(is_empty_object) && self.update.is_none() && self.goto.is_none()
+        self.resume.as_ref().is_some_and(is_empty_object) && self.update.is_none() && self.names_no_node()
+    }
+
+    fn names_no_node(&self) -> bool {
+        match &self.goto {
+            None => true,
+            Some(target) => target.as_array().is_some_and(Vec::is_empty),
+        }
     }
 
     /// Refuses input that would be lost beside this command. An empty object, which some clients always send, is

@@ -140,6 +140,26 @@ fn an_empty_object_of_answers_continues_without_any() {
 }
 
 #[test]
+fn a_command_that_says_nothing_leaves_the_input() {
+    let input = json!({"messages": ["hi"]});
+    for command in [
+        json!({}),
+        json!({"resume": null, "update": null, "goto": null}),
+        json!({"goto": []}),
+    ] {
+        let new_run = good(json!({"assistant_id": "a", "input": input, "command": command}));
+        assert_eq!(new_run.request.input.as_ref(), Some(&input), "{command}");
+        assert_eq!(new_run.request.command, None, "{command}");
+        assert_eq!(new_run.resume, None, "{command}");
+    }
+    let new_run = good(json!({"assistant_id": "a", "command": {"resume": {}, "goto": []}}));
+    assert_eq!(
+        new_run.request.command, None,
+        "no answers and no node: the run only continues"
+    );
+}
+
+#[test]
 fn the_size_of_tags_is_limited() {
     let tagged = |tag: &str| read(json!({"assistant_id": "a", "config": {"tags": ["t", tag]}}));
     assert!(tagged("short").is_ok());
