@@ -171,7 +171,7 @@ async fn fills_a_thread(server: &TestServer, client: Client, texts: &Texts) -> H
     let body = json!({
         "input": {"messages": messages},
         "metadata": {"note": texts.of("run-metadata")},
-        "config": {"configurable": {"note": texts.of("config")}},
+        "config": {"tags": [texts.of("config")]},
         "context": {"note": texts.of("context")},
         "webhook": format!("{}/{}", receiver.base, texts.of("webhook")),
     });

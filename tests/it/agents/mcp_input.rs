@@ -381,7 +381,8 @@ async fn agents_of_adjutant_ask_through_its_own_mcp_server(server: TestServer) {
     let answer = json!({"response": accepts(json!({"decision": "approve"}))});
     let reply = alice.resolves(&asked, answer).await.ok();
     alice.run(&reply).finishes().await;
-    assert_eq!(alice.transcript().await[2], "own__agent: sent");
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("own__agent: sent\n{\"thread_id\":"), "{}", said[2]);
     assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
 }
 
