@@ -132,7 +132,7 @@ impl Texts {
 }
 
 /// Stores values as they are, and long ones with their rows: a text would not be found in a compressed value, nor between two
-/// parts of one.
+/// parts of one. Each change is a transaction, since the server works meanwhile and locks several tables at once.
 async fn compresses_nothing(server: &TestServer) {
     const SQL: &str = "do $$ declare found record; begin \
         for found in select a.attrelid::regclass as name, a.attname as part from pg_attribute a \
@@ -140,7 +140,7 @@ async fn compresses_nothing(server: &TestServer) {
             and a.attnum > 0 and a.attstorage = 'x' loop \
         execute format('alter table %s alter column %I set storage external, set (toast_tuple_target = 8160)', \
             found.name, found.part); \
-        end loop; end $$";
+        commit; end loop; end $$";
     if server.engine == Engine::Postgres {
         server.executes_sql(SQL).await;
     }
