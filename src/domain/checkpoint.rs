@@ -165,7 +165,7 @@ impl Position {
             && let Some(first) = tasks.first_mut()
             && failure.class != "GraphRecursionError"
         {
-            first.error = Some(format!("{}({:?})", failure.class, failure.message));
+            first.error = Some(failure.to_task_error());
         }
         tasks
     }

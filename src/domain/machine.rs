@@ -136,6 +136,11 @@ impl Failure {
     pub fn cancelled() -> Self {
         Self::new("UserInterrupt", "The run was cancelled by request.")
     }
+
+    /// Returns the failure as the `error` of a task: `ToolError("it broke")`.
+    pub fn to_task_error(&self) -> String {
+        format!("{}({:?})", self.class, self.message)
+    }
 }
 
 /// The next action of the driver.

@@ -15,9 +15,9 @@ use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads}
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
-use crate::domain::machine::Plan;
+use crate::domain::machine::{Failure, Plan};
 use crate::domain::run::Run;
-use crate::domain::thread::Thread;
+use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
 
 /// A part of a history.
@@ -117,6 +117,7 @@ pub(super) async fn load(
     let LoadedHistory {
         child,
         run_notes,
+        stopped_at,
         interrupts,
         entries,
         is_cut,
@@ -136,6 +137,7 @@ pub(super) async fn load(
         thread: thread_found,
         child,
         run_notes,
+        stopped_at,
         interrupts,
     });
     let bytes = entries.iter().map(|entry| entry.bytes).sum();
@@ -184,6 +186,7 @@ fn lane_of(child: Option<&Run>) -> Lane {
 struct LoadedHistory {
     child: Option<Run>,
     run_notes: HashMap<RunId, Object>,
+    stopped_at: Option<CheckpointId>,
     interrupts: Vec<(TaskId, interrupts::InterruptRecord)>,
     /// The entries, newest first.
     entries: Vec<HistoryEntry>,
@@ -278,6 +281,7 @@ impl HistoryLoader {
         } else {
             vec![]
         };
+        let stopped_at = self.stopped_at(tx, lane, newest).await?;
         let run_notes = self
             .runs
             .drain()
@@ -286,11 +290,28 @@ impl HistoryLoader {
         Ok(Some(LoadedHistory {
             child,
             run_notes,
+            stopped_at,
             interrupts,
             entries,
             is_cut: is_cut || is_truncated,
             newest_run,
         }))
+    }
+
+    /// Returns the newest checkpoint of this part, if it is the thread's newest and the last run was cancelled there.
+    async fn stopped_at(
+        &self,
+        tx: &mut Tx<'_>,
+        lane: Lane,
+        newest: CheckpointSummary,
+    ) -> DbResult<Option<CheckpointId>> {
+        let Thread { id, status, error, .. } = &self.thread;
+        let is_stopped = *status == ThreadStatus::Interrupted && *error == Some(Failure::cancelled());
+        if lane != Lane::Main || !self.fields.tasks || !is_stopped {
+            return Ok(None);
+        }
+        let next = checkpoints::next_after(tx, *id, lane, newest.seq).await?;
+        Ok(next.is_none().then_some(newest.id))
     }
 
     /// The newest checkpoints whose metadata alone fits the budget.

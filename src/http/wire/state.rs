@@ -17,7 +17,7 @@ use crate::db::checkpoints::CheckpointSummary;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::checkpoint::CheckpointSource;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
-use crate::domain::machine::{Plan, Position, START, TOOLS};
+use crate::domain::machine::{Failure, Plan, Position, START, TOOLS};
 use crate::domain::run::{Run, namespace_text};
 use crate::domain::thread::Thread;
 use crate::http::error::ApiError;
@@ -64,7 +64,7 @@ pub struct TaskView {
     /// The path of the task: `["__pregel_pull", node]`, or for a tool call `["__pregel_push", index, false]`.
     #[schema(value_type = Vec<Value>)]
     pub path: Value,
-    /// The error of a failed task.
+    /// The error of a task that failed, or that was open when its run was cancelled.
     pub error: Option<String>,
     /// The interrupts: `{id, value}`.
     #[schema(value_type = Vec<Object>)]
@@ -119,6 +119,8 @@ pub struct HistoryContext {
     pub child: Option<Run>,
     /// The metadata of the runs that created the checkpoints.
     pub run_notes: HashMap<RunId, Object>,
+    /// The newest checkpoint, if the last run was cancelled there.
+    pub stopped_at: Option<CheckpointId>,
     /// The interrupts of the thread, each with the agent's task that raised it.
     pub interrupts: Vec<(TaskId, InterruptRecord)>,
 }
@@ -176,18 +178,28 @@ impl HistoryContext {
 
     /// The tasks that are not completed.
     fn open_tasks(&self, position: &Position, head: CheckpointId, plan: Option<&Plan>) -> Vec<TaskView> {
+        let cancelled = self.cancellation(head);
         let view = |task: crate::domain::checkpoint::Task| {
             let interrupts = self
                 .interrupts
                 .iter()
                 .filter(|(id, record)| *id == task.id && record.status == InterruptState::Pending);
-            let interrupts = interrupts.map(|(_, record)| brief(&record.interrupt)).collect();
+            let interrupts: Vec<Value> = interrupts.map(|(_, record)| brief(&record.interrupt)).collect();
+            // A task that asks goes on with the answer.
+            let cancelled = cancelled.clone().filter(|_| interrupts.is_empty());
             TaskView {
-                error: task.error,
+                error: task.error.or(cancelled),
                 ..task_view(task.id, &task.node, task.call.unwrap_or(0), interrupts)
             }
         };
         position.tasks(plan, head).into_iter().map(view).collect()
+    }
+
+    /// The error of the tasks that the last run left open when it was cancelled at this checkpoint. Without it clients
+    /// take the open tasks for a breakpoint.
+    fn cancellation(&self, at: CheckpointId) -> Option<String> {
+        let error = self.thread.error.as_ref().filter(|_| self.stopped_at == Some(at));
+        error.map(Failure::to_task_error)
     }
 
     /// The metadata of a checkpoint.

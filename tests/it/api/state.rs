@@ -36,6 +36,7 @@ on_both_engines! {
     history_can_be_read_in_pages_and_from_a_point_back,
     the_history_at_a_checkpoint_is_this_checkpoint,
     the_state_at_any_checkpoint_can_be_read,
+    the_tasks_that_a_cancelled_run_leaves_open_have_its_error,
     a_client_can_update_the_state,
     an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused,
     a_write_as_the_end_withdraws_the_question,
@@ -183,6 +184,53 @@ async fn the_state_at_any_checkpoint_can_be_read(server: TestServer) {
         let body = json!({"checkpoint": {"checkpoint_id": id, "checkpoint_ns": ""}});
         assert_eq!(client.post(&alice.path("/state/checkpoint"), body).await.ok(), state);
     }
+}
+
+async fn the_tasks_that_a_cancelled_run_leaves_open_have_its_error(server: TestServer) {
+    let alice = server.human("agent").await;
+    let errors = |state: &Value| -> Vec<Value> {
+        let tasks = state["tasks"].as_array().unwrap().iter();
+        tasks.map(|task| task["error"].clone()).collect()
+    };
+    let cancelled = json!("UserInterrupt(\"The run was cancelled by request.\")");
+    server.tools.hold("lookup");
+    let text = script().calls_all([lookup("c1", "x"), lookup("c2", "y")]).says("never");
+    let run = alice.asks(&text).await;
+    server.tools.called("lookup", 2).await;
+    assert_eq!(
+        errors(&alice.state().await),
+        [Value::Null, Value::Null],
+        "they are at work"
+    );
+    run.is_cancelled("interrupt").await.ok();
+    let stopped = alice.state().await;
+    assert_eq!(errors(&stopped), [cancelled.clone(), cancelled.clone()]);
+    assert_eq!(alice.history().await[0]["tasks"], stopped["tasks"]);
+    let at = stopped["checkpoint_id"].as_str().unwrap();
+    let read = server.client().get(&alice.path(&format!("/state/{at}"))).await.ok();
+    assert_eq!(read["tasks"], stopped["tasks"]);
+    server.tools.let_go("lookup");
+
+    // The thread goes on: nothing is open there any more.
+    alice.says("go on").await;
+    assert_eq!(errors(&alice.state().await), Vec::<Value>::new());
+    let history = alice.history().await;
+    let before = history.iter().find(|state| state["checkpoint_id"] == at).unwrap();
+    assert!(errors(before).iter().all(Value::is_null), "{before}");
+
+    // The same after an approval, where the newest checkpoint may be from the run that asked.
+    alice
+        .asks(script().calls(mail("m1", "bob")).says("never"))
+        .await
+        .finishes()
+        .await;
+    server.tools.hold("send_email");
+    let question = alice.question().await;
+    let going = alice.approves(&question).await;
+    server.tools.called("send_email", 1).await;
+    going.is_cancelled("interrupt").await.ok();
+    assert_eq!(errors(&alice.state().await), [cancelled]);
+    server.tools.let_go("send_email");
 }
 
 async fn a_client_can_update_the_state(server: TestServer) {

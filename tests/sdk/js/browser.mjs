@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 
 import { modules } from "./modules.mjs";
 
-const { createElement, useState } = modules("react");
+const { createElement, useEffect, useState } = modules("react");
 const { create } = modules("react-test-renderer");
 const { useStream } = modules("@langchain/langgraph-sdk/react");
 
@@ -74,6 +74,9 @@ async function ask(url, method, headers) {
 
 // A page with `useStream`. `look` reads from it what the page shows, which decides the stream modes that are asked for.
 export class Page {
+  // True after the effects of the first drawing. The hook gives up what is sent before.
+  isMounted = false;
+
   constructor(options, look) {
     const page = this;
     function Draw() {
@@ -86,6 +89,8 @@ export class Page {
           options.onThreadId?.(id);
         },
       });
+      // Effects run in their order: those of the hook are before this one.
+      useEffect(() => { page.isMounted = true; }, []);
       page.threadId = threadId;
       page.shown = look(page.stream);
       return null;
@@ -95,7 +100,7 @@ export class Page {
 
   async until(what, happened) {
     for (let turn = 0; turn < 2000; turn += 1) {
-      if (this.stream && happened(this)) return;
+      if (this.isMounted && happened(this)) return;
       await new Promise((resolve) => { setTimeout(resolve, 10); });
     }
     assert.fail(`never: ${what}; the page shows ${JSON.stringify(this.shown)}, ${this.stream?.error}`);

@@ -148,6 +148,13 @@ async function leavingAndComingBack() {
   assert.equal((await client.runs.get(back.threadId, runId)).status, "interrupted");
   page.close();
   back.close();
+
+  // What was stopped is opened anew: it waits for nobody, so there is no breakpoint to go on from.
+  const { page: opened } = deepPage(new Tab(), { assistant_id: "agent", config: {} }, { threadId: back.threadId });
+  await opened.until("the messages", () => opened.shown.messages.length > 0);
+  assert.equal(opened.shown.interrupt, undefined);
+  assert.match(opened.stream.error, /^UserInterrupt/);
+  opened.close();
 }
 
 // What agent-chat-ui reads of a stream.

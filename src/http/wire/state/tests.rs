@@ -108,6 +108,7 @@ fn scene() -> HistoryContext {
         thread: thread(),
         child: None,
         run_notes,
+        stopped_at: None,
         interrupts: vec![],
     }
 }
@@ -231,6 +232,28 @@ fn a_finished_task_shows_its_writes_and_an_open_one_nothing() {
     assert_eq!(open["next"], json!([TOOLS]));
     assert_eq!(open["tasks"][0]["path"], json!(["__pregel_push", 0, false]));
     assert_eq!(open["tasks"][0]["result"], Value::Null);
+}
+
+#[test]
+fn tasks_that_a_cancelled_run_left_open_have_its_error() {
+    let mut page = History::after_input("hello").says(with_call()).page();
+    page.scene.thread.error = Some(Failure::cancelled());
+    assert_eq!(view(&page, 0)["tasks"][0]["error"], Value::Null, "another run went on");
+    page.scene.stopped_at = Some(page.checkpoints[0].entry.id);
+    let wanted = "UserInterrupt(\"The run was cancelled by request.\")";
+    assert_eq!(view(&page, 0)["tasks"][0]["error"], wanted);
+    assert_eq!(
+        view(&page, 1)["tasks"][0]["error"],
+        Value::Null,
+        "this step is completed"
+    );
+    let task = TaskId(serde_json::from_value(view(&page, 0)["tasks"][0]["id"].clone()).unwrap());
+    page.scene.interrupts = vec![asked(task, InterruptState::Pending)];
+    assert_eq!(
+        view(&page, 0)["tasks"][0]["error"],
+        Value::Null,
+        "it goes on with the answer"
+    );
 }
 
 #[test]
