@@ -8,7 +8,7 @@ use super::dispatcher::Dispatcher;
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
-use crate::db::{self, DbResult, RowAccess, Tx};
+use crate::db::{self, Db, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::machine::Plan;
@@ -66,26 +66,9 @@ impl Runs {
         let core = Arc::clone(&self.core);
         let work = self.core.run_detached(async move {
             let (slot, context) = admission.with_slot(checked);
-            let now = context.now;
-            let kept = move |admitted: &Admitted| match shown {
-                Some(shown) => shown(std::slice::from_ref(&admitted.run)),
-                None => StoredResponse::Run {
-                    thread: admitted.run.thread,
-                    run: admitted.run.id,
-                },
-            };
             let attempt = move || {
-                let db = core.db.clone();
-                let key = Some(key.clone());
                 let new_runs = Arc::clone(&new_runs);
-                let context = context.clone();
-                let is_followed = shown.is_none();
-                async move {
-                    let write = db.write_once(key, now, kept, move |tx| {
-                        Box::pin(async move { admit_once(tx, &new_runs[0], &context, is_followed).await })
-                    });
-                    write.await
-                }
+                admit_with_key(core.db.clone(), key.clone(), new_runs, context.clone(), shown)
             };
             let once = retry_while_busy(attempt).await?;
             Ok(once.map(|admitted| admission.start_or_queue(admitted, slot)))
@@ -216,6 +199,29 @@ impl Runs {
             .of_graph(graph_id)
             .map(|known| known.agent().plan.clone())
     }
+}
+
+/// Admits a run once per key. `shown` renders the response that is stored; without it, a repeated request follows the run.
+async fn admit_with_key(
+    db: Db,
+    key: IdempotencyKey,
+    new_runs: Arc<Vec<NewRun>>,
+    context: AdmissionContext,
+    shown: Option<RunResponse>,
+) -> Result<Once<Admitted>, StartError> {
+    let now = context.now;
+    let is_followed = shown.is_none();
+    let kept = move |admitted: &Admitted| match shown {
+        Some(shown) => shown(std::slice::from_ref(&admitted.run)),
+        None => StoredResponse::Run {
+            thread: admitted.run.thread,
+            run: admitted.run.id,
+        },
+    };
+    let write = db.write_once(Some(key), now, kept, move |tx| {
+        Box::pin(async move { admit_once(tx, &new_runs[0], &context, is_followed).await })
+    });
+    write.await
 }
 
 /// Admits a run whose request has a key. If repeated requests follow the run, its thread is kept for them.

@@ -48,6 +48,24 @@ async fn insert_event(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult
     events::insert(tx, &[event]).await
 }
 
+/// Stores a step of a run, as its journal does.
+async fn store_step(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbResult<()> {
+    assert!(runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(3))).await?);
+    insert_event(tx, thread, holder.run).await
+}
+
+/// Stores the end of a run, as its journal does.
+async fn end_run(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbResult<Option<threads::LeftThread>> {
+    let trace = RunRowUpdate::at(Timestamp(3));
+    assert!(runs::end_fenced(tx, holder, RunStatus::Success, None, trace).await?);
+    let left = threads::ThreadAfterRun {
+        run: holder.run,
+        status: ThreadStatus::Idle,
+        error: None,
+    };
+    threads::leave(tx, thread, &left, Timestamp(3)).await
+}
+
 /// Waits until a transaction waits for another one.
 async fn somebody_waits(db: &Db) {
     const SQL: &str =
@@ -87,12 +105,7 @@ async fn a_step_is_stored_while_another_transaction_has_locked_its_thread() {
             });
             let steps = async {
                 is_locked.await.expect("the thread is locked");
-                let step = db.write(move |tx| {
-                    Box::pin(async move {
-                        assert!(runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(3))).await?);
-                        insert_event(tx, thread, holder.run).await
-                    })
-                });
+                let step = db.write(move |tx| Box::pin(store_step(tx, thread, holder)));
                 step.await.expect("the step");
                 stored.send(()).expect("the other transaction waits");
             };
@@ -120,18 +133,7 @@ async fn the_end_of_a_run_waits_for_its_thread_before_it_locks_the_run() {
             });
             let ends = async {
                 is_locked.await.expect("the thread is locked");
-                let end = db.write(move |tx| {
-                    Box::pin(async move {
-                        let trace = RunRowUpdate::at(Timestamp(3));
-                        assert!(runs::end_fenced(tx, holder, RunStatus::Success, None, trace).await?);
-                        let left = threads::ThreadAfterRun {
-                            run: holder.run,
-                            status: ThreadStatus::Idle,
-                            error: None,
-                        };
-                        threads::leave(tx, thread, &left, Timestamp(3)).await
-                    })
-                });
+                let end = db.write(move |tx| Box::pin(end_run(tx, thread, holder)));
                 end.await.expect("the end")
             };
             let watches = async {
