@@ -47,7 +47,7 @@ pub struct Copy {
     last: i64,
     /// True when the main agent has pending tasks after its newest checkpoint.
     remains: bool,
-    /// What goes on in the copy.
+    /// The steps that go on in the copy.
     waiting: Option<Box<WaitingSteps>>,
     /// The configuration of the run that waits, with which its work goes on.
     config: Map<String, Value>,

@@ -181,7 +181,7 @@ impl McpTool {
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
         params.meta = Some(Self::meta(scope, call, token, context));
-        let answer = self.result_or_questions(scope, params);
+        let answer = Box::pin(self.result_or_questions(scope, params));
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = match answer {
             Ok(Answer::Result(result)) => outcome(call, without_token(token, result)),

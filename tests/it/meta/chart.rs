@@ -343,9 +343,9 @@ impl Container<'_> {
     /// Returns the command of a container.
     fn command(&self, container: &Value) -> Command {
         let mut command = server_in(self.folder.path());
-        command.env_clear().envs(self.variables(container));
         // The image has the port of the container, which may be taken here.
-        command.env("ADJUTANT_LISTEN", "0.0.0.0:0");
+        command.env_clear().env("ADJUTANT_LISTEN", "0.0.0.0:0");
+        command.envs(self.variables(container));
         command.args(list(&container["args"]).iter().map(text));
         command
     }
