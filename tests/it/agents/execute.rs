@@ -102,7 +102,9 @@ pub(crate) fn sh(id: &str, command: &str) -> Value {
 /// Lets an agent make these calls on a new thread, and returns their results.
 pub(crate) async fn results(server: &TestServer, agent: &str, calls: Vec<Value>) -> Vec<String> {
     let asked = calls.into_iter().fold(script(), Script::calls);
-    let said = transcript(&server.human(agent).await.says(asked.says("done")).await);
+    let state = server.human(agent).await.says(asked.says("done")).await;
+    let said = transcript(&state);
+    assert!(said.len() > 2, "no call has a result: {state}");
     said.into_iter().skip(2).step_by(2).collect()
 }
 
@@ -324,7 +326,7 @@ pub(crate) fn endless(file: &str, marker: &str) -> String {
 
 /// Returns whether an endless command has written its file and waits. Its text is in the command line of the shell from
 /// the beginning, so the program of the last step is looked for with the byte that ends the name of a program.
-fn is_at_its_last_step(marker: &str) -> bool {
+pub(crate) fn is_at_its_last_step(marker: &str) -> bool {
     is_running(&["sleep\0", "3", marker].concat())
 }
 

@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::execute::{endless, is_running, marker_of, results, sh};
+use super::execute::{endless, is_at_its_last_step, is_running, marker_of, results, sh};
 use super::read_access::{Reader, peek};
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, task};
@@ -462,7 +462,7 @@ async fn a_command_in_a_sandbox_that_was_running_at_a_kill_is_asked_about_and_is
     let run = alice
         .asks(script().calls(sh("c1", &endless("started", &marker))).says("done"))
         .await;
-    eventually(async || is_running(&format!("3{marker}"))).await;
+    eventually(async || is_at_its_last_step(&marker)).await;
     server.is_killed_and_started_again().await;
     run.finishes().await;
     eventually(async || !is_running(&marker)).await;
@@ -481,7 +481,7 @@ async fn a_cancelled_run_ends_its_command_in_the_sandbox(server: TestServer) {
     let run = alice
         .asks(script().calls(sh("c1", &endless("started", &marker))).says("done"))
         .await;
-    eventually(async || is_running(&format!("3{marker}"))).await;
+    eventually(async || is_at_its_last_step(&marker)).await;
     run.is_cancelled("interrupt").await.ok();
     run.finishes().await;
     eventually(async || !is_running(&marker)).await;
