@@ -126,6 +126,8 @@ macro_rules! with_each_layer {
     ($($name:ident($settings:expr) => $test:ident),+ $(,)?) => {$(
         async fn $name(server: TestServer) {
             let working = working(&server);
+            // Commands that use up the machine do not let the lease of the server end.
+            server.configuration_changes("lease_s = 2.0", "lease_s = 60.0");
             for (at, layer) in LAYERS.into_iter().enumerate() {
                 if at == 0 {
                     set_up(&server, layer, $settings).await;
