@@ -58,7 +58,7 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
     const SQL: &str = "insert into audit (entry_id, tenant, user_id, credential, action, resource, outcome, address, \
         detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (tenant, entry_id) do nothing";
     let detail = super::json::encode(&entry.detail)?;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(entry.id)
         .bind(&entry.tenant)
         .bind(&entry.user)
@@ -69,9 +69,8 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
         .bind(entry.address.map(|address| address.to_string()))
         .bind(detail)
         .bind(entry.created_at.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     Ok(())
 }
 

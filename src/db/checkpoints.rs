@@ -231,10 +231,9 @@ impl<'a> NewRow<'a> {
 
 async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
-        node, run_id, writes, shown, position, created_at, carried_from) ";
-    on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(SQL);
-        sql.push_values(rows, |mut values, row| {
+        node, run_id, writes, shown, position, created_at, carried_from) values ";
+    tx.statement(SQL)
+        .push_rows(rows, |values, row| {
             let NewRow {
                 placed,
                 segment,
@@ -259,21 +258,20 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
                 .push_bind(position)
                 .push_bind(placed.at.0)
                 .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
-        });
-        sql.build().execute(conn).await.map(drop)
-    })?;
-    Ok(())
+        })
+        .execute_later()
+        .await
 }
 
 /// Sets the position of a checkpoint on behalf of run `by` of the main agent, so that [`restore_positions`] can undo
-/// it. Returns whether the checkpoint exists.
+/// it. Without the checkpoint nothing happens.
 pub async fn set_position(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     checkpoint: CheckpointId,
     position: &Position,
     by: RunId,
-) -> DbResult<bool> {
+) -> DbResult<()> {
     // In SQL, the right-hand sides are the values before the update.
     const SQL: &str = "update checkpoints set position = $2, \
         before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \
@@ -287,18 +285,16 @@ pub async fn set_position(
             .bind(thread.0)
             .fetch_optional(conn)
             .await)?;
-        let Some(seq) = seq else { return Ok(false) };
+        let Some(seq) = seq else { return Ok(()) };
         packer.store(tx, Holder::Entry { thread, seq }).await?;
     }
-    let changed = on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(checkpoint.0)
         .bind(position)
         .bind(by.0)
         .bind(thread.0)
-        .execute(conn)
+        .execute_later()
         .await
-        .map(|done| done.rows_affected()))?;
-    Ok(changed == 1)
 }
 
 /// The metadata and the position of a checkpoint, to continue from it.

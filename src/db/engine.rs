@@ -29,12 +29,14 @@ use super::{DbAddress, SpawnWriter, migration, session_lock};
 mod lock;
 mod matches;
 mod postgres;
+mod sqlite;
 mod vector;
 
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;
 pub(super) use postgres::{PostgresConn, PostgresPool, pool_hosts};
+pub(super) use sqlite::{EndError, FailedPart, Opening, SqliteConn, first_row};
 pub(super) use vector::Vector;
 
 /// A database system.
@@ -74,13 +76,48 @@ pub(super) struct TxParts {
 
 /// The connection of a transaction.
 pub(super) enum Conn<'c> {
-    Sqlite(&'c mut SqliteConnection),
+    Sqlite(SqliteConn<'c>),
     Postgres(PostgresConn<'c>),
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn sqlite(conn: &'c mut SqliteConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
-        Self::of(Conn::Sqlite(conn), parts, access)
+        Self::of(Conn::Sqlite(SqliteConn::new(conn)), parts, access)
+    }
+
+    /// Begins a job of the writer of SQLite. `opening` is sent with its first statement.
+    pub(super) fn of_sqlite_job(
+        conn: &'c mut SqliteConnection,
+        parts: &'c TxParts,
+        access: &RowAccess,
+        opening: Opening,
+    ) -> Self {
+        Self::of(Conn::Sqlite(SqliteConn::of_job(conn, opening)), parts, access)
+    }
+
+    /// Returns the opening of a job on SQLite if it was not sent, since the job has no statement.
+    pub(super) fn unsent_opening(&self) -> Opening {
+        match &self.conn {
+            Conn::Sqlite(conn) => conn.unsent_opening(),
+            Conn::Postgres(_) => &[],
+        }
+    }
+
+    /// Returns why a job on SQLite has no transaction, if it could not begin.
+    pub(super) fn take_opening_error(&mut self) -> Option<sqlx::Error> {
+        match &mut self.conn {
+            Conn::Sqlite(conn) => conn.take_opening_error(),
+            Conn::Postgres(_) => None,
+        }
+    }
+
+    /// Ends a job on SQLite with these statements, see [`SqliteConn::end_job`]. A transaction on Postgres is ended by its
+    /// driver.
+    pub(super) async fn end_job(&mut self, end: Opening) -> Result<(), EndError> {
+        match &mut self.conn {
+            Conn::Sqlite(conn) => conn.end_job(end).await,
+            Conn::Postgres(_) => Ok(()),
+        }
     }
 
     pub(super) fn postgres(conn: &'c mut PgConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
@@ -156,7 +193,7 @@ impl<'c> Tx<'c> {
 
     async fn control(&mut self, statement: &'static str) -> DbResult<()> {
         match &mut self.conn {
-            Conn::Sqlite(conn) => raw_sql(statement).execute(&mut **conn).await.map(drop)?,
+            Conn::Sqlite(conn) => raw_sql(statement).execute(conn).await.map(drop)?,
             Conn::Postgres(conn) => raw_sql(statement).execute(conn).await.map(drop)?,
         }
         Ok(())
@@ -168,7 +205,7 @@ macro_rules! on_engine {
     ($tx:expr, |$conn:ident| $body:expr) => {
         match &mut $tx.conn {
             $crate::db::engine::Conn::Sqlite(conn) => {
-                let $conn = &mut **conn;
+                let $conn = &mut *conn;
                 $body
             }
             $crate::db::engine::Conn::Postgres(conn) => {

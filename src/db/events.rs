@@ -1,6 +1,6 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
-use sqlx::{QueryBuilder, query_as, query_scalar};
+use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
@@ -65,19 +65,17 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             };
             packer.store(tx, holder).await?;
         }
-        on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new("insert into events (thread_id, seq, run_id, lane, body, created_at) ");
-            sql.push_values(rows, |mut values, (placed, body)| {
-                values
-                    .push_bind(placed.thread.0)
+        tx.statement("insert into events (thread_id, seq, run_id, lane, body, created_at) values ")
+            .push_rows(rows, |row, (placed, body)| {
+                row.push_bind(placed.thread.0)
                     .push_bind(placed.seq)
                     .push_bind(placed.run.0)
                     .push_bind(lane_id(placed.lane))
                     .push_bind(body)
                     .push_bind(placed.at.0);
-            });
-            sql.build().execute(conn).await.map(drop)
-        })?;
+            })
+            .execute_later()
+            .await?;
     }
     Ok(())
 }

@@ -193,7 +193,7 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     let sealer = tx.sealer_of_thread(record.thread).await?;
     let interrupt = sealer.encode(&cell("interrupt", id), &record.interrupt)?;
     let resolution = encode_resolution(&sealer, id, record.resolution.as_ref())?;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(id.0.as_str())
         .bind(record.thread.0)
         .bind(record.run.0)
@@ -211,21 +211,19 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .bind(record.seq)
         .bind(record.ordinal)
         .bind(record.expires_at().map(|at| at.0))
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     assign(tx, record.thread, id, &record.interrupt.question.approvers).await
 }
 
 /// Stores to whom an interrupt is assigned, in place of those before.
 async fn assign(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId, approvers: &Approvers) -> DbResult<()> {
     const CLEAR: &str = "delete from interrupt_approvers where thread_id = $1 and interrupt_id = $2";
-    on_engine!(tx, |conn| query(CLEAR)
+    tx.statement(CLEAR)
         .bind(thread.0)
         .bind(id.0.as_str())
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     if approvers.is_empty() {
         return Ok(());
     }

@@ -68,6 +68,7 @@ pub mod runs;
 pub mod sandboxes;
 mod sealing;
 pub mod session_lock;
+mod statement;
 mod states;
 pub mod stored_bytes;
 #[cfg(test)]

@@ -251,7 +251,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
     let metadata = sealer.json(&at("metadata"), &run.metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
     let error = error.transpose()?;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(run.id.0)
         .bind(run.thread.0)
         .bind(run.assistant.0)
@@ -274,9 +274,8 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.queue.text())
         .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
         .bind(run.request.turn().word())
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     let holder = Holder::Request {
         thread: run.thread,
         run: run.id,

@@ -243,8 +243,8 @@ pub struct ThreadChange {
     pub state_changed: bool,
 }
 
-/// Changes a thread. Returns whether it exists.
-pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<bool> {
+/// Changes a thread, if it exists.
+pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
         expires_at = $7 + ttl, state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
@@ -258,7 +258,7 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
     if let Some(metadata) = &change.metadata {
         terms::replace(tx, id, metadata).await?;
     }
-    let changed = on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(id.0)
         .bind(change.status.map(ThreadStatus::word))
         .bind(config.map(Json))
@@ -267,10 +267,8 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
         .bind(change.metadata.map(Json))
         .bind(now.0)
         .bind(change.state_changed)
-        .execute(conn)
+        .execute_later()
         .await
-        .map(|done| done.rows_affected()))?;
-    Ok(changed == 1)
 }
 
 /// The outcome of a run for its thread.
@@ -312,16 +310,17 @@ pub async fn leave(
     );
     let sealer = tx.sealer_of_thread(id).await?;
     let error = encode_error(&sealer, id, left.error.as_ref())?;
-    let may_hold_messages: Option<bool> = on_engine!(tx, |conn| query_scalar(SQL)
+    let found: Option<(bool,)> = tx
+        .statement(SQL)
         .bind(id.0)
         .bind(left.run.0)
         .bind(ThreadStatus::Busy.word())
         .bind(left.status.word())
         .bind(error)
         .bind(now.0)
-        .fetch_optional(conn)
-        .await)?;
-    Ok(may_hold_messages.map(|may_hold_messages| LeftThread { may_hold_messages }))
+        .fetch_optional()
+        .await?;
+    Ok(found.map(|(may_hold_messages,)| LeftThread { may_hold_messages }))
 }
 
 /// Deletes a thread and everything on it, and the stored answers to requests about it. Returns whether it existed.

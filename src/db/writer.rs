@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{FileLock, PostgresPool, Tx, TxParts, acquire};
+use super::engine::{EndError, FailedPart, FileLock, Opening, PostgresPool, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::job::TransactionJob;
 use super::notifications::Listening;
@@ -221,43 +221,83 @@ async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut V
     }
 }
 
-/// Runs the jobs, each within a savepoint, so that one job can fail alone. The savepoint is sent together with the
-/// statement before it, since each round trip to the connection costs more than most statements. A job that has the
-/// transaction for itself needs no savepoint.
+/// The statements that begin the transaction of one job, of several jobs, and the next job of several.
+const BEGIN_ALONE: Opening = &["begin immediate"];
+const BEGIN_FIRST: Opening = &["begin immediate", "savepoint job"];
+const BEGIN_NEXT: Opening = &["release job", "savepoint job"];
+/// The statement that ends the transaction.
+const COMMIT: Opening = &["commit"];
+
+/// Runs the jobs, each within a savepoint, so that one job can fail alone. A job that has the transaction for itself needs
+/// no savepoint. What begins and ends a job is sent with its statements.
 async fn run_group(
     conn: &mut SqliteConnection,
     parts: &TxParts,
     group: &mut Vec<QueuedJob>,
     done: &mut Vec<CompletedJob>,
 ) -> DbResult<()> {
-    let alone = group.len() == 1;
-    let begin = if alone {
-        "begin immediate"
-    } else {
-        "begin immediate; savepoint job"
-    };
-    raw_sql(begin).execute(&mut *conn).await?;
-    let mut tx = Tx::sqlite(&mut *conn, parts, &RowAccess::Server);
-    parts.sealing.refresh(&mut tx).await?;
+    let is_alone = group.len() == 1;
+    let mut opening = if is_alone { BEGIN_ALONE } else { BEGIN_FIRST };
+    let mut tx = Tx::of_sqlite_job(&mut *conn, parts, &RowAccess::Server, opening);
+    let refreshed = parts.sealing.refresh(&mut tx).await;
+    opening = begun(&mut tx)?;
+    refreshed?;
     // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
     group.reverse();
     while let Some(job) = group.pop() {
+        let is_last = group.is_empty();
         let access = job.access.clone();
-        let job = job.run(&mut Tx::sqlite(&mut *conn, parts, &access)).await;
+        let mut tx = Tx::of_sqlite_job(&mut *conn, parts, &access, opening);
+        let mut job = job.run(&mut tx).await;
+        let ended = match job.is_kept() {
+            true => end_job(&mut tx, &mut job, if is_last { COMMIT } else { BEGIN_NEXT }).await,
+            false => Ok(()),
+        };
+        let begun = begun(&mut tx);
         let is_kept = job.is_kept();
         done.push(job);
-        match is_kept {
-            true if group.is_empty() => {}
-            true => _ = raw_sql("release job; savepoint job").execute(&mut *conn).await?,
-            false if alone => {
-                raw_sql("rollback").execute(&mut *conn).await?;
-                return Ok(());
-            }
-            false => _ = raw_sql("rollback to job").execute(&mut *conn).await?,
+        ended?;
+        opening = begun?;
+        // Of a job that was not begun there is nothing to roll back.
+        if is_kept || !opening.is_empty() {
+            continue;
         }
+        let rollback = match (is_alone, is_last) {
+            (true, _) => "rollback",
+            (false, true) => "rollback to job; commit",
+            (false, false) => "rollback to job",
+        };
+        raw_sql(rollback).execute(&mut *conn).await?;
     }
-    raw_sql("commit").execute(&mut *conn).await?;
     Ok(())
+}
+
+/// Returns the opening that is still to be sent.
+///
+/// # Errors
+/// When it was sent and failed.
+fn begun(tx: &mut Tx<'_>) -> DbResult<Opening> {
+    match tx.take_opening_error() {
+        Some(error) => Err(error.into()),
+        None => Ok(tx.unsent_opening()),
+    }
+}
+
+/// Ends a job that has succeeded so far. If one of its statements that are sent now fails, the job has failed.
+///
+/// # Errors
+/// When the transaction has failed.
+async fn end_job(tx: &mut Tx<'_>, job: &mut CompletedJob, end: Opening) -> DbResult<()> {
+    let Err(EndError { part, error }) = tx.end_job(end).await else {
+        return Ok(());
+    };
+    match part {
+        FailedPart::Job => {
+            job.kept = Err(error.into());
+            Ok(())
+        }
+        FailedPart::Opening | FailedPart::End => Err(error.into()),
+    }
 }
 
 /// Returns the writers of Postgres.

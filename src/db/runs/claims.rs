@@ -456,15 +456,14 @@ pub async fn set_child_status(
         " where run_id = $1 and depth > 0"
     );
     let error = encode_error(tx, child, error).await?;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(child.0)
         .bind(by.0)
         .bind(status.word())
         .bind(error)
         .bind(now.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     Ok(())
 }
 

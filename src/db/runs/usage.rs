@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use const_format::concatcp;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::TABLE;
@@ -19,13 +19,12 @@ use crate::domain::limits::Usage;
 pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage, by: RunId) -> DbResult<()> {
     const SQL: &str = concatcp!("update runs set usage = $3, ", SAVE, " where run_id = $1");
     let usage = encode(usage)?;
-    on_engine!(tx, |conn| query(SQL)
+    tx.statement(SQL)
         .bind(run.0)
         .bind(by.0)
         .bind(usage)
-        .execute(conn)
-        .await
-        .map(drop))?;
+        .execute_later()
+        .await?;
     Ok(())
 }
 

@@ -296,20 +296,22 @@ async fn lanes_are_separate(db: Db) {
     };
     let changed = ended.clone();
     let other_position = changed.clone();
-    assert!(!write!(db, |tx| checkpoints::set_position(
+    write!(db, |tx| checkpoints::set_position(
         tx,
         ThreadId::mint(),
         id,
         &other_position,
         RunId::mint()
-    )));
-    assert!(write!(db, |tx| checkpoints::set_position(
+    ));
+    let kept = read!(db, |tx| checkpoints::find_head(tx, thread, id)).map(|head| head.position);
+    assert_ne!(kept, Some(ended.clone()));
+    write!(db, |tx| checkpoints::set_position(
         tx,
         thread,
         id,
         &changed,
         RunId::mint()
-    )));
+    ));
     assert_eq!(
         read!(db, |tx| checkpoints::find_head(tx, thread, id)).map(|head| head.position),
         Some(ended)

@@ -78,7 +78,7 @@ async fn fill(db: &Db) {
                         all.simple(),
                         some.simple()
                     );
-                    raw_sql(AssertSqlSafe(threads + &terms)).execute(&mut **conn).await?;
+                    raw_sql(AssertSqlSafe(threads + &terms)).execute(conn).await?;
                 }
                 Conn::Postgres(conn) => {
                     let pair = "'{\"graph_id\":\"agent\",\"owner\":\"me\"}'::jsonb";
@@ -123,7 +123,7 @@ async fn plan(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, part: Par
     }
     Ok(match &mut tx.conn {
         Conn::Sqlite(conn) => {
-            let rows = explain!("explain query plan ", &mut **conn, (i64, i64, i64, String));
+            let rows = explain!("explain query plan ", conn, (i64, i64, i64, String));
             rows.into_iter().map(|row| row.3).collect::<Vec<_>>().join("\n")
         }
         Conn::Postgres(conn) => {

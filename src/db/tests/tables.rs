@@ -19,7 +19,7 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
         from information_schema.columns where table_schema = 'public' and table_name not like '\\_%' \
         order by table_name, ordinal_position";
     let rows: Vec<(String, String, bool)> = match &mut tx.conn {
-        Conn::Sqlite(conn) => query_as(SQLITE).fetch_all(&mut **conn).await?,
+        Conn::Sqlite(conn) => query_as(SQLITE).fetch_all(conn).await?,
         Conn::Postgres(conn) => query_as(POSTGRES).fetch_all(conn).await?,
     };
     let mut tables = Tables::new();
@@ -106,7 +106,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     match &mut tx.conn {
         Conn::Sqlite(conn) => {
             let sql = AssertSqlSafe(format!("explain query plan {sql}"));
-            let rows: Vec<(i64, i64, i64, String)> = query_as(sql).fetch_all(&mut **conn).await?;
+            let rows: Vec<(i64, i64, i64, String)> = query_as(sql).fetch_all(conn).await?;
             Ok(rows.into_iter().map(|row| row.3).collect::<Vec<_>>().join("\n"))
         }
         Conn::Postgres(conn) => {

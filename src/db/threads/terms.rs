@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
-use sqlx::{QueryBuilder, query_scalar};
+use sqlx::QueryBuilder;
 use uuid::Uuid;
 
 use crate::db::engine::on_engine;
@@ -24,8 +24,8 @@ pub(super) async fn insert(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<Str
 pub(super) async fn replace(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
     const SQL: &str = "select term from thread_terms where thread_id = $1";
     let wanted = checked_terms(metadata)?;
-    let terms: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
-    let stored: BTreeSet<Term> = terms.into_iter().map(Term).collect();
+    let terms: Vec<(Uuid,)> = tx.statement(SQL).bind(thread.0).fetch_all().await?;
+    let stored: BTreeSet<Term> = terms.into_iter().map(|(term,)| Term(term)).collect();
     delete_terms(tx, thread, &stored.difference(&wanted).copied().collect()).await?;
     insert_terms(tx, thread, &wanted.difference(&stored).copied().collect()).await
 }
@@ -42,15 +42,13 @@ async fn insert_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>)
     if terms.is_empty() {
         return Ok(());
     }
-    on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("insert into thread_terms (term, thread_id) ");
-        sql.push_values(terms, |mut values, term| {
-            values.push_bind(term.0).push_bind(thread.0);
-        });
-        sql.push(" on conflict do nothing");
-        sql.build().execute(conn).await.map(drop)
-    })?;
-    Ok(())
+    tx.statement("insert into thread_terms (term, thread_id) values ")
+        .push_rows(terms, |row, term| {
+            row.push_bind(term.0).push_bind(thread.0);
+        })
+        .push(" on conflict do nothing")
+        .execute_later()
+        .await
 }
 
 async fn delete_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>) -> DbResult<()> {

@@ -1,0 +1,401 @@
+//! SQLite. The driver runs each connection in a thread of its own, and to hand that thread a statement and to wait for the
+//! result costs more than most statements do. So what can be sent together is sent together: the statements that begin
+//! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs with the
+//! next one.
+
+use std::fmt;
+use std::future::ready;
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
+use sqlx::error::BoxDynError;
+use sqlx::sqlite::{SqliteArguments, SqliteQueryResult, SqliteRow, SqliteStatement, SqliteTypeInfo};
+use sqlx::{
+    Arguments, AssertSqlSafe, Describe, Either, Encode, Execute, Executor, SqlSafeStr, SqlStr, Sqlite,
+    SqliteConnection, Type, query_with,
+};
+
+/// The most statements that wait to be sent together.
+const MOST_WAITING: usize = 64;
+
+/// Statements without values and results that are sent before the first statement of a job.
+pub(in crate::db) type Opening = &'static [&'static str];
+
+/// A step of a statement: a row, or its end.
+pub(in crate::db) type Step = Either<SqliteQueryResult, SqliteRow>;
+
+/// The connection of a transaction on SQLite.
+pub(in crate::db) struct SqliteConn<'c> {
+    conn: &'c mut SqliteConnection,
+    /// What is still to be sent before the next statement.
+    opening: Opening,
+    /// Why the opening failed.
+    opening_error: Option<sqlx::Error>,
+    /// The statements that wait for the next one.
+    waiting: Batch,
+    /// False if each statement is sent at once.
+    may_wait: bool,
+}
+
+/// Statements that are sent together, as one text with one numbering of their values.
+#[derive(Default)]
+struct Batch {
+    sql: String,
+    arguments: SqliteArguments,
+    /// A value that could not be encoded.
+    error: Option<BoxDynError>,
+    count: usize,
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Adds a statement whose values are those behind the first `offset` ones.
+    fn push(&mut self, sql: &str, offset: usize) {
+        if !self.sql.is_empty() {
+            self.sql.push_str("; ");
+        }
+        push_renumbered(&mut self.sql, sql, offset);
+        self.count += 1;
+    }
+}
+
+/// Adds a statement to a text, with `offset` added to the numbers of its values (`$1`).
+fn push_renumbered(text: &mut String, sql: &str, offset: usize) {
+    if offset == 0 {
+        text.push_str(sql);
+        return;
+    }
+    // In a literal a dollar is no value: the parts between quotes are inside and outside by turns.
+    for (index, part) in sql.split('\'').enumerate() {
+        if index > 0 {
+            text.push('\'');
+        }
+        if index % 2 == 1 {
+            text.push_str(part);
+            continue;
+        }
+        let mut pieces = part.split('$');
+        text.push_str(pieces.next().unwrap_or_default());
+        for piece in pieces {
+            let digits = piece.bytes().take_while(u8::is_ascii_digit).count();
+            let (number, rest) = piece.split_at(digits);
+            text.push('$');
+            match number.parse::<usize>() {
+                Ok(number) => text.push_str(&(number + offset).to_string()),
+                Err(_) => text.push_str(number),
+            }
+            text.push_str(rest);
+        }
+    }
+}
+
+/// The part of what was sent together that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::db) enum FailedPart {
+    /// The statements that begin the transaction.
+    Opening,
+    /// A statement of the job.
+    Job,
+    /// The statements that end the transaction, or the savepoint of the job.
+    End,
+}
+
+/// Why the end of a job has failed.
+#[derive(Debug)]
+pub(in crate::db) struct EndError {
+    /// What has failed.
+    pub(in crate::db) part: FailedPart,
+    /// The error of the driver.
+    pub(in crate::db) error: sqlx::Error,
+}
+
+impl<'c> SqliteConn<'c> {
+    /// Takes a connection whose transaction has begun, or which needs none. Each statement is sent at once.
+    pub(super) fn new(conn: &'c mut SqliteConnection) -> Self {
+        Self {
+            conn,
+            opening: &[],
+            opening_error: None,
+            waiting: Batch::default(),
+            may_wait: false,
+        }
+    }
+
+    /// Takes a connection for a job of the writer. `opening` is sent with the first statement. Unless the job ends with
+    /// [`Self::end_job`], the statements that wait are not sent, and the transaction has to be rolled back.
+    pub(super) fn of_job(conn: &'c mut SqliteConnection, opening: Opening) -> Self {
+        Self {
+            opening,
+            may_wait: true,
+            ..Self::new(conn)
+        }
+    }
+
+    /// Returns the opening if it was not sent, since there was no statement.
+    pub(in crate::db) fn unsent_opening(&self) -> Opening {
+        self.opening
+    }
+
+    /// Returns why the opening has failed, if it has. The job was told only that there is no transaction.
+    pub(in crate::db) fn take_opening_error(&mut self) -> Option<sqlx::Error> {
+        self.opening_error.take()
+    }
+
+    /// Sends what waits, followed by the statements `end`. If the job has no statement, nothing is sent.
+    ///
+    /// # Errors
+    /// Names the part that has failed. The transaction is still open if that is a statement of the job.
+    pub(in crate::db) async fn end_job(&mut self, end: Opening) -> Result<(), EndError> {
+        let openings = self.opening.len();
+        let mut batch = std::mem::take(&mut self.waiting);
+        if openings > 0 && batch.is_empty() {
+            return Ok(());
+        }
+        let before_end = openings + batch.count;
+        end.iter().for_each(|statement| batch.push(statement, 0));
+        let mut ended = 0;
+        let mut steps = self.send(batch, 0);
+        let error = loop {
+            match steps.try_next().await {
+                Ok(None) => return Ok(()),
+                Ok(Some(Either::Left(_))) => ended += 1,
+                Ok(Some(Either::Right(_))) => {}
+                Err(error) => break error,
+            }
+        };
+        drop(steps);
+        if let Some(error) = self.take_opening_error() {
+            let part = FailedPart::Opening;
+            return Err(EndError { part, error });
+        }
+        let part = match ended < before_end {
+            true => FailedPart::Job,
+            false => FailedPart::End,
+        };
+        Err(EndError { part, error })
+    }
+
+    /// Returns the number of values that were bound before.
+    pub(in crate::db) fn bound(&self) -> usize {
+        self.waiting.arguments.len()
+    }
+
+    /// Binds a value of the statement that is sent next, or waits next.
+    pub(in crate::db) fn bind<'q, T>(&mut self, value: T)
+    where
+        T: Encode<'q, Sqlite> + Type<Sqlite>,
+    {
+        if let Err(error) = Arguments::add(&mut self.waiting.arguments, value) {
+            self.waiting.error = Some(error);
+        }
+    }
+
+    /// Lets a statement wait, if statements may wait here. Its values are those behind the first `offset` ones.
+    ///
+    /// # Errors
+    /// Those of this statement or of earlier ones, if they were sent.
+    pub(in crate::db) async fn send_later(&mut self, sql: &str, offset: usize) -> sqlx::Result<()> {
+        self.waiting.push(sql, offset);
+        if self.may_wait && self.waiting.count < MOST_WAITING {
+            return Ok(());
+        }
+        self.send_waiting().await
+    }
+
+    /// Sends a statement with those that wait, and returns its steps. Its values are those behind the first `offset` ones.
+    pub(in crate::db) fn send_now(&mut self, sql: &str, offset: usize) -> BoxStream<'_, sqlx::Result<Step>> {
+        let mut batch = std::mem::take(&mut self.waiting);
+        let before = self.opening.len() + batch.count;
+        batch.push(sql, offset);
+        self.send(batch, before)
+    }
+
+    async fn send_waiting(&mut self) -> sqlx::Result<()> {
+        let batch = std::mem::take(&mut self.waiting);
+        self.send(batch, 0).try_for_each(|_| ready(Ok(()))).await
+    }
+
+    /// Sends statements behind the opening, and returns the steps that follow the first `skipped` statements.
+    fn send(&mut self, batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<Step>> {
+        if let Some(error) = batch.error {
+            return stream::once(ready(Err(sqlx::Error::Encode(error)))).boxed();
+        }
+        let opening = std::mem::take(&mut self.opening);
+        let sql = AssertSqlSafe(behind(opening, &batch.sql));
+        let steps = self.conn.fetch_many(query_with(sql, batch.arguments));
+        without_first(steps, opening.len(), skipped, &mut self.opening_error)
+    }
+}
+
+/// Returns a statement behind the opening.
+fn behind(opening: Opening, sql: &str) -> String {
+    let statements = opening.iter().copied().chain([sql]);
+    statements.collect::<Vec<_>>().join("; ")
+}
+
+/// Leaves out the steps of the first `skipped` statements, of which the first `openings` begin the transaction. If one of
+/// those fails, its error is stored.
+fn without_first<'e>(
+    steps: BoxStream<'e, sqlx::Result<Step>>,
+    openings: usize,
+    skipped: usize,
+    opening_error: &'e mut Option<sqlx::Error>,
+) -> BoxStream<'e, sqlx::Result<Step>> {
+    let mut ended = 0;
+    let kept = steps.filter_map(move |step| {
+        let is_opening = ended < openings;
+        let is_skipped = ended < skipped;
+        if matches!(step, Ok(Either::Left(_))) {
+            ended += 1;
+        }
+        ready(match step {
+            Err(error) if is_opening => {
+                *opening_error = Some(error);
+                Some(Err(sqlx::Error::BeginFailed))
+            }
+            Err(error) => Some(Err(error)),
+            Ok(_) if is_skipped => None,
+            Ok(step) => Some(Ok(step)),
+        })
+    });
+    kept.boxed()
+}
+
+/// A query behind the opening.
+struct OpenedQuery<E> {
+    opening: Opening,
+    query: E,
+}
+
+impl<'q, E: Execute<'q, Sqlite>> Execute<'q, Sqlite> for OpenedQuery<E> {
+    fn sql(self) -> SqlStr {
+        AssertSqlSafe(behind(self.opening, self.query.sql().as_str())).into_sql_str()
+    }
+
+    fn statement(&self) -> Option<&SqliteStatement> {
+        None
+    }
+
+    fn take_arguments(&mut self) -> Result<Option<SqliteArguments>, BoxDynError> {
+        self.query.take_arguments()
+    }
+
+    fn persistent(&self) -> bool {
+        self.query.persistent()
+    }
+}
+
+impl fmt::Debug for SqliteConn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteConn").finish_non_exhaustive()
+    }
+}
+
+impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
+    type Database = Sqlite;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Step>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Sqlite>,
+    {
+        if !self.waiting.is_empty() {
+            // Its values have numbers of their own.
+            let sent = async move {
+                self.send_waiting().await?;
+                Ok::<_, sqlx::Error>(self.conn.fetch_many(query))
+            };
+            return sent.try_flatten_stream().boxed();
+        }
+        let opening = std::mem::take(&mut self.opening);
+        if opening.is_empty() {
+            return self.conn.fetch_many(query);
+        }
+        let steps = self.conn.fetch_many(OpenedQuery { opening, query });
+        without_first(steps, opening.len(), opening.len(), &mut self.opening_error)
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<SqliteRow>>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Sqlite>,
+    {
+        if self.waiting.is_empty() && self.opening.is_empty() {
+            return self.conn.fetch_optional(query);
+        }
+        let mut steps = self.fetch_many(query);
+        Box::pin(async move { first_row(&mut steps).await })
+    }
+
+    fn prepare_with<'e>(
+        self,
+        sql: SqlStr,
+        parameters: &'e [SqliteTypeInfo],
+    ) -> BoxFuture<'e, sqlx::Result<SqliteStatement>>
+    where
+        'c: 'e,
+    {
+        self.conn.prepare_with(sql, parameters)
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Sqlite>>>
+    where
+        'c: 'e,
+    {
+        self.conn.describe(sql)
+    }
+}
+
+/// Returns the first row of a statement.
+pub(in crate::db) async fn first_row(steps: &mut BoxStream<'_, sqlx::Result<Step>>) -> sqlx::Result<Option<SqliteRow>> {
+    while let Some(step) = steps.try_next().await? {
+        if let Either::Right(row) = step {
+            return Ok(Some(row));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn renumbered(sql: &str, offset: usize) -> String {
+        let mut text = String::new();
+        push_renumbered(&mut text, sql, offset);
+        text
+    }
+
+    #[test]
+    fn the_values_of_a_later_statement_have_higher_numbers() {
+        assert_eq!(
+            renumbered("update runs set a = $1, b = coalesce($12, b) where c = $1", 3),
+            "update runs set a = $4, b = coalesce($15, b) where c = $4"
+        );
+    }
+
+    #[test]
+    fn a_dollar_in_a_literal_is_no_value() {
+        assert_eq!(
+            renumbered("select '$1', j -> '$.a''$2', $2 from t where d = '{}'", 1),
+            "select '$1', j -> '$.a''$2', $3 from t where d = '{}'"
+        );
+    }
+
+    #[test]
+    fn statements_that_wait_are_one_text() {
+        let mut batch = Batch::default();
+        batch.push("insert into a values ($1, $2)", 0);
+        batch.push("update b set c = $1", 2);
+        batch.push("commit", 0);
+        assert_eq!(batch.sql, "insert into a values ($1, $2); update b set c = $3; commit");
+        assert_eq!(
+            behind(&["begin immediate", "savepoint job"], &batch.sql),
+            "begin immediate; savepoint job; insert into a values ($1, $2); update b set c = $3; commit"
+        );
+    }
+}

@@ -1,0 +1,226 @@
+//! A statement that can be sent together with others.
+//!
+//! On SQLite each exchange with the thread of the connection costs more than most statements. So statements whose results
+//! nothing needs wait for the next one of their transaction. Postgres takes one statement with values at a time, so there
+//! each is sent at once.
+
+use std::borrow::Cow;
+
+use futures::TryStreamExt;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Arguments, AssertSqlSafe, Either, Encode, FromRow, Postgres, Sqlite, Type, query_as_with, query_with};
+
+use super::engine::{Conn, PostgresConn, SqliteConn, first_row};
+use super::{DbResult, Tx};
+
+/// A value of a statement on either engine.
+pub(super) trait SqlValue<'q>:
+    Encode<'q, Sqlite> + Type<Sqlite> + Encode<'q, Postgres> + Type<Postgres>
+{
+}
+
+impl<'q, T> SqlValue<'q> for T where T: Encode<'q, Sqlite> + Type<Sqlite> + Encode<'q, Postgres> + Type<Postgres> {}
+
+/// A row of a result on either engine.
+pub(super) trait ReadRow: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin {}
+
+impl<T> ReadRow for T where T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin {}
+
+/// A statement under construction. Its values are numbered in the order in which they are bound: `$1`, `$2`.
+pub(super) struct Statement<'t, 'c> {
+    target: Target<'t, 'c>,
+    sql: Cow<'static, str>,
+    /// The number of values so far.
+    bound: usize,
+}
+
+enum Target<'t, 'c> {
+    Sqlite {
+        conn: &'t mut SqliteConn<'c>,
+        /// The number of values of the statements that wait.
+        offset: usize,
+    },
+    Postgres {
+        conn: &'t mut PostgresConn<'c>,
+        arguments: PgArguments,
+        /// A value that could not be encoded.
+        error: Option<BoxDynError>,
+    },
+}
+
+impl<'c> Tx<'c> {
+    /// Begins a statement.
+    pub(super) fn statement<'t>(&'t mut self, sql: impl Into<Cow<'static, str>>) -> Statement<'t, 'c> {
+        let target = match &mut self.conn {
+            Conn::Sqlite(conn) => Target::Sqlite {
+                offset: conn.bound(),
+                conn,
+            },
+            Conn::Postgres(conn) => Target::Postgres {
+                conn,
+                arguments: PgArguments::default(),
+                error: None,
+            },
+        };
+        Statement {
+            target,
+            sql: sql.into(),
+            bound: 0,
+        }
+    }
+}
+
+impl Statement<'_, '_> {
+    /// Binds the next value.
+    pub(super) fn bind<'q>(mut self, value: impl SqlValue<'q>) -> Self {
+        self.add(value);
+        self
+    }
+
+    fn add<'q>(&mut self, value: impl SqlValue<'q>) {
+        self.bound += 1;
+        match &mut self.target {
+            Target::Sqlite { conn, .. } => conn.bind(value),
+            Target::Postgres { arguments, error, .. } => {
+                if let Err(failed) = Arguments::add(arguments, value) {
+                    *error = Some(failed);
+                }
+            }
+        }
+    }
+
+    /// Adds a text to the statement.
+    pub(super) fn push(mut self, text: &str) -> Self {
+        self.sql.to_mut().push_str(text);
+        self
+    }
+
+    /// Adds lists of values in brackets, separated by commas, such as the rows of an `insert`. `bind` binds the values of
+    /// an item.
+    pub(super) fn push_rows<I: IntoIterator>(
+        mut self,
+        items: I,
+        mut bind: impl FnMut(&mut RowValues<'_, '_, '_>, I::Item),
+    ) -> Self {
+        for (index, item) in items.into_iter().enumerate() {
+            let before = if index == 0 { "(" } else { ", (" };
+            self.sql.to_mut().push_str(before);
+            let mut row = RowValues {
+                statement: &mut self,
+                is_empty: true,
+            };
+            bind(&mut row, item);
+            self.sql.to_mut().push(')');
+        }
+        self
+    }
+
+    /// Executes the statement by the end of the transaction at the latest, and before any that follows. If it fails then,
+    /// the error is that of a later statement, or of the transaction: so this is for statements whose errors the job does
+    /// not handle.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn execute_later(self) -> DbResult<()> {
+        match self.target {
+            Target::Sqlite { conn, offset } => Ok(conn.send_later(&self.sql, offset).await?),
+            target @ Target::Postgres { .. } => {
+                let statement = Self { target, ..self };
+                statement.execute().await.map(drop)
+            }
+        }
+    }
+
+    /// Executes the statement and returns the number of rows that it has changed.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn execute(self) -> DbResult<u64> {
+        match self.target {
+            Target::Sqlite { conn, offset } => {
+                let mut changed = 0;
+                let mut steps = conn.send_now(&self.sql, offset);
+                while let Some(step) = steps.try_next().await? {
+                    if let Either::Left(done) = step {
+                        changed += done.rows_affected();
+                    }
+                }
+                Ok(changed)
+            }
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
+                Ok(done.rows_affected())
+            }
+        }
+    }
+
+    /// Executes the statement and returns its first row.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn fetch_optional<R: ReadRow>(self) -> DbResult<Option<R>> {
+        match self.target {
+            Target::Sqlite { conn, offset } => {
+                let row = first_row(&mut conn.send_now(&self.sql, offset)).await?;
+                Ok(row.map(|row| R::from_row(&row)).transpose()?)
+            }
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                Ok(query_as_with(AssertSqlSafe(self.sql), arguments)
+                    .fetch_optional(conn)
+                    .await?)
+            }
+        }
+    }
+
+    /// Executes the statement and returns all rows.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn fetch_all<R: ReadRow>(self) -> DbResult<Vec<R>> {
+        match self.target {
+            Target::Sqlite { conn, offset } => {
+                let mut rows = vec![];
+                let mut steps = conn.send_now(&self.sql, offset);
+                while let Some(step) = steps.try_next().await? {
+                    if let Either::Right(row) = step {
+                        rows.push(R::from_row(&row)?);
+                    }
+                }
+                Ok(rows)
+            }
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                Ok(query_as_with(AssertSqlSafe(self.sql), arguments)
+                    .fetch_all(conn)
+                    .await?)
+            }
+        }
+    }
+}
+
+/// Returns the error of a value that could not be encoded.
+fn encoded(error: Option<BoxDynError>) -> sqlx::Result<()> {
+    error.map_or(Ok(()), |error| Err(sqlx::Error::Encode(error)))
+}
+
+/// The values of a row under construction.
+pub(super) struct RowValues<'r, 't, 'c> {
+    statement: &'r mut Statement<'t, 'c>,
+    is_empty: bool,
+}
+
+impl RowValues<'_, '_, '_> {
+    /// Binds the next value of the row.
+    pub(super) fn push_bind<'q>(&mut self, value: impl SqlValue<'q>) -> &mut Self {
+        self.statement.add(value);
+        let number = self.statement.bound;
+        let separator = if self.is_empty { "" } else { ", " };
+        self.statement.sql.to_mut().push_str(&format!("{separator}${number}"));
+        self.is_empty = false;
+        self
+    }
+}
