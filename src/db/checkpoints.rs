@@ -11,7 +11,7 @@ mod load;
 mod machine;
 
 use const_format::concatcp;
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 #[cfg(test)]
@@ -459,6 +459,27 @@ pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
         select max(seq) as seq from checkpoints where thread_id = $1 \
         union all select max(seq) as seq from events where thread_id = $1) newest";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_one(conn)
+        .await)?)
+}
+
+/// What a run that begins needs to know of its thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+pub struct LogSummary {
+    /// The highest number in the log; 0 for an empty log.
+    pub max_seq: i64,
+    /// True if decisions are remembered for the thread.
+    pub has_decisions: bool,
+}
+
+/// Returns the summary of the log of a thread.
+pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
+    const SQL: &str = "select coalesce(max(seq), 0) as max_seq, \
+        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (\
+        select max(seq) as seq from checkpoints where thread_id = $1 \
+        union all select max(seq) as seq from events where thread_id = $1) newest";
+    Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .fetch_one(conn)
         .await)?)

@@ -462,7 +462,7 @@ async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>)
         .db
         .read(move |tx| {
             Box::pin(async move {
-                let max_seq = db::checkpoints::max_seq(tx, thread).await?;
+                let log = db::checkpoints::log_summary(tx, thread).await?;
                 let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
                 let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
                 // A run with answers begins where they wait.
@@ -491,8 +491,8 @@ async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>)
                     own,
                     start,
                     input,
-                    max_seq,
-                    remembers: db::remembered::any(tx, thread).await?,
+                    max_seq: log.max_seq,
+                    remembers: log.has_decisions,
                 })
             })
         })
