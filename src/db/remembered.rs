@@ -1,6 +1,6 @@
 //! The table of remembered decisions: what reviewers have decided for the rest of a thread.
 
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{query, query_as};
 use uuid::Uuid;
 
 use super::engine::on_engine;
@@ -58,13 +58,6 @@ pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Rememb
     const SQL: &str = "select decision_id, body from remembered_decisions where thread_id = $1 order by decision_id";
     let rows: Vec<DecisionRow> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
     readable(rows)
-}
-
-/// Returns whether a thread has decisions.
-pub async fn any(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<bool> {
-    const SQL: &str = "select cast(1 as bigint) from remembered_decisions where thread_id = $1 limit 1";
-    let found: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
-    Ok(found.is_some())
 }
 
 /// Deletes a decision of a thread. Returns false if there is none with this id.
