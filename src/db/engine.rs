@@ -19,12 +19,13 @@ use sqlx::{
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::notifications;
+use super::queue::{self, TransactionQueue};
 use super::reach::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
-use super::{DbAddress, SpawnWriter, migration, session_lock};
+use super::{DbAddress, SpawnWriter, migration, reader, session_lock};
 
 mod lock;
 mod matches;
@@ -221,10 +222,16 @@ pub(super) use on_engine;
 pub(super) enum Readers {
     /// The writer, for a database in memory: it has a single connection.
     Writer,
-    Sqlite(SqlitePool),
+    Sqlite {
+        /// The queue of the readers.
+        queue: TransactionQueue,
+        /// The connections for searches, which can be interrupted.
+        searches: SqlitePool,
+    },
     Postgres(PostgresPool),
 }
 
+/// The number of connections to SQLite for reads, and for searches.
 const SQLITE_READERS: u32 = 4;
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -286,7 +293,13 @@ pub(super) async fn open(
     } else {
         let options = options.create_if_missing(false).pragma("query_only", "on");
         let pool = sqlite_pool(&outfit.listening.reach);
-        Readers::Sqlite(pool.connect_with(options).await?)
+        let searches = pool.connect_with(options.clone()).await?;
+        let (queue, inbox) = queue::new();
+        let readers = reader::on_sqlite(inbox, &outfit, &options, SQLITE_READERS);
+        for reader in readers {
+            spawn("database reader", reader);
+        }
+        Readers::Sqlite { queue, searches }
     };
     spawn("database writer", writer::on_sqlite(outfit, conn, lock));
     Ok((Engine::Sqlite, readers))

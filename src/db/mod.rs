@@ -57,6 +57,7 @@ mod offload;
 mod part;
 mod pending_entries;
 pub mod postgres_checks;
+mod queue;
 pub mod quotas;
 mod reach;
 mod reader;
@@ -104,10 +105,10 @@ pub use states::StateCache;
 
 use engine::{Readers, TxParts};
 use job::TransactionJob;
+use queue::TransactionQueue;
 use reach::Reachability;
 use reader::{Reader, SearchReader};
 use sealing::Sealing;
-use writer::WriteQueue;
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -116,7 +117,7 @@ pub struct Db(Arc<Inner>);
 struct Inner {
     engine: Engine,
     readers: Readers,
-    queue: WriteQueue,
+    queue: TransactionQueue,
     parts: TxParts,
     notifications: broadcast::Sender<Notification>,
     live: broadcast::Sender<LiveNotice>,
@@ -234,7 +235,7 @@ impl Db {
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
-        let (queue, inbox) = writer::queue();
+        let (queue, inbox) = queue::new();
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
         let live = broadcast::Sender::new(live::CAPACITY);
         let live_address = LiveAddress::mint();
@@ -337,14 +338,12 @@ impl Db {
         let access = RowAccess::required()?;
         match &self.0.readers {
             Readers::Writer => self.0.queue.run(access, job).await,
-            Readers::Sqlite(pool) => {
-                let read = async {
-                    let mut transaction = pool.begin().await?;
-                    job.run(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access))
-                        .await
-                        .map(drop)
+            Readers::Sqlite { queue, .. } => {
+                let job = match PendingEntries::current() {
+                    Some(entries) => TransactionJob::new(move |tx| Box::pin(entries.scope(job.run(tx)))),
+                    None => job,
                 };
-                self.in_time(Box::pin(self.0.parts.sealing.scope(read))).await
+                self.in_time(Box::pin(queue.run(access, job))).await
             }
             Readers::Postgres(pool) => {
                 let mut reader = self
@@ -383,7 +382,7 @@ impl Db {
 
     async fn search_job(&self, job: TransactionJob) -> DbResult<()> {
         // Postgres cancels statements at the timeout by itself.
-        let Readers::Sqlite(pool) = &self.0.readers else {
+        let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
             return self.read_job(job).await;
         };
         let access = RowAccess::required()?;
@@ -459,7 +458,7 @@ impl Db {
         self.0.writers.wait().await;
         match &self.0.readers {
             Readers::Writer => {}
-            Readers::Sqlite(pool) => pool.close().await,
+            Readers::Sqlite { searches, .. } => searches.close().await,
             Readers::Postgres(pool) => {
                 // The timeout keeps a database that does not answer from blocking the shutdown.
                 if tokio::time::timeout(self.0.limits.transaction(), pool.connections.close())

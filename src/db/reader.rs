@@ -1,15 +1,105 @@
-//! Pooled connections for reads that may be cancelled at any moment, as when a client disconnects from a stream.
+//! Connections for reads.
+//!
+//! On SQLite a few readers take jobs from one queue, each with a connection of its own, since a pool exchanges more with the
+//! thread of a connection than most reads do. Searches, which must end when the client is gone, and the reads of Postgres
+//! have pooled connections and may be cancelled at any moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction, raw_sql,
+};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::engine::{PostgresPool, acquire};
+use super::engine::{Opening, PostgresPool, Tx, TxParts, acquire};
 use super::error::DbResult;
+use super::queue::{JobReceiver, QueuedJob, next};
+use super::writer::WriterParts;
+
+/// The statements that begin and end a snapshot.
+const BEGIN: Opening = &["begin"];
+const END: &str = "rollback";
+
+/// Returns readers of SQLite, which share a queue.
+pub(super) fn on_sqlite(
+    inbox: JobReceiver,
+    outfit: &WriterParts,
+    options: &SqliteConnectOptions,
+    count: u32,
+) -> Vec<BoxFuture<'static, ()>> {
+    let inbox = Arc::new(Mutex::new(inbox));
+    let reader = |_| {
+        let inbox = Arc::clone(&inbox);
+        let closing = outfit.closing.clone();
+        let mut reader = SqliteReader {
+            parts: outfit.parts.clone(),
+            options: options.clone(),
+            conn: None,
+        };
+        let reading: BoxFuture<'static, ()> = Box::pin(async move {
+            while let Some(job) = next(&inbox, &closing).await {
+                reader.read(job).await;
+            }
+            if let Some(conn) = reader.conn.take() {
+                let _ = conn.close().await;
+            }
+        });
+        reading
+    };
+    (0..count).map(reader).collect()
+}
+
+/// A reader of SQLite.
+struct SqliteReader {
+    parts: TxParts,
+    options: SqliteConnectOptions,
+    /// The connection, once a job has needed it.
+    conn: Option<SqliteConnection>,
+}
+
+impl SqliteReader {
+    /// Runs a job on one snapshot.
+    async fn read(&mut self, job: QueuedJob) {
+        if job.is_abandoned() {
+            return;
+        }
+        let conn = match self.conn.take() {
+            Some(conn) => Ok(conn),
+            None => self.options.connect().await,
+        };
+        let mut conn = match conn {
+            Ok(conn) => conn,
+            Err(error) => return job.refuse(error.into()),
+        };
+        let reading = read_in_snapshot(&mut conn, &self.parts, job);
+        // After an error it is not known whether the snapshot has ended.
+        if self.parts.sealing.scope(reading).await.is_ok() {
+            self.conn = Some(conn);
+        }
+    }
+}
+
+async fn read_in_snapshot(conn: &mut SqliteConnection, parts: &TxParts, job: QueuedJob) -> sqlx::Result<()> {
+    let access = job.access.clone();
+    let mut tx = Tx::of_sqlite_job(&mut *conn, parts, &access, BEGIN);
+    let done = job.run(&mut tx).await;
+    if let Some(error) = tx.take_opening_error() {
+        done.tell(Err(error.into()));
+        return Err(sqlx::Error::BeginFailed);
+    }
+    let has_begun = tx.unsent_opening().is_empty();
+    done.tell(Ok(()));
+    if has_begun {
+        raw_sql(END).execute(&mut *conn).await?;
+    }
+    Ok(())
+}
 
 /// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
 /// within `limit` is closed; the pool itself would wait for it without a limit.

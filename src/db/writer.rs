@@ -3,41 +3,30 @@
 //! SQLite has one writer, so all waiting jobs share one transaction: a commit costs the same for one job as for sixty.
 //! On Postgres several tasks take one job each.
 
-use std::any::Any;
 use std::ops::ControlFlow;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Connection, Postgres, SqliteConnection, query_scalar, raw_sql};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
 use super::engine::{EndError, FailedPart, FileLock, Opening, PostgresPool, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
-use super::job::TransactionJob;
 use super::notifications::Listening;
+use super::queue::{CompletedJob, JobReceiver, QueuedJob, next};
 use super::reader::give_back;
 use super::row_security::RowAccess;
 
-/// The capacity of the queue. When the queue is full, callers wait.
-const WAITING: usize = 1024;
 /// The maximum number of jobs that share a transaction.
 const GROUP: usize = 64;
 /// The time after a deletion at which SQLite's log is emptied, so that many deletions cost it once.
 const PURGE_AFTER: Duration = Duration::from_secs(1);
-
-/// The sender of the queue.
-pub(super) struct WriteQueue(mpsc::Sender<QueuedJob>);
-
-/// The receiver of the queue.
-pub(super) type JobReceiver = mpsc::Receiver<QueuedJob>;
 
 /// The parts of a writer besides its connection.
 pub(super) struct WriterParts {
@@ -47,85 +36,6 @@ pub(super) struct WriterParts {
     pub(super) listening: Listening,
     pub(super) closing: CancellationToken,
     pub(super) limits: DbLimits,
-}
-
-/// Returns a queue and its receiver.
-pub(super) fn queue() -> (WriteQueue, JobReceiver) {
-    let (sender, inbox) = mpsc::channel(WAITING);
-    (WriteQueue(sender), inbox)
-}
-
-/// A job that waits in the queue.
-pub(super) struct QueuedJob {
-    job: TransactionJob,
-    access: RowAccess,
-    answer: oneshot::Sender<DbResult<()>>,
-}
-
-/// A job that ran and now waits for the end of its transaction.
-struct CompletedJob {
-    /// True if the writes of the job are kept; an error is what failed beside the job.
-    kept: DbResult<bool>,
-    answer: oneshot::Sender<DbResult<()>>,
-}
-
-impl QueuedJob {
-    /// Runs the job, without ending the transaction.
-    async fn run(self, tx: &mut Tx<'_>) -> CompletedJob {
-        // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
-        let kept = match AssertUnwindSafe(self.job.run(tx)).catch_unwind().await {
-            Ok(kept) => kept,
-            Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
-        };
-        CompletedJob {
-            kept,
-            answer: self.answer,
-        }
-    }
-
-    /// Refuses the job with this error.
-    fn refuse(self, error: DbError) {
-        let _ = self.answer.send(Err(error));
-    }
-}
-
-impl CompletedJob {
-    /// Returns whether the writes of the job are kept.
-    fn is_kept(&self) -> bool {
-        matches!(self.kept, Ok(true))
-    }
-
-    /// Tells the caller how the transaction has ended.
-    fn tell(self, ended: DbResult<()>) {
-        // An error of the transaction precedes a refusal of the job, since the refusal may depend on writes of other
-        // jobs in the same transaction. The caller may be gone; the job is done all the same.
-        let _ = self.answer.send(ended.and(self.kept.map(drop)));
-    }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned())
-}
-
-impl WriteQueue {
-    /// Queues a job that works for whom `access` says, and waits until its transaction is durable or rolled back.
-    pub(super) async fn run(&self, access: RowAccess, job: TransactionJob) -> DbResult<()> {
-        let (answer, outcome) = oneshot::channel();
-        self.0
-            .send(QueuedJob { job, access, answer })
-            .await
-            .map_err(|_| DbError::Closed)?;
-        // A dropped job took too long. The queue is closed only when the database is closed.
-        outcome.await.map_err(|_| {
-            if self.0.is_closed() {
-                DbError::Closed
-            } else {
-                DbError::late()
-            }
-        })?
-    }
 }
 
 /// Returns the writer of SQLite. The writer ends early when its connection is lost. It opens no new connection, since
@@ -326,15 +236,6 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PostgresPool, count: usize
         writer
     };
     (0..count).map(|_| writer()).collect()
-}
-
-async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option<QueuedJob> {
-    let mut inbox = inbox.lock().await;
-    tokio::select! {
-        job = inbox.recv() => return job,
-        () = closing.cancelled() => inbox.close(),
-    }
-    inbox.recv().await
 }
 
 async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: Duration) {

@@ -1,0 +1,117 @@
+//! The queues of jobs on the database, and how a job is run and answered.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::engine::Tx;
+use super::error::{DbError, DbResult};
+use super::job::TransactionJob;
+use super::row_security::RowAccess;
+
+/// The capacity of the queue. When the queue is full, callers wait.
+const WAITING: usize = 1024;
+
+/// The sender of a queue.
+pub(super) struct TransactionQueue(mpsc::Sender<QueuedJob>);
+
+/// The receiver of a queue.
+pub(super) type JobReceiver = mpsc::Receiver<QueuedJob>;
+
+/// Returns a queue and its receiver.
+pub(super) fn new() -> (TransactionQueue, JobReceiver) {
+    let (sender, inbox) = mpsc::channel(WAITING);
+    (TransactionQueue(sender), inbox)
+}
+
+/// A job that waits in a queue.
+pub(super) struct QueuedJob {
+    job: TransactionJob,
+    /// For whom the job works.
+    pub(super) access: RowAccess,
+    answer: oneshot::Sender<DbResult<()>>,
+}
+
+/// A job that ran and now waits for the end of its transaction.
+pub(super) struct CompletedJob {
+    /// True if the writes of the job are kept; an error is what failed beside the job.
+    pub(super) kept: DbResult<bool>,
+    answer: oneshot::Sender<DbResult<()>>,
+}
+
+impl QueuedJob {
+    /// Runs the job, without ending the transaction.
+    pub(super) async fn run(self, tx: &mut Tx<'_>) -> CompletedJob {
+        // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
+        let kept = match AssertUnwindSafe(self.job.run(tx)).catch_unwind().await {
+            Ok(kept) => kept,
+            Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
+        };
+        CompletedJob {
+            kept,
+            answer: self.answer,
+        }
+    }
+
+    /// Returns whether nobody waits for the job any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.answer.is_closed()
+    }
+
+    /// Refuses the job with this error.
+    pub(super) fn refuse(self, error: DbError) {
+        let _ = self.answer.send(Err(error));
+    }
+}
+
+impl CompletedJob {
+    /// Returns whether the writes of the job are kept.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self.kept, Ok(true))
+    }
+
+    /// Tells the caller how the transaction has ended.
+    pub(super) fn tell(self, ended: DbResult<()>) {
+        // An error of the transaction precedes a refusal of the job, since the refusal may depend on writes of other
+        // jobs in the same transaction. The caller may be gone; the job is done all the same.
+        let _ = self.answer.send(ended.and(self.kept.map(drop)));
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
+
+impl TransactionQueue {
+    /// Queues a job that works for whom `access` says, and waits until its transaction has ended.
+    pub(super) async fn run(&self, access: RowAccess, job: TransactionJob) -> DbResult<()> {
+        let (answer, outcome) = oneshot::channel();
+        self.0
+            .send(QueuedJob { job, access, answer })
+            .await
+            .map_err(|_| DbError::Closed)?;
+        // A dropped job took too long. The queue is closed only when the database is closed.
+        outcome.await.map_err(|_| {
+            if self.0.is_closed() {
+                DbError::Closed
+            } else {
+                DbError::late()
+            }
+        })?
+    }
+}
+
+/// Takes the next job of a queue that several tasks share; none when the queue is closed and empty.
+pub(super) async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option<QueuedJob> {
+    let mut inbox = inbox.lock().await;
+    tokio::select! {
+        job = inbox.recv() => return job,
+        () = closing.cancelled() => inbox.close(),
+    }
+    inbox.recv().await
+}
