@@ -519,8 +519,13 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
 
 /// Returns whether Postgres refused a write since the session is read-only.
 fn is_read_only(error: &sqlx::Error) -> bool {
-    let told = error.as_database_error();
-    told.is_some_and(|told| told.code().as_deref() == Some(READ_ONLY))
+    has_code(error, READ_ONLY)
+}
+
+/// Returns whether an error of the database has this code.
+pub(super) fn has_code(error: &sqlx::Error, code: &str) -> bool {
+    let error = error.as_database_error();
+    error.is_some_and(|error| error.code().as_deref() == Some(code))
 }
 
 /// Returns whether an error is about the connection, and not about a statement. SQLite has none of these.

@@ -13,7 +13,7 @@ use sqlx::{
 use tokio::time::Instant;
 
 use super::DbLimits;
-use super::engine::{Engine, FileLock, check_file, is_in_memory, is_postgres, sqlite_options};
+use super::engine::{Engine, FileLock, check_file, has_code, is_in_memory, is_postgres, sqlite_options};
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state, table_names};
@@ -345,9 +345,4 @@ fn is_forbidden(error: &sqlx::Error) -> bool {
 /// Returns whether a statement waited for a session that waited for it.
 fn is_deadlock(error: &sqlx::Error) -> bool {
     has_code(error, "40P01")
-}
-
-fn has_code(error: &sqlx::Error, code: &str) -> bool {
-    let told = error.as_database_error();
-    told.is_some_and(|told| told.code().as_deref() == Some(code))
 }
