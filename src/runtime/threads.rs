@@ -261,11 +261,11 @@ impl Threads {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, copy, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                let newest = db::checkpoints::sketches(tx, to, Lane::Main, i64::MAX, 1).await?;
+                let newest = db::checkpoints::newest_sketch(tx, to, Lane::Main).await?;
                 DbResult::Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),
-                    interrupts: open_interrupts(tx, to, newest.first().copied()).await?,
+                    interrupts: open_interrupts(tx, to, newest).await?,
                 })
             })
         });
