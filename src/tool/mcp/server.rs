@@ -130,7 +130,7 @@ pub(super) struct McpServer {
     endpoint: Endpoint,
     limits: McpLimits,
     filter: McpFilter,
-    pub(super) timeout: Duration,
+    timeout: Duration,
     start_timeout: Duration,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
@@ -427,7 +427,7 @@ impl McpServer {
         self.elicitations.is_some()
     }
 
-    /// Returns the time that is left for a further request of a call whose first one began then.
+    /// Returns the time that is left for a request of a call that began then.
     pub(super) fn left_since(&self, begun: Instant) -> Duration {
         self.longest_call().saturating_sub(begun.elapsed()).min(self.timeout)
     }
