@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::admission::{AdmissionContext, Admitted, Undone};
 use super::dispatcher::Dispatcher;
 use super::interrupts::{self, CallerNotice};
-use super::retry::retry_while_busy;
+use super::retry::write_while_busy;
 use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, ledger, log_lines};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
@@ -111,17 +111,11 @@ impl Runs {
     async fn stop_all(&self, scope: &AccessScope, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
-            let db = self.core.db.clone();
             let scope = scope.clone();
-            let attempt = move || {
-                let db = db.clone();
-                let scope = scope.clone();
-                async move {
-                    db.write(move |tx| Box::pin(async move { some_running(tx, &scope, last, action).await }))
-                        .await
-                }
-            };
-            let page = retry_while_busy(attempt).await?;
+            let write = write_while_busy(&self.core.db, move |tx| {
+                Box::pin(async move { some_running(tx, &scope, last, action).await })
+            });
+            let page = write.await?;
             let Some((thread, _)) = page.last() else {
                 return Ok(last.is_some());
             };
@@ -137,18 +131,12 @@ impl Runs {
         let now = self.core.clock.now();
         let mut any = false;
         loop {
-            let core = Arc::clone(&self.core);
+            let webhooks = Arc::clone(&self.core.webhooks);
             let scope = scope.clone();
-            let attempt = move || {
-                let db = core.db.clone();
-                let webhooks = Arc::clone(&core.webhooks);
-                let scope = scope.clone();
-                async move {
-                    db.write(move |tx| Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await }))
-                        .await
-                }
-            };
-            match retry_while_busy(attempt).await? {
+            let write = write_while_busy(&self.core.db, move |tx| {
+                Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await })
+            });
+            match write.await? {
                 true => any = true,
                 false => return Ok(any),
             }

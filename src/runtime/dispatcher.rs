@@ -68,7 +68,7 @@ pub(super) struct Dispatcher {
     pub(super) calls: Arc<Semaphore>,
     pub(super) calls_per_run: usize,
     /// Wakes the dispatch loop when a run may begin.
-    pub(super) wakeup: Arc<Notify>,
+    pub(super) wakeup: Notify,
     active: Mutex<HashMap<RunId, Active>>,
     /// The runs of subagents at work in this process, and of subagents that wait while their callers are at work.
     pub(super) children: Arc<Children>,
@@ -107,8 +107,6 @@ impl Dispatcher {
             Arc::clone(&tenants),
         );
         let slot_count = if parts.claims { parts.max_concurrent_runs } else { 0 };
-        let webhooks = Arc::new(parts.webhooks);
-        let jobs = JobQueue::new(webhooks.wakeup());
         let core = Core {
             id: WorkerId::mint(),
             db: parts.db,
@@ -118,7 +116,7 @@ impl Dispatcher {
             shutdown: parts.shutdown,
             metrics: parts.metrics,
             tracer: parts.tracer,
-            webhooks,
+            webhooks: Arc::new(parts.webhooks),
             retention: parts.retention,
             bounds: parts.bounds,
             sizes: parts.sizes,
@@ -129,7 +127,7 @@ impl Dispatcher {
             tenants,
             stored: StoredSums::default(),
             turns: Turns::default(),
-            jobs,
+            jobs: JobQueue::default(),
             queue: QueueRoom::new(parts.bounds.waiting),
         };
         Self {
@@ -141,7 +139,7 @@ impl Dispatcher {
             slots: Arc::new(Semaphore::new(slot_count)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
             calls_per_run: parts.max_calls_per_run,
-            wakeup: Arc::default(),
+            wakeup: Notify::new(),
             active: Mutex::default(),
             children: Arc::default(),
             parked: Arc::default(),

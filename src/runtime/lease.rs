@@ -169,9 +169,7 @@ impl Dispatcher {
         let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
         if self.has_company.swap(has_company, Ordering::AcqRel) != has_company {
             // The last process that has gone may have left runs, and one that has come may leave some.
-            self.has_orphans.store(true, Ordering::Release);
-            self.wakeup.notify_one();
-            self.core.jobs.wake();
+            self.look_for_orphans();
         }
         Ok(cancels
             .into_iter()
@@ -194,11 +192,7 @@ impl Dispatcher {
                 Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels(Some(run)).await,
                 Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
                 Ok(Notification::Ended(thread)) => self.core.events.wake(thread),
-                Ok(Notification::Released) => {
-                    self.has_orphans.store(true, Ordering::Release);
-                    self.wakeup.notify_one();
-                    self.core.jobs.wake();
-                }
+                Ok(Notification::Released) => self.look_for_orphans(),
                 Ok(Notification::Jobs) => self.core.jobs.discover(),
                 Ok(Notification::Definitions) => self.core.registry.changed.notify_one(),
                 Err(RecvError::Lagged(_)) => {
@@ -210,6 +204,13 @@ impl Dispatcher {
                 Err(RecvError::Closed) => return,
             }
         }
+    }
+
+    /// Wakes the loops, so that they look for runs and jobs that other processes have left.
+    fn look_for_orphans(&self) {
+        self.has_orphans.store(true, Ordering::Release);
+        self.wakeup.notify_one();
+        self.core.jobs.wake();
     }
 
     /// Returns whether a run of the main agent or of a subagent is at work in this process.

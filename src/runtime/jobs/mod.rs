@@ -5,12 +5,13 @@
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
 //! the claim still holds.
 //!
-//! The loop sleeps until the next job is due. It is woken when this process schedules one, and when another process does
-//! that has no such loop itself. What nobody has told is noticed after [`Core::longest_sleep`]: jobs of processes that are
-//! gone, and changes of the clock.
+//! The loop sleeps until the next job is due, and at most for [`Core::longest_sleep`]. A process that schedules a job wakes
+//! its own loop; one that has no loop notifies the other processes instead. After the longest sleep the loop also finds what
+//! nobody reports, such as jobs of processes that are gone and changes of the clock.
 //!
-//! Some jobs are due because of facts that schedule no job, such as the expiry of an interrupt. The loop looks for these
-//! facts when it is asked to, when the next one is known to come, and else after that time, too.
+//! Some jobs are due because of a fact that no transaction turns into a job, such as the expiry of an interrupt. The loop
+//! looks for such facts ([`JobHandler::look`]) when [`JobQueue::discover`] asks for it, at the time at which the next one is
+//! known to come, and after each longest sleep.
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
@@ -140,7 +141,8 @@ const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 /// The state of the job queue in this process.
 #[derive(Debug)]
 pub(super) struct JobQueue {
-    wakeup: Arc<Notify>,
+    /// Wakes the loop.
+    wakeup: Notify,
     /// True when the loop is to call [`JobHandler::look`].
     discovers: AtomicBool,
     /// True when there may be background tasks whose outcome is not known, or work on other servers.
@@ -167,17 +169,18 @@ impl KindState {
     }
 }
 
-impl JobQueue {
-    /// Returns the queue whose loop `wakeup` wakes.
-    pub(super) fn new(wakeup: Arc<Notify>) -> Self {
+impl Default for JobQueue {
+    fn default() -> Self {
         Self {
-            wakeup,
+            wakeup: Notify::new(),
             discovers: AtomicBool::new(true),
             has_tasks: AtomicBool::new(false),
             kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
         }
     }
+}
 
+impl JobQueue {
     /// Wakes the loop, so that it looks for due jobs.
     pub(super) fn wake(&self) {
         self.wakeup.notify_one();
