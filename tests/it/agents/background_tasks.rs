@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
+use crate::support::{
+    Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, transcript,
+};
 
 /// Returns an agent `boss` with these lines, and its background agents `writer` and `courier`.
 pub(crate) fn boss(more: &str) -> String {
@@ -441,8 +443,7 @@ async fn the_result_of_an_approved_run_is_reported_although_a_message_follows_at
     let task = the_task(&alice).await;
     let work = worker(&alice, &task);
     server.tools.hold("lookup");
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&work.question().await, approval).await.ok();
+    work.resolves(&work.question().await, approval()).await.ok();
     server.tools.called("lookup", 1).await;
     alice
         .says(script().calls(tell("u1", &task, "and then")).says("told"))
@@ -484,8 +485,7 @@ async fn a_question_is_reported_although_a_message_waits_behind_it(server: TestS
     assert_eq!(known["status"], "waiting");
     assert_eq!(known["run_id"], task["run_id"]);
     let work = worker(&alice, &task);
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&work.question().await, approval).await.ok();
+    work.resolves(&work.question().await, approval()).await.ok();
     let told = knows_outcomes(&alice, 3).await;
     // The answer was sent last, and went first.
     let runs = work.runs().await;
@@ -519,8 +519,7 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_the_message(s
     server
         .executes_sql("update interrupts set status = 'pending', resolved_at = null, touched_by = null, before = null")
         .await;
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&question, approval).await.ok();
+    work.resolves(&question, approval()).await.ok();
     server
         .executes_sql(
             "update interrupts set status = 'dropped', resolution = null, resumed_by = null, touched_by = null, \
@@ -595,9 +594,7 @@ async fn a_task_shows_its_interrupt_and_continues_with_the_answer(server: TestSe
         seen["interrupts"][0]["value"]["action_requests"][0]["name"],
         "send_email"
     );
-    work.resolves(&question, json!({"decisions": [{"type": "approve"}]}))
-        .await
-        .ok();
+    work.resolves(&question, approval()).await.ok();
     has_run(&alice, 4).await;
     let told: Vec<Value> = notifications(&alice)
         .await
@@ -655,14 +652,13 @@ async fn a_task_that_goes_on_with_an_answer_is_cancelled_with_its_other_interrup
         .iter()
         .find(|question| question.0["task_call_id"] == "t2")
         .expect("it asks");
-    let approval = json!({"decisions": [{"type": "approve"}]});
     server.tools.hold("lookup");
-    work.resolves(slow, approval.clone()).await.ok();
+    work.resolves(slow, approval()).await.ok();
     server.tools.called("lookup", 1).await;
     let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
     assert!(text.ends_with("is cancelled."), "{text}");
     server.tools.let_go("lookup");
-    work.resolves(other, approval).await.refused(409);
+    work.resolves(other, approval()).await.refused(409);
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 

@@ -90,6 +90,12 @@ impl Tools {
             .collect()
     }
 
+    /// Returns to whom mails were sent.
+    pub(crate) fn recipients(&self) -> Vec<Value> {
+        let calls = self.calls_of("send_email");
+        calls.iter().map(|call| call["args"]["to"].clone()).collect()
+    }
+
     /// Returns the idempotency keys of the calls of this tool, in order of arrival.
     pub(crate) fn keys_of(&self, tool: &str) -> Vec<String> {
         self.calls_of(tool)
