@@ -184,20 +184,29 @@ async fn serves(router: Router) -> String {
     base
 }
 
-/// Starts the server, and an agent that uses it.
-async fn clerk(server: &TestServer, settings: &str) -> (Human, Office) {
-    let office = Office::default();
-    let handler = office.clone();
+/// Returns the address of an MCP server with this handler at `/mcp`.
+pub(super) async fn serves_mcp(handler: impl ServerHandler + Clone) -> String {
     let manager = Arc::new(LocalSessionManager::default());
     let config = StreamableHttpServerConfig::default();
     let service = StreamableHttpService::new(move || Ok(handler.clone()), manager, config);
-    let base = serves(Router::new().route_service("/mcp", service)).await;
+    serves(Router::new().route_service("/mcp", service)).await
+}
+
+/// Configures the MCP server `office` with these lines, and an agent that uses it.
+async fn uses_office(server: &TestServer, lines: &str) {
     server
         .is_configured_with(&format!(
-            "[mcp_servers.office]\nurl = \"{base}/mcp\"\n{settings}\n\
+            "[mcp_servers.office]\n{lines}\n\
              [agents.clerk]\nmodel = \"scripted:lab\"\ntools = [\"office/*\"]\n"
         ))
         .await;
+}
+
+/// Starts the server, and an agent that uses it.
+async fn clerk(server: &TestServer, settings: &str) -> (Human, Office) {
+    let office = Office::default();
+    let base = serves_mcp(office.clone()).await;
+    uses_office(server, &format!("url = \"{base}/mcp\"\n{settings}")).await;
     (server.human("clerk").await, office)
 }
 
@@ -225,6 +234,19 @@ fn recorded(tool: &str, state: Option<&str>, responses: &Value) -> Value {
     json!({"tool": tool, "city": "Zürich", "state": state, "responses": responses})
 }
 
+/// Checks that the call of `book` is done, and was made without answers, with the first one, and with the second one.
+async fn has_booked(human: &Human, office: &Office) {
+    assert_eq!(human.transcript().await[2], "office__book: book is done");
+    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
+    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
+    let expected = [
+        recorded("book", None, &Value::Null),
+        recorded("book", Some("seat asked"), &seat),
+        recorded("book", Some("sure asked"), &sure),
+    ];
+    assert_eq!(office.calls(), expected);
+}
+
 async fn a_question_in_a_result_is_an_interrupt_that_outlives_a_restart(server: TestServer) {
     let (alice, office) = clerk(&server, "elicitation = true").await;
     calls(&alice, "book").await;
@@ -248,15 +270,7 @@ async fn a_question_in_a_result_is_an_interrupt_that_outlives_a_restart(server: 
     answers(&alice, "Which seat?", accepts(json!({"seat": "4a"}))).await;
     server.is_stopped_and_started_again().await;
     answers(&alice, "Are you sure?", accepts(json!({"sure": "yes"}))).await;
-    assert_eq!(alice.transcript().await[2], "office__book: book is done");
-    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
-    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
-    let expected = [
-        recorded("book", None, &Value::Null),
-        recorded("book", Some("seat asked"), &seat),
-        recorded("book", Some("sure asked"), &sure),
-    ];
-    assert_eq!(office.calls(), expected);
+    has_booked(&alice, &office).await;
 }
 
 async fn a_result_may_ask_several_questions(server: TestServer) {
@@ -324,15 +338,7 @@ async fn an_answer_to_a_question_of_a_session_is_taken_when_a_result_asks_the_sa
     let open = alice.questions().await;
     assert_eq!(open.len(), 1, "{open:?}");
     answers(&alice, "Are you sure?", accepts(json!({"sure": "yes"}))).await;
-    assert_eq!(alice.transcript().await[2], "office__book: book is done");
-    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
-    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
-    let expected = [
-        recorded("book", None, &Value::Null),
-        recorded("book", Some("seat asked"), &seat),
-        recorded("book", Some("sure asked"), &sure),
-    ];
-    assert_eq!(office.calls(), expected);
+    has_booked(&alice, &office).await;
 }
 
 async fn an_answer_to_a_question_in_a_result_is_taken_when_a_session_asks_the_same(server: TestServer) {
@@ -511,13 +517,9 @@ for line in sys.stdin:
 async fn is_program(server: &TestServer, program: &str) -> bool {
     let Some(python) = mcp::python() else { return false };
     let path = std::env::var("PATH").unwrap_or_default();
-    server
-        .is_configured_with(&format!(
-            "[mcp_servers.office]\ncommand = {python:?}\nargs = [\"-c\", {program:?}]\nenv = {{ PATH = {path:?} }}\n\
-             elicitation = true\n\
-             [agents.clerk]\nmodel = \"scripted:lab\"\ntools = [\"office/*\"]\n"
-        ))
-        .await;
+    let lines =
+        format!("command = {python:?}\nargs = [\"-c\", {program:?}]\nenv = {{ PATH = {path:?} }}\nelicitation = true");
+    uses_office(server, &lines).await;
     true
 }
 
@@ -567,12 +569,7 @@ impl Veteran {
         veteran.is_stateless.store(is_stateless, Ordering::Relaxed);
         let router = Router::new().route("/mcp", post(reply)).with_state(veteran.clone());
         let base = serves(router).await;
-        server
-            .is_configured_with(&format!(
-                "[mcp_servers.office]\nurl = \"{base}/mcp\"\n\
-                 [agents.clerk]\nmodel = \"scripted:lab\"\ntools = [\"office/*\"]\n"
-            ))
-            .await;
+        uses_office(server, &format!("url = \"{base}/mcp\"")).await;
         veteran
     }
 
