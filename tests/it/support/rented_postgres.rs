@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
-use super::authority::Authority;
+use super::authority::CertificateFiles;
 use super::postgres::{as_ordinary_user, installed_programs};
 use super::server::skipped;
 
@@ -41,7 +41,7 @@ pub(crate) struct RentedPostgres {
     child: Child,
     port: u16,
     socket_folder: String,
-    folder: tempfile::TempDir,
+    files: CertificateFiles,
 }
 
 impl RentedPostgres {
@@ -50,11 +50,8 @@ impl RentedPostgres {
         let Some(programs) = installed_programs() else {
             return skipped("Postgres");
         };
-        let folder = tempfile::tempdir().expect("a folder");
-        let authority = Authority::new();
-        std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
-        std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
-        let (certificate, key) = authority.issues("localhost");
+        let files = CertificateFiles::new();
+        let (certificate, key) = files.authority.issues("localhost");
         let port = free_port();
         let mut command = as_ordinary_user();
         command
@@ -87,7 +84,7 @@ impl RentedPostgres {
             socket_folder,
             child,
             port,
-            folder,
+            files,
         })
     }
 
@@ -98,8 +95,8 @@ impl RentedPostgres {
 
     /// Returns the parameters for a mode of TLS with this authority: `ca` or `other-ca`.
     pub(crate) fn parameters(&self, mode: &str, authority: &str) -> String {
-        let file = self.folder.path().join(format!("{authority}.pem"));
-        format!("sslmode={mode}&sslrootcert={}", file.display())
+        let file = self.files.path(&format!("{authority}.pem"));
+        format!("sslmode={mode}&sslrootcert={file}")
     }
 
     /// Connects as a superuser.
