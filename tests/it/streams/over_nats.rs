@@ -1,12 +1,11 @@
 //! Readers at another server than the one at which the run is active, with NATS between the servers.
 
-use std::process::Command;
-
 use async_nats::Message;
 use serde_json::{Value, json};
 
 use super::other_servers::{begins, joins, metric, reads, text_of};
 use crate::support::actors::Human;
+use crate::support::command::command;
 use crate::support::nats::{JETSTREAM, LOGIN, Nats, with_account};
 use crate::support::sse::put_together;
 use crate::support::{TestServer, eventually, on_postgres, script};
@@ -379,11 +378,7 @@ async fn pieces_on_nats_are_sealed_by_a_server_that_encrypts(server: TestServer)
 /// Returns what `adjutant check --connect` says about NATS with this section, and the whole report.
 pub(super) fn checks(server: &TestServer, base: &str, section: &str) -> (Value, String) {
     std::fs::write(server.configuration(), format!("{base}\n{section}")).expect("it can change");
-    let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
-        .args(["check", "--connect", "--json", "--config"])
-        .arg(server.configuration())
-        .output()
-        .expect("it can be called");
+    let output = command(server, &["check", "--connect", "--json"]);
     let said = String::from_utf8(output.stdout).expect("text");
     let report: Value = serde_json::from_str(&said).expect("a report");
     let checks = report["checks"].as_array().expect("a list").clone();

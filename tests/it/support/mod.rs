@@ -8,6 +8,7 @@ pub(crate) mod authority;
 pub(crate) mod authorization_server;
 pub(crate) mod client;
 pub(crate) mod collector;
+pub(crate) mod command;
 pub(crate) mod database;
 pub(crate) mod load_balancer;
 pub(crate) mod mcp;
