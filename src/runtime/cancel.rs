@@ -66,9 +66,7 @@ impl Runs {
                 Some(CallerNotice::Started | CallerNotice::Next) => {}
                 None => drop(runs.dispatcher.stop(run, action)),
             }
-            runs.dispatcher.wakeup.notify_one();
-            // There may be reports to send, and work on other servers to end.
-            runs.core.jobs.discover();
+            runs.dispatcher.wake_loops();
             Ok(())
         });
         work.await
@@ -99,9 +97,7 @@ impl Runs {
         let work = self.core.run_detached(async move {
             let stopped = running && runs.stop_all(&scope, action).await?;
             let withdrawn = pending && runs.withdraw_all(&scope, action).await?;
-            runs.dispatcher.wakeup.notify_one();
-            // There may be reports to send, and work on other servers to end.
-            runs.core.jobs.discover();
+            runs.dispatcher.wake_loops();
             Ok(stopped || withdrawn)
         });
         work.await

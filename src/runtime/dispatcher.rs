@@ -223,6 +223,13 @@ impl Dispatcher {
         self.wakeup.notify_one();
     }
 
+    /// Wakes the dispatch loop and that of the jobs: a run may begin, and there may be reports to send, or work on other servers
+    /// to end.
+    pub(super) fn wake_loops(&self) {
+        self.wakeup.notify_one();
+        self.core.jobs.discover();
+    }
+
     /// Wakes the dispatch loop after the end of a run, if another one may be queued, or if that run was given back. On
     /// Postgres, other processes may have queued one.
     fn look_for_next(&self) {

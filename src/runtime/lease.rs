@@ -196,8 +196,7 @@ impl Dispatcher {
                 Ok(Notification::Jobs) => self.core.jobs.discover(),
                 Ok(Notification::Definitions) => self.core.registry.changed.notify_one(),
                 Err(RecvError::Lagged(_)) => {
-                    self.wakeup.notify_one();
-                    self.core.jobs.discover();
+                    self.wake_loops();
                     self.core.registry.changed.notify_one();
                     self.read_cancels(None).await;
                 }

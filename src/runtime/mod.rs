@@ -247,8 +247,7 @@ fn wake_with_clock(dispatcher: &Arc<Dispatcher>) {
     let listener = Arc::downgrade(dispatcher);
     dispatcher.core.clock.when_moved(Box::new(move || {
         if let Some(dispatcher) = listener.upgrade() {
-            dispatcher.wakeup.notify_one();
-            dispatcher.core.jobs.discover();
+            dispatcher.wake_loops();
         }
     }));
 }

@@ -240,10 +240,13 @@ async fn begin(
     };
     let mut new_run = new_run.clone();
     new_run.request.background = Some(ancestry);
-    let admitted = admission::start_as(tx, id, &new_run, 0, context).await;
-    let admitted = admitted.inspect_err(|_| parent.budget.not_begun(not_over))?;
-    let inserted = db::background::insert(tx, &record).await;
-    inserted.inspect_err(|_| parent.budget.not_begun(not_over))?;
+    let start = async {
+        let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
+        db::background::insert(tx, &record).await?;
+        Ok::<_, TaskError>(admitted)
+    };
+    let started = Box::pin(start).await;
+    let admitted = started.inspect_err(|_| parent.budget.not_begun(not_over))?;
     Ok(Begun::Now(Box::new(admitted)))
 }
 

@@ -264,7 +264,7 @@ impl JobRunner {
                     Some(self.soon())
                 }
             };
-            let pause = pause_until([next_job, next_fact], self.core.clock.now(), longest);
+            let pause = pause_until(earliest(next_job, next_fact), self.core.clock.now(), longest);
             soft.run_until_cancelled(timeout(pause, self.core.jobs.wakeup.notified()))
                 .await;
         }
@@ -471,9 +471,8 @@ fn earliest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestam
     one.into_iter().chain(other).min()
 }
 
-/// Returns the pause until the earliest of these times, but not longer than `longest`.
-fn pause_until(times: [Option<Timestamp>; 2], now: Timestamp, longest: Duration) -> Duration {
-    let next = times.into_iter().flatten().min();
+/// Returns the pause until this time, if it is known, but not longer than `longest`.
+fn pause_until(next: Option<Timestamp>, now: Timestamp, longest: Duration) -> Duration {
     next.map_or(longest, |at| at.since(now).clamp(SHORTEST_PAUSE, longest))
 }
 
@@ -486,16 +485,16 @@ mod tests {
         let now = Timestamp(1_000_000_000);
         let longest = Duration::from_secs(5);
         let after = |millis: u64| Some(now.plus(Duration::from_millis(millis)));
-        for (times, millis) in [
-            ([None, None], 5_000),
-            ([after(1_200), None], 1_200),
-            ([after(3_000), after(700)], 700),
-            ([None, after(86_400_000)], 5_000),
-            ([after(0), after(700)], 25),
-            ([Some(Timestamp(0)), None], 25),
+        for (job, fact, millis) in [
+            (None, None, 5_000),
+            (after(1_200), None, 1_200),
+            (after(3_000), after(700), 700),
+            (None, after(86_400_000), 5_000),
+            (after(0), after(700), 25),
+            (Some(Timestamp(0)), None, 25),
         ] {
-            let pause = pause_until(times, now, longest);
-            assert_eq!(pause, Duration::from_millis(millis), "{times:?}");
+            let pause = pause_until(earliest(job, fact), now, longest);
+            assert_eq!(pause, Duration::from_millis(millis), "{job:?} {fact:?}");
         }
     }
 }
