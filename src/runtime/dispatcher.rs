@@ -38,8 +38,8 @@ use crate::domain::time::Timestamp;
 
 mod scope;
 
-/// The pause between two looks for runs that another process has left in a crash, while there are other processes, and before
-/// something is tried again that failed.
+/// The pause between two looks for runs that another process has left in a crash, while there are other processes, and the
+/// pause after a look that failed.
 const POLL: Duration = Duration::from_secs(1);
 /// The time between the look that misses the lock of a process and the look that finds that it has ended.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
@@ -187,7 +187,7 @@ impl Dispatcher {
             let rang = timeout_at(orphans_at.min(due_at), self.wakeup.notified());
             if let Some(Ok(())) = soft.run_until_cancelled(rang).await {
                 due_at = Instant::now();
-                // Another process may have come since.
+                // Another process may have started since.
                 orphans_at = orphans_at.min(due_at + self.pause_between_orphans());
             }
         }
@@ -223,8 +223,8 @@ impl Dispatcher {
         self.wakeup.notify_one();
     }
 
-    /// Wakes the dispatch loop and that of the jobs: a run may begin, and there may be reports to send, or work on other servers
-    /// to end.
+    /// Wakes the dispatch loop and that of the jobs: a run may begin, and there may be reports to send, or work on other
+    /// servers to end.
     pub(super) fn wake_loops(&self) {
         self.wakeup.notify_one();
         self.core.jobs.discover();
@@ -309,7 +309,7 @@ impl Dispatcher {
         // All slots are taken, and more runs may be queued. The end of a run wakes the loop.
         self.queued.store(true, Ordering::Release);
         if self.slots.available_permits() > 0 {
-            // One has ended just before that was known.
+            // A run has ended just before `queued` was set.
             self.wakeup.notify_one();
         }
         Ok(None)

@@ -168,7 +168,7 @@ impl Dispatcher {
         let written = timeout_at(deadline, write).await;
         let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
         if self.has_company.swap(has_company, Ordering::AcqRel) != has_company {
-            // The last process that has gone may have left runs, and one that has come may leave some.
+            // A process that has ended may have left runs, and one that has started may leave some.
             self.look_for_orphans();
         }
         Ok(cancels

@@ -78,7 +78,7 @@ pub(super) async fn write(
     match (ends, fork) {
         (true, _) => interrupts::drop_for_end(tx, thread, now).await?,
         (false, None) if !is_kept => interrupts::drop_for_update(tx, thread, now).await?,
-        // What waits elsewhere waits on, as after a run from an older checkpoint.
+        // Interrupts on other branches stay open, as after a run from an older checkpoint.
         (false, _) => {}
     }
     // Without `as_node` on a finished thread, no node follows.

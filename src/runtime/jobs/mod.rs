@@ -79,7 +79,7 @@ pub(super) trait JobHandler: Sync {
     /// Returns the lease of a claim: longer than a job can take.
     fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
-    /// Looks for facts because of which jobs are due, and which do not schedule a job themselves.
+    /// Looks for facts because of which jobs are due, if no transaction schedules these jobs.
     fn look<'t>(&self, _tx: &'t mut Tx<'_>, _now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move { Ok(Unscheduled::default()) })
     }
@@ -105,7 +105,7 @@ pub(super) struct Unscheduled {
 }
 
 impl Unscheduled {
-    /// Returns that there are jobs to schedule, or that there are none.
+    /// Returns the findings about facts of which it is not known when the next one comes.
     fn now(any: bool) -> Self {
         Self { any, ..Self::default() }
     }
@@ -248,7 +248,7 @@ impl JobRunner {
         let soft = self.core.shutdown.soft().clone();
         let longest = self.core.longest_sleep();
         let mut discovered: Option<Instant> = None;
-        // The time at which the next fact comes that schedules no job.
+        // The time at which the next fact is known to come because of which jobs are due.
         let mut next_fact: Option<Timestamp> = None;
         while !soft.is_cancelled() {
             let is_asked = self.core.jobs.discovers.swap(false, Ordering::AcqRel);
@@ -291,7 +291,7 @@ impl JobRunner {
         }
     }
 
-    /// Returns the time at which something is looked for again that was not all done.
+    /// Returns the time at which the loop looks again for what could not be done at once.
     fn soon(&self) -> Timestamp {
         self.core.clock.now().plus(RETRY_PAUSE)
     }

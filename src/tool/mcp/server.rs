@@ -320,7 +320,7 @@ impl McpServer {
         self.set_start(match &opened {
             Ok(connection) if connection.is_stateless() => KnownStart::Stateless,
             Ok(_) => KnownStart::Handshake,
-            // A server that starts slowly and needs no handshake has got one before it could say so.
+            // A server that starts slowly may have got a handshake before it could say that it needs none.
             Err(ConnectionError::Refused(_)) if self.start() == KnownStart::Unknown => KnownStart::Stateless,
             Err(_) => KnownStart::Unknown,
         });

@@ -211,8 +211,8 @@ impl McpTool {
         })
     }
 
-    /// Makes the call, and makes it again while its result requires nothing that is not known. All of this takes no longer
-    /// than one call may take.
+    /// Makes the call, and makes it again while its result requires only what is known. All of this takes no longer than
+    /// one call may take.
     async fn result_or_questions(&self, scope: &Scope, params: CallToolRequestParams) -> Result<Answer, Failure> {
         let arguments = params.arguments.clone().unwrap_or_default();
         let headers = ArgumentHeaders::of(&self.spec.parameters, &arguments);
