@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::query_scalar;
 use tokio::sync::oneshot;
 
+use super::runs::claimed_run;
 use super::{Db, run_at, stored_thread, with_postgres, write};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, NewEvent};
@@ -14,7 +15,7 @@ use crate::db::{DbResult, Tx, runs, threads};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::RunStatus;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -22,16 +23,7 @@ use crate::domain::time::Timestamp;
 /// Stores a thread with a run at work.
 async fn at_work(db: &Db) -> (ThreadId, LeaseHolder) {
     let thread = stored_thread(db).await;
-    let run = run_at(thread, 1);
-    let id = run.id;
-    let worker = WorkerId::mint();
-    write!(db, |tx| runs::insert(tx, &run, None));
-    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
-    let holder = LeaseHolder {
-        run: id,
-        worker,
-        fence: claim.fence,
-    };
+    let holder = claimed_run(db, run_at(thread, 1), 2).await;
     (thread, holder)
 }
 

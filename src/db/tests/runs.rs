@@ -339,24 +339,23 @@ async fn a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending(db: Db
     assert_eq!(read!(db, |tx| runs::latest(tx, thread)).map(|run| run.id), Some(id));
 }
 
-/// Stores a run that began with entry `seq` of the log and has ended.
-async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
+/// Stores a run that a worker has claimed.
+pub(super) async fn claimed_run(db: &Db, run: Run, now: i64) -> LeaseHolder {
     let id = run.id;
     let worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, None));
-    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(seq))).expect("a claim");
-    let fence = claim.fence;
+    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(now))).expect("a claim");
+    holder(id, worker, claim.fence)
+}
+
+/// Stores a run that began with entry `seq` of the log and has ended.
+async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
+    let holder = claimed_run(db, run, seq).await;
     let trace = runs::RunRowUpdate {
         seq: Some(seq),
         ..runs::RunRowUpdate::at(Timestamp(seq))
     };
-    assert!(write!(db, |tx| runs::end_fenced(
-        tx,
-        holder(id, worker, fence),
-        status,
-        None,
-        trace
-    )));
+    assert!(write!(db, |tx| runs::end_fenced(tx, holder, status, None, trace)));
 }
 
 async fn a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands(db: Db) {
