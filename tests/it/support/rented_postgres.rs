@@ -1,6 +1,6 @@
 //! A Postgres as it is rented: it is reached over TCP with TLS only, and roles have few rights.
 
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
@@ -8,6 +8,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
 use super::authority::CertificateFiles;
 use super::postgres::{as_ordinary_user, installed_programs};
+use super::replicated_postgres::read_to;
 use super::server::skipped;
 
 /// A shell script like the one of the other server of the tests. This one listens on a port of its own, with TLS.
@@ -65,21 +66,8 @@ impl RentedPostgres {
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut child = command.spawn().expect("a shell");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut said = vec![];
-        let mut socket_folder = None;
-        for line in output.lines() {
-            let line = line.expect("text");
-            socket_folder = line.strip_prefix("ready ").map(str::to_owned);
-            if socket_folder.is_some() {
-                break;
-            }
-            said.push(line);
-        }
-        let Some(socket_folder) = socket_folder else {
-            child.wait().expect("it has ended");
-            panic!("Postgres did not start: {said:?}");
-        };
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let socket_folder = read_to(&mut output, "ready ");
         Some(Self {
             socket_folder,
             child,
