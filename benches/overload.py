@@ -188,7 +188,7 @@ class Pool:
 
 
 class Answers:
-    """The answers to the requests of an open loop."""
+    """The answers to the requests of an open loop. `accepted` has the number of each request whose status is 200, and the body."""
 
     def __init__(self):
         self.statuses = collections.Counter()
@@ -203,11 +203,11 @@ class Answers:
 class Request:
     """A request of an open loop, and what becomes of it."""
 
-    def __init__(self, answers, due, text, keep):
+    def __init__(self, answers, number, due, text):
         self.answers = answers
+        self.number = number
         self.due = due
         self.text = text
-        self.keep = keep
 
     def is_sent(self):
         now = time.monotonic()
@@ -220,16 +220,15 @@ class Request:
         answers.waiting -= 1
         answers.statuses[status] += 1
         answers.latencies.append(time.monotonic() - self.due)
-        if status == 200 and self.keep:
-            answers.accepted.append(self.keep(body))
+        if status == 200:
+            answers.accepted.append((self.number, body))
         elif status in (429, 503) and not has_retry_after:
             answers.without_retry_after += 1
 
 
-async def open_loop(pool, rate, begin, end, request_of):
-    """Sends a request at each of the times `begin`, `begin + 1 / rate`, … before `end`, and waits for the answers. `request_of` returns
-    the text of the request with a number, and a function for the body of its answer 200. Latencies count from the time at which a
-    request was due.
+async def open_loop(pool, rate, begin, end, texts):
+    """Sends one of these requests after the other, again and again: at each of the times `begin`, `begin + 1 / rate`, … before `end`.
+    Waits for the answers. Latencies count from the time at which a request was due.
     """
     answers = Answers()
     number = 0
@@ -239,7 +238,7 @@ async def open_loop(pool, rate, begin, end, request_of):
         if wait > 0 or number % 32 == 0:
             await asyncio.sleep(max(wait, 0))
         answers.waiting += 1
-        if not pool.send(Request(answers, due, *request_of(number))):
+        if not pool.send(Request(answers, number, due, texts[number % len(texts)])):
             answers.waiting -= 1
             answers.unsent += 1
         number += 1
@@ -253,64 +252,63 @@ def run_with(script, **more):
     return {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": json.dumps(script)}]}, **more}
 
 
-async def in_parallel(base, tasks):
-    """Calls each function with one of a few connections, and returns the results in order."""
-    results = [None] * len(tasks)
-    queue = collections.deque(enumerate(tasks))
+def short_answer(given):
+    """Returns the script of a run of the load."""
+    return {"script": [{"text": "hi", "first_ms": given.model_ms}]}
+
+
+async def in_parallel(base, function, items):
+    """Calls a function for each item, with one of a few connections. Returns the results in order."""
+    results = [None] * len(items)
+    queue = collections.deque(enumerate(items))
 
     async def worker():
         connection = Connection(base)
         while queue:
-            at, task = queue.popleft()
-            results[at] = await task(connection)
+            at, item = queue.popleft()
+            results[at] = await function(connection, item)
 
     await asyncio.gather(*(worker() for _ in range(CREATORS)))
     return results
 
 
-async def new_thread(connection):
+async def new_thread(connection, _number=0):
     status, text = await connection.request("POST", "/threads", {})
     assert status == 200, text
     return json.loads(text)["thread_id"]
 
 
-class Streams:
-    """Streams that are under way at the same time."""
+async def stream(base, given, has_begun):
+    """Returns the seconds from the first to the last piece of a stream."""
+    connection = Connection(base)
+    thread = await new_thread(connection)
+    times = []
 
-    def __init__(self, base, given):
-        self.base = base
-        self.count = given.streams
-        pieces = int((given.seconds + 2 * LEAD_S) * 1000 / PAUSE_MS)
-        self.script = {"script": [{"text": "word " * pieces}], "chunk": 5, "delay_ms": PAUSE_MS}
+    def piece():
+        times.append(time.monotonic())
+        has_begun.set()
 
-    async def one(self, has_begun):
-        """Returns the seconds from the first to the last piece of a stream."""
-        connection = Connection(self.base)
-        thread = await new_thread(connection)
-        times = []
+    pieces = int((given.seconds + 2 * LEAD_S) * 1000 / PAUSE_MS)
+    script = {"script": [{"text": "word " * pieces}], "chunk": 5, "delay_ms": PAUSE_MS}
+    body = run_with(script, stream_mode=["messages-tuple"])
+    status, _ = await connection.request("POST", f"/threads/{thread}/runs/stream", body, piece)
+    assert status == 200 and times, status
+    return times[-1] - times[0]
 
-        def piece():
-            times.append(time.monotonic())
-            has_begun.set()
 
-        body = run_with(self.script, stream_mode=["messages-tuple"])
-        status, _ = await connection.request("POST", f"/threads/{thread}/runs/stream", body, piece)
-        assert status == 200 and times, status
-        return times[-1] - times[0]
-
-    async def begin(self):
-        """Starts the streams. Returns the task with their sorted durations when each has begun."""
-        begun = [asyncio.Event() for _ in range(self.count)]
-        streams = asyncio.gather(*(self.one(has_begun) for has_begun in begun))
-        beginnings = asyncio.gather(*(has_begun.wait() for has_begun in begun))
-        await asyncio.wait([streams, beginnings], return_when=asyncio.FIRST_COMPLETED)
-        beginnings.cancel()
-        return streams
+async def begin_streams(base, given):
+    """Starts the streams. Returns the task with their durations when each has begun."""
+    begun = [asyncio.Event() for _ in range(given.streams)]
+    streams = asyncio.gather(*(stream(base, given, has_begun) for has_begun in begun))
+    beginnings = asyncio.gather(*(has_begun.wait() for has_begun in begun))
+    await asyncio.wait([streams, beginnings], return_when=asyncio.FIRST_COMPLETED)
+    beginnings.cancel()
+    return streams
 
 
 async def measure_capacity(base, given):
     """Returns the number of runs that the server completes in a second."""
-    script = {"script": [{"text": "hi", "first_ms": given.model_ms}]}
+    body = run_with(short_answer(given))
     done = []
     begin = time.monotonic() + 1
     end = begin + given.capacity_seconds
@@ -318,7 +316,7 @@ async def measure_capacity(base, given):
     async def client():
         connection = Connection(base)
         while time.monotonic() < end:
-            status, text = await connection.request("POST", "/runs/wait", run_with(script))
+            status, text = await connection.request("POST", "/runs/wait", body)
             assert status == 200, text
             done.append(time.monotonic())
 
@@ -330,22 +328,14 @@ def generate(base, given, share, results):
     """A process of the load. It sends one of `--processes` shares of all requests."""
     os.nice(19)
     base = urllib.parse.urlsplit(base)
-    script = {"script": [{"text": "hi", "first_ms": given.model_ms}]}
-    body = run_with(script, multitask_strategy="enqueue")
-
-    def on(thread):
-        text = message(base, "POST", f"/threads/{thread}/runs", body)
-        return text, lambda answer: (thread, json.loads(answer)["run_id"])
-
-    requests = [on(thread) for thread in share["threads"]]
-
-    async def load():
-        pool = Pool(base, given.connections // given.processes)
-        begin, end = share["begin"], share["begin"] + given.seconds
-        answers = await open_loop(pool, share["rate"], begin, end, lambda number: requests[number % len(requests)])
-        results.put((answers, pool.opened, answers.last_sent - begin))
-
-    asyncio.run(load())
+    threads, begin = share["threads"], share["begin"]
+    body = run_with(short_answer(given), multitask_strategy="enqueue")
+    texts = [message(base, "POST", f"/threads/{thread}/runs", body) for thread in threads]
+    pool = Pool(base, given.connections // given.processes)
+    answers = asyncio.run(open_loop(pool, share["rate"], begin, begin + given.seconds, texts))
+    # The ids are enough for the process that collects the results.
+    answers.accepted = [(threads[number % len(threads)], json.loads(text)["run_id"]) for number, text in answers.accepted]
+    results.put((answers, pool.opened, answers.last_sent - begin))
 
 
 class Load:
@@ -383,12 +373,25 @@ async def overload(base, given, rate, threads):
         process.start()
         processes.append(process)
     ok = message(base, "GET", "/ok")
-    asking = open_loop(Pool(base, 1000), OK_PER_SECOND, begin, begin + given.seconds, lambda _: (ok, None))
+    asking = open_loop(Pool(base, 1000), OK_PER_SECOND, begin, begin + given.seconds, [ok])
     collecting = asyncio.get_running_loop().run_in_executor(None, lambda: [results.get() for _ in processes])
     oks, parts = await asyncio.gather(asking, collecting)
     for process in processes:
         process.join()
     return Load(parts, given.seconds), oks
+
+
+async def statuses_on(connection, thread):
+    """Returns the status of each run on a thread."""
+    found = {}
+    while True:
+        path = f"/threads/{thread}/runs?limit=100&offset={len(found)}&select=run_id&select=status"
+        status, text = await connection.request("GET", path)
+        assert status == 200, text
+        page = json.loads(text)
+        found.update((run["run_id"], run["status"]) for run in page)
+        if len(page) < 100:
+            return found
 
 
 async def outcomes(base, accepted, patience):
@@ -399,23 +402,10 @@ async def outcomes(base, accepted, patience):
     counts = collections.Counter()
     end = time.monotonic() + patience
 
-    def look(thread):
-        async def of_thread(connection):
-            found = {}
-            while True:
-                path = f"/threads/{thread}/runs?limit=100&offset={len(found)}&select=run_id&select=status"
-                status, text = await connection.request("GET", path)
-                assert status == 200, text
-                page = json.loads(text)
-                found.update((run["run_id"], run["status"]) for run in page)
-                if len(page) < 100:
-                    return thread, found
-
-        return of_thread
-
     while wanted:
         is_over = time.monotonic() >= end
-        for thread, found in await in_parallel(base, [look(thread) for thread in wanted]):
+        threads = list(wanted)
+        for thread, found in zip(threads, await in_parallel(base, statuses_on, threads)):
             for run in list(wanted[thread]):
                 status = found.get(run)
                 if is_over or status not in ("pending", "running"):
@@ -428,43 +418,29 @@ async def outcomes(base, accepted, patience):
     return counts
 
 
-class Promises:
-    """What has to be true, and whether it is."""
-
-    def __init__(self):
-        self.broken = []
-
-    def hold(self, is_kept, text):
-        if not is_kept:
-            self.broken.append(text)
-
-
 async def measure(base, given):
     """Measures, prints the figures, and returns the exit code."""
-    promises = Promises()
-    streams = Streams(base, given)
-    alone = sorted(await (await streams.begin()))
+    alone = sorted(await (await begin_streams(base, given)))
     capacity = await measure_capacity(base, given)
     rate = given.times * capacity
     print(f"capacity: {capacity:.0f} runs/s; to be offered: {rate:.0f}/s for {given.seconds:g} s", flush=True)
 
     count = max(given.processes * CREATORS, math.ceil(rate * given.seconds / 50))
-    threads = await in_parallel(base, [new_thread] * count)
-    under_way = await streams.begin()
+    threads = await in_parallel(base, new_thread, range(count))
+    under_way = await begin_streams(base, given)
     load, oks = await overload(base, given, rate, threads)
     loaded = sorted(await under_way)
-    report_load(load, capacity, promises)
-    report_streams(alone, loaded, given, promises)
-    report_oks(oks, given, promises)
+    promises = report_load(load, capacity) | report_streams(alone, loaded, given) | report_oks(oks, given)
 
     begun = time.monotonic()
     counts = await outcomes(base, load.accepted, 60 + 4 * len(load.accepted) / capacity)
     print(f"accepted runs: {dict(counts)}; the last ended {time.monotonic() - begun:.0f} s after the load")
-    promises.hold(set(counts) <= {"success"}, "every accepted run succeeds")
+    promises["every accepted run succeeds"] = set(counts) <= {"success"}
 
-    for text in promises.broken:
+    broken = [text for text, is_kept in promises.items() if not is_kept]
+    for text in broken:
         print(f"BROKEN: {text}")
-    if promises.broken:
+    if broken:
         return 1
     if load.rate < 0.95 * rate:
         print(f"only {load.rate / capacity:.1f} times the capacity was offered: bound the capacity, or start more processes")
@@ -473,7 +449,8 @@ async def measure(base, given):
     return 0
 
 
-def report_load(load, capacity, promises):
+def report_load(load, capacity):
+    """Prints the figures. Returns the promises, and whether each was kept."""
     late = percentile(load.lateness, 0.99)
     print(
         f"offered: {load.sent} runs in {load.seconds:.1f} s, {load.rate:.0f}/s, {load.rate / capacity:.1f} times the capacity, over "
@@ -487,26 +464,30 @@ def report_load(load, capacity, promises):
         f"answers: {load.statuses[200]} accepted, refused {refused}, {load.without_retry_after} of these without Retry-After, "
         f"others {others}, {load.unanswered} without an answer; p50 {p50:.0f} ms, p99 {p99:.0f} ms"
     )
-    promises.hold(not load.unanswered, "every request is answered")
-    promises.hold(not others, "requests are accepted, or refused with 429 or 503")
-    promises.hold(not load.without_retry_after, "every refusal has Retry-After")
+    return {
+        "every request is answered": not load.unanswered,
+        "requests are accepted, or refused with 429 or 503": not others,
+        "every refusal has Retry-After": not load.without_retry_after,
+    }
 
 
-def report_streams(alone, loaded, given, promises):
+def report_streams(alone, loaded, given):
     middle = statistics.median(loaded) / statistics.median(alone)
     print(
         f"streams: {statistics.median(alone):.2f} s alone, {statistics.median(loaded):.2f} s under load: {middle:.2f}x; "
         f"the slowest {loaded[-1] / alone[-1]:.2f}x"
     )
-    promises.hold(loaded[-1] / alone[-1] <= given.max_slowdown, f"no stream takes {given.max_slowdown:g} times as long")
+    return {f"no stream takes {given.max_slowdown:g} times as long": loaded[-1] / alone[-1] <= given.max_slowdown}
 
 
-def report_oks(oks, given, promises):
+def report_oks(oks, given):
     latencies = sorted(oks.latencies)
     p50, p99, longest = (latency * 1000 for latency in (percentile(latencies, 0.5), percentile(latencies, 0.99), latencies[-1]))
     print(f"/ok: {dict(oks.statuses)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {longest:.1f} ms")
-    promises.hold(set(oks.statuses) == {200} and not oks.waiting, "`/ok` is always answered")
-    promises.hold(longest <= given.max_ok_ms, f"`/ok` is answered within {given.max_ok_ms:g} ms")
+    return {
+        "`/ok` is always answered": set(oks.statuses) == {200} and not oks.waiting,
+        f"`/ok` is answered within {given.max_ok_ms:g} ms": longest <= given.max_ok_ms,
+    }
 
 
 async def with_server(given):

@@ -67,10 +67,7 @@ impl Loop<'_> {
             record_answer(machine, at, ToolOutput::error(&call, refusal));
             return Ok(None);
         }
-        let task = match then {
-            AfterDelegation::Answer => machine.call_task(at),
-            AfterDelegation::CallAgain => TaskId::of_delegation(machine.call_task(at), machine.delegations(at).len()),
-        };
+        let task = then.task(machine.call_task(at), machine.delegations(at).len());
         let id = RunId::of_child(task);
         let lineage = self.lineage_of_child(task, &call, delegation.subagent);
         let graph_id = resolved.graph_id().map(str::to_owned);

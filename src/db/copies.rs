@@ -127,7 +127,7 @@ struct CopiedRow {
 }
 
 impl Copy {
-    /// Has the work that goes on in the copy done on behalf of this caller, to whom the copy belongs.
+    /// Assigns the work that goes on in the copy to this caller, to whom the copy belongs.
     pub fn assign_to(&mut self, caller: &Identity) {
         if let Some(waiting) = &mut self.waiting {
             waiting.assign_to(caller);

@@ -237,7 +237,7 @@ const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time in which a connection has to answer when it is checked before its next use.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time without a connection after which the host may be another one than before.
+/// The wait for a connection after which the listener looks for the host that takes writes.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// The code of Postgres for a write in a session that is read-only, as on a standby.
 const READ_ONLY: &str = "25006";
@@ -500,8 +500,8 @@ pub(super) async fn acquire(pool: &PostgresPool) -> DbResult<PoolConnection<Post
     })
 }
 
-/// Takes a connection of the pool, or makes one at the latest host. If that fails or takes long, the listener looks first
-/// which host takes writes.
+/// Takes a connection of the pool, or makes one at the latest host. If that fails or takes long, the listener first looks
+/// for the host that takes writes.
 async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
     let host = pool.hosts.latest_index();
     let mut acquiring = Box::pin(pool.connections.acquire());
@@ -569,8 +569,13 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
 
 /// Returns whether Postgres refused a write since the session is read-only.
 fn is_read_only(error: &sqlx::Error) -> bool {
-    let told = error.as_database_error();
-    told.is_some_and(|told| told.code().as_deref() == Some(READ_ONLY))
+    has_code(error, READ_ONLY)
+}
+
+/// Returns whether an error of the database has this code.
+pub(super) fn has_code(error: &sqlx::Error, code: &str) -> bool {
+    let error = error.as_database_error();
+    error.is_some_and(|error| error.code().as_deref() == Some(code))
 }
 
 /// Returns whether an error is about the connection, and not about a statement. SQLite has none of these.

@@ -26,7 +26,7 @@ pub(super) struct PostgresHosts {
 /// The host to which a connection was made last.
 struct LatestHost {
     index: usize,
-    /// The time since which it is another one than before.
+    /// The time at which it took the place of another host, if it did.
     since: Option<Instant>,
 }
 
@@ -137,7 +137,7 @@ fn name(options: &PgConnectOptions) -> String {
     }
 }
 
-/// Returns the error of hosts that all cannot be used.
+/// Returns the error when no host can be used.
 fn unusable(mut failures: Vec<(String, DbError)>) -> DbError {
     if failures.len() == 1
         && let Some((_, error)) = failures.pop()
@@ -152,7 +152,7 @@ fn unusable(mut failures: Vec<(String, DbError)>) -> DbError {
     DbError::from(sqlx::Error::Io(Error::new(ErrorKind::NotConnected, text)))
 }
 
-/// Returns the text of an error without what all of them have in common.
+/// Returns the text of an error without the words with which errors of unavailability begin.
 fn reason(error: &DbError) -> String {
     let DbError::Unavailable(cause) = error else {
         return error.to_string();

@@ -174,8 +174,8 @@ async fn look(targets: &ListenerTargets, listening: &Listening, limits: DbLimits
     looked
 }
 
-/// Looks while the listener is connected. If no host can be used, its connection may still lead to one that takes writes, as
-/// when the server has no more connections: it is kept, with its lock, and another look follows.
+/// Looks again while the listener is connected. If no host can be used, its connection may still lead to one that takes
+/// writes, as when the server has no more connections: it is kept, with its lock, and another look follows.
 async fn look_again(
     targets: &ListenerTargets,
     listening: &Listening,

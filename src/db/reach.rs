@@ -95,11 +95,12 @@ impl Reachability {
         let _ = tokio::time::timeout(LOOK_TIMEOUT, looking).await;
     }
 
-    /// Waits until another look is wanted and the last one is some time ago. A cancelled wait forgets nothing.
+    /// Waits until another look is wanted and the last one is some time ago. If the wait is cancelled, the look stays
+    /// wanted.
     pub(super) async fn look_is_wanted(&self) {
         let mut looks = self.looks.subscribe();
         let wanted = looks.wait_for(|looks| looks.is_wanted);
-        // It fails only without a sender, which `self` has.
+        // It could fail only without a sender, and `self` has it.
         let last = wanted.await.ok().and_then(|looks| looks.last);
         if let Some(last) = last {
             tokio::time::sleep_until(last + LOOK_INTERVAL).await;
@@ -228,7 +229,7 @@ mod tests {
         };
         tokio::join!(reach.wait_for_look(), listener);
         let begun = Instant::now();
-        // The next look waits, whoever wants it, and a wait that is cancelled forgets nothing.
+        // The next look waits, whoever wants it, and stays wanted if the wait is cancelled.
         reach.writes_are_refused();
         let cancelled = tokio::time::timeout(LOOK_INTERVAL / 2, reach.look_is_wanted()).await;
         assert!(cancelled.is_err());

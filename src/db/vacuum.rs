@@ -13,7 +13,7 @@ use sqlx::{
 use tokio::time::Instant;
 
 use super::DbLimits;
-use super::engine::{Engine, FileLock, check_file, is_in_memory, is_postgres, sqlite_options};
+use super::engine::{Engine, FileLock, check_file, has_code, is_in_memory, is_postgres, sqlite_options};
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state, table_names};
@@ -171,7 +171,7 @@ async fn vacuum_postgres(url: &str, limits: DbLimits, announce: Announce<'_>) ->
     let hosts = PostgresHosts::of(url)?.with_options(|options| options.application_name("adjutant vacuum"));
     let mut conn = hosts.connect(limits).await?;
     require_tables(postgres_state(&mut conn).await?)?;
-    // Large tables take their time. Whoever waits for a table makes all others wait behind it, so that has an end.
+    // Large tables take their time. The wait for a table is limited, since all others who want the table wait behind it.
     let millis = limits.statement.as_millis();
     let settings = format!("set statement_timeout = 0; set lock_timeout = '{millis}ms'");
     raw_sql(AssertSqlSafe(settings)).execute(&mut conn).await?;
@@ -213,7 +213,7 @@ struct PostgresTable {
     bytes: u64,
 }
 
-/// The rewriting of a Postgres.
+/// A Postgres whose tables are rewritten.
 struct PostgresVacuum {
     conn: PgConnection,
     limits: DbLimits,
@@ -238,7 +238,7 @@ impl PostgresVacuum {
         Ok(query_scalar(FILE).bind(table).fetch_one(&mut self.conn).await?)
     }
 
-    /// Waits until nobody can read any more what was deleted until now. Returns false, and notes who still can, after the
+    /// Waits until no transaction can read what was deleted until now. Returns false, and notes which still can, after the
     /// longest time that a transaction of a server takes.
     async fn has_no_older(&mut self, with_catalog: bool) -> DbResult<bool> {
         let mark: i64 = query_scalar("select txid_current()").fetch_one(&mut self.conn).await?;
@@ -342,12 +342,7 @@ fn is_forbidden(error: &sqlx::Error) -> bool {
     has_code(error, "42501")
 }
 
-/// Returns whether a statement waited for a session that waited for it.
+/// Returns whether a statement was ended because of a deadlock.
 fn is_deadlock(error: &sqlx::Error) -> bool {
     has_code(error, "40P01")
-}
-
-fn has_code(error: &sqlx::Error, code: &str) -> bool {
-    let told = error.as_database_error();
-    told.is_some_and(|told| told.code().as_deref() == Some(code))
 }

@@ -206,8 +206,8 @@ impl BackgroundTask {
         tasks.values().filter_map(Self::read).collect()
     }
 
-    /// Returns the task with this id. If a former server has stored it, the agent is taken to know the outcomes of all runs
-    /// but the newest: that server reported no others, and most of them it did report.
+    /// Returns the task with this id. A former server has not stored which outcomes it had reported. It reported most of
+    /// them, and none of an older run later, so the agent is taken to know those of all runs but the newest.
     pub fn find(state: &State, id: &str) -> Option<Self> {
         Self::read(state.fields.get(FIELD)?.get(id.trim())?)
     }
@@ -268,8 +268,8 @@ impl BackgroundTask {
     }
 
     /// Returns whether the task, as the snapshot shows it, has an outcome that the state does not contain. Of a superseded
-    /// run a cancellation is ignored, and so is what was reported last. Its other outcomes are not: a message supersedes
-    /// the run before it also while it waits for its turn.
+    /// run, a cancellation is ignored, and so is the outcome that was reported last. Its other outcomes count, since a
+    /// message supersedes the run before it while that run is still at work.
     fn has_new_outcome(&self, seen: &TaskSnapshot) -> bool {
         let is_other = self.status != seen.status || self.run_id != seen.run;
         let is_superseded = self.superseded_run_ids.contains(&seen.run);

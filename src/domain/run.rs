@@ -475,6 +475,15 @@ pub enum AfterDelegation {
 }
 
 impl AfterDelegation {
+    /// Returns the task of the run to which a call delegates. `call` is the task of the call, which has delegated so many
+    /// times before.
+    pub fn task(self, call: TaskId, earlier: usize) -> TaskId {
+        match self {
+            Self::Answer => call,
+            Self::CallAgain => TaskId::of_delegation(call, earlier),
+        }
+    }
+
     fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -483,14 +492,17 @@ impl AfterDelegation {
 impl Run {
     /// Returns the task that the run of a subagent was given; none for a main agent.
     pub fn order(&self) -> Option<DelegatedTask> {
-        let order = self.request.input.clone().filter(|_| self.lineage.depth > 0)?;
-        serde_json::from_value(order).ok()
+        DelegatedTask::deserialize(self.stored_order()?).ok()
     }
 
     /// Returns the text that user interfaces show while the subagent runs, if there is one.
     pub fn display_text(&self) -> Option<&str> {
-        let order = self.request.input.as_ref().filter(|_| self.lineage.depth > 0)?;
-        order.get("display_text")?.as_str()
+        self.stored_order()?.get("display_text")?.as_str()
+    }
+
+    /// Returns the [`DelegatedTask`] of the run of a subagent, as it is stored.
+    fn stored_order(&self) -> Option<&Value> {
+        self.request.input.as_ref().filter(|_| self.lineage.depth > 0)
     }
 }
 

@@ -12,7 +12,7 @@ use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, History
 use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
 use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, Span};
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
-use crate::domain::checkpoint::Lane;
+use crate::domain::checkpoint::{self, Lane};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Failure, Plan};
@@ -247,7 +247,13 @@ impl HistoryLoader {
                     .collect(),
                 false,
             ),
-            HistorySlice::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
+            HistorySlice::Newest => (
+                checkpoints::newest_sketch(tx, thread, lane)
+                    .await?
+                    .into_iter()
+                    .collect(),
+                false,
+            ),
             HistorySlice::History { query, only, filter } => {
                 let agent = child
                     .as_ref()
@@ -271,7 +277,11 @@ impl HistoryLoader {
             return Ok(None);
         };
         let is_truncated = summaries.len() < count;
-        let (entries, is_cut) = self.entries(tx, lane, summaries, is_search).await?;
+        let next = match self.fields.tasks {
+            true => checkpoints::next_after(tx, thread, lane, newest.seq).await?,
+            false => None,
+        };
+        let (entries, is_cut) = self.entries(tx, lane, summaries, is_search, next.as_ref()).await?;
         let newest_run = match (newest.run, child.is_some()) {
             (Some(run), false) if self.fields.tasks => runs::get_by_id(tx, run).await?,
             (_, _) => None,
@@ -281,7 +291,7 @@ impl HistoryLoader {
         } else {
             vec![]
         };
-        let stopped_at = self.stopped_at(tx, lane, newest).await?;
+        let is_stopped = lane == Lane::Main && self.fields.tasks && next.is_none() && self.was_cancelled();
         let run_notes = self
             .runs
             .drain()
@@ -290,7 +300,7 @@ impl HistoryLoader {
         Ok(Some(LoadedHistory {
             child,
             run_notes,
-            stopped_at,
+            stopped_at: is_stopped.then_some(newest.id),
             interrupts,
             entries,
             is_cut: is_cut || is_truncated,
@@ -298,20 +308,10 @@ impl HistoryLoader {
         }))
     }
 
-    /// Returns the newest checkpoint of this part, if it is the thread's newest and the last run was cancelled there.
-    async fn stopped_at(
-        &self,
-        tx: &mut Tx<'_>,
-        lane: Lane,
-        newest: CheckpointSummary,
-    ) -> DbResult<Option<CheckpointId>> {
-        let Thread { id, status, error, .. } = &self.thread;
-        let is_stopped = *status == ThreadStatus::Interrupted && *error == Some(Failure::cancelled());
-        if lane != Lane::Main || !self.fields.tasks || !is_stopped {
-            return Ok(None);
-        }
-        let next = checkpoints::next_after(tx, *id, lane, newest.seq).await?;
-        Ok(next.is_none().then_some(newest.id))
+    /// Returns whether the last run of the thread was cancelled.
+    fn was_cancelled(&self) -> bool {
+        let Thread { status, error, .. } = &self.thread;
+        *status == ThreadStatus::Interrupted && *error == Some(Failure::cancelled())
     }
 
     /// The newest checkpoints whose metadata alone fits the budget.
@@ -335,13 +335,15 @@ impl HistoryLoader {
         Ok(summaries)
     }
 
-    /// Reads the requested fields of the checkpoints, newest first.
+    /// Reads the requested fields of the checkpoints, newest first. `next` is the step after the newest one, if it is
+    /// requested and exists.
     async fn entries(
         &self,
         tx: &mut Tx<'_>,
         lane: Lane,
         summaries: Vec<CheckpointSummary>,
         is_search: bool,
+        next: Option<&checkpoint::Entry>,
     ) -> DbResult<(Vec<HistoryEntry>, bool)> {
         let own = json_bytes(&self.thread.metadata);
         let run_notes = self
@@ -365,10 +367,8 @@ impl HistoryLoader {
         } else {
             summaries.iter().rev().for_each(|sketch| entries.add(*sketch));
         }
-        if self.fields.tasks
-            && let Some(after) = checkpoints::next_after(tx, self.thread.id, lane, newest.seq).await?
-        {
-            entries.complete_newest(&after);
+        if let Some(next) = next {
+            entries.complete_newest(next);
         }
         Ok(entries.finish())
     }

@@ -323,8 +323,8 @@ impl ThreadSummary {
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
         let is_visible = background::visibility(tx, thread.id).await? == Visibility::Full;
         // A thread whose newest checkpoint cannot be read is shown without its state.
-        let newest = checkpoints::sketches(tx, thread.id, Lane::Main, i64::MAX, 1).await;
-        let newest = db::unless_corrupt(newest)?.and_then(|newest| newest.first().copied());
+        let newest = checkpoints::newest_sketch(tx, thread.id, Lane::Main).await;
+        let newest = db::unless_corrupt(newest)?.flatten();
         let head = newest.filter(|_| is_visible).map(|newest| newest.id);
         let interrupts = open_interrupts(tx, thread.id, newest).await?;
         Ok(Self {

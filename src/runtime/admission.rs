@@ -21,6 +21,7 @@ use crate::db::{DbError, Tx};
 use crate::definition::Digest;
 use crate::domain::access::Ownership;
 use crate::domain::id::{RunId, WorkerId};
+use crate::domain::idempotency::Once;
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
@@ -159,8 +160,7 @@ impl Admission {
         self.precheck(new_runs).await
     }
 
-    /// Runs a job that admits a run in one transaction, then starts that run if there is a free slot. The job is
-    /// completed even if the caller is dropped meanwhile, and repeated if another transaction is in its way.
+    /// Runs a job that admits a run in one transaction; see [`Admission::admit_by`].
     ///
     /// # Errors
     /// Returns the error of the job, which is rolled back, or [`DbError::Closed`] when the server stopped before.
@@ -170,17 +170,34 @@ impl Admission {
         E: From<DbError> + TransactionError + Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<A, E>> + Clone + Send + 'static,
     {
+        let db = self.core.db.clone();
+        let transaction = move |context: AdmissionContext| {
+            let db = db.clone();
+            let job = job.clone();
+            async move { db.write(move |tx| job(tx, context)).await }
+        };
+        self.admit_by(checked, transaction).await
+    }
+
+    /// Admits a run by a transaction, then starts that run if there is a free slot. This is completed even if the caller
+    /// is dropped meanwhile, and the transaction is repeated if another one is in its way.
+    ///
+    /// # Errors
+    /// Returns the error of the transaction, or [`DbError::Closed`] when the server stopped before.
+    pub(super) async fn admit_by<A, E, F>(
+        &self,
+        checked: Vec<Checked>,
+        transaction: impl Fn(AdmissionContext) -> F + Send + 'static,
+    ) -> Result<A::Started, E>
+    where
+        A: MayStart,
+        E: From<DbError> + TransactionError + Send + 'static,
+        F: Future<Output = Result<A, E>> + Send + 'static,
+    {
         let admission = self.clone();
         let work = self.core.run_detached(async move {
             let (slot, context) = admission.with_slot(checked);
-            let db = admission.core.db.clone();
-            let attempt = move || {
-                let db = db.clone();
-                let job = job.clone();
-                let context = context.clone();
-                async move { db.write(move |tx| job(tx, context)).await }
-            };
-            let admitted = retry_while_busy(attempt).await?;
+            let admitted = retry_while_busy(move || transaction(context.clone())).await?;
             Ok(admitted.started(|admitted| admission.start_or_queue(admitted, slot)))
         });
         work.await
@@ -188,7 +205,7 @@ impl Admission {
 
     /// Takes a free slot, if there is one, and returns the context of a run that may start in it. A server that stops has
     /// none.
-    pub(super) fn with_slot(&self, checked: Vec<Checked>) -> (Option<TakenSlot>, AdmissionContext) {
+    fn with_slot(&self, checked: Vec<Checked>) -> (Option<TakenSlot>, AdmissionContext) {
         let permit = match self.core.shutdown.soft().is_cancelled() {
             true => None,
             false => Arc::clone(&self.dispatcher.slots).try_acquire_owned().ok(),
@@ -277,6 +294,14 @@ impl MayStart for Option<Admitted> {
     type Started = Option<Run>;
 
     fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Option<Run> {
+        self.map(begin)
+    }
+}
+
+impl MayStart for Once<Admitted> {
+    type Started = Once<Run>;
+
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Once<Run> {
         self.map(begin)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::admission::{AdmissionContext, Admitted, Undone};
 use super::dispatcher::Dispatcher;
 use super::interrupts::{self, CallerNotice};
-use super::retry::retry_while_busy;
+use super::retry::write_while_busy;
 use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, ledger, log_lines};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
@@ -66,9 +66,7 @@ impl Runs {
                 Some(CallerNotice::Started | CallerNotice::Next) => {}
                 None => drop(runs.dispatcher.stop(run, action)),
             }
-            runs.dispatcher.wakeup.notify_one();
-            // There may be reports to send, and work on other servers to end.
-            runs.core.jobs.discover();
+            runs.dispatcher.wake_loops();
             Ok(())
         });
         work.await
@@ -99,9 +97,7 @@ impl Runs {
         let work = self.core.run_detached(async move {
             let stopped = running && runs.stop_all(&scope, action).await?;
             let withdrawn = pending && runs.withdraw_all(&scope, action).await?;
-            runs.dispatcher.wakeup.notify_one();
-            // There may be reports to send, and work on other servers to end.
-            runs.core.jobs.discover();
+            runs.dispatcher.wake_loops();
             Ok(stopped || withdrawn)
         });
         work.await
@@ -111,17 +107,11 @@ impl Runs {
     async fn stop_all(&self, scope: &AccessScope, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
-            let db = self.core.db.clone();
             let scope = scope.clone();
-            let attempt = move || {
-                let db = db.clone();
-                let scope = scope.clone();
-                async move {
-                    db.write(move |tx| Box::pin(async move { some_running(tx, &scope, last, action).await }))
-                        .await
-                }
-            };
-            let page = retry_while_busy(attempt).await?;
+            let write = write_while_busy(&self.core.db, move |tx| {
+                Box::pin(async move { some_running(tx, &scope, last, action).await })
+            });
+            let page = write.await?;
             let Some((thread, _)) = page.last() else {
                 return Ok(last.is_some());
             };
@@ -137,18 +127,12 @@ impl Runs {
         let now = self.core.clock.now();
         let mut any = false;
         loop {
-            let core = Arc::clone(&self.core);
+            let webhooks = Arc::clone(&self.core.webhooks);
             let scope = scope.clone();
-            let attempt = move || {
-                let db = core.db.clone();
-                let webhooks = Arc::clone(&core.webhooks);
-                let scope = scope.clone();
-                async move {
-                    db.write(move |tx| Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await }))
-                        .await
-                }
-            };
-            match retry_while_busy(attempt).await? {
+            let write = write_while_busy(&self.core.db, move |tx| {
+                Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await })
+            });
+            match write.await? {
                 true => any = true,
                 false => return Ok(any),
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::prepare::CRASH_GAP;
-use super::retry::retry_while_busy;
+use super::retry::write_while_busy;
 use super::shared::Core;
 use super::{CancelAction, DeleteRunError, Runs, admission, log_lines};
 use crate::db::events::NewEvent;
@@ -33,16 +33,10 @@ impl Runs {
         }
         let core = Arc::clone(&self.core);
         let now = self.core.clock.now();
-        let attempt = move || {
-            let core = Arc::clone(&core);
-            let found = found.clone();
-            let db = core.db.clone();
-            async move {
-                db.write(move |tx| Box::pin(async move { delete(tx, &core, &found, now).await }))
-                    .await
-            }
-        };
-        let has_ended_now = retry_while_busy(attempt).await?;
+        let write = write_while_busy(&self.core.db, move |tx| {
+            Box::pin(async move { delete(tx, &core, &found, now).await })
+        });
+        let has_ended_now = write.await?;
         if has_ended_now {
             self.dispatcher.has_queued();
             self.core.jobs.discover();

@@ -38,8 +38,8 @@ use crate::domain::time::Timestamp;
 
 mod scope;
 
-/// The pause between two looks for runs that another process has left in a crash, while there are other processes, and before
-/// something is tried again that failed.
+/// The pause between two looks for runs that another process has left in a crash, while there are other processes, and the
+/// pause after a look that failed.
 const POLL: Duration = Duration::from_secs(1);
 /// The time between the look that misses the lock of a process and the look that finds that it has ended.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ pub(super) struct Dispatcher {
     pub(super) calls: Arc<Semaphore>,
     pub(super) calls_per_run: usize,
     /// Wakes the dispatch loop when a run may begin.
-    pub(super) wakeup: Arc<Notify>,
+    pub(super) wakeup: Notify,
     active: Mutex<HashMap<RunId, Active>>,
     /// The runs of subagents at work in this process, and of subagents that wait while their callers are at work.
     pub(super) children: Arc<Children>,
@@ -107,8 +107,6 @@ impl Dispatcher {
             Arc::clone(&tenants),
         );
         let slot_count = if parts.claims { parts.max_concurrent_runs } else { 0 };
-        let webhooks = Arc::new(parts.webhooks);
-        let jobs = JobQueue::new(webhooks.wakeup());
         let core = Core {
             id: WorkerId::mint(),
             db: parts.db,
@@ -118,7 +116,7 @@ impl Dispatcher {
             shutdown: parts.shutdown,
             metrics: parts.metrics,
             tracer: parts.tracer,
-            webhooks,
+            webhooks: Arc::new(parts.webhooks),
             retention: parts.retention,
             bounds: parts.bounds,
             sizes: parts.sizes,
@@ -129,7 +127,7 @@ impl Dispatcher {
             tenants,
             stored: StoredSums::default(),
             turns: Turns::default(),
-            jobs,
+            jobs: JobQueue::default(),
             queue: QueueRoom::new(parts.bounds.waiting),
         };
         Self {
@@ -141,7 +139,7 @@ impl Dispatcher {
             slots: Arc::new(Semaphore::new(slot_count)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
             calls_per_run: parts.max_calls_per_run,
-            wakeup: Arc::default(),
+            wakeup: Notify::new(),
             active: Mutex::default(),
             children: Arc::default(),
             parked: Arc::default(),
@@ -189,7 +187,7 @@ impl Dispatcher {
             let rang = timeout_at(orphans_at.min(due_at), self.wakeup.notified());
             if let Some(Ok(())) = soft.run_until_cancelled(rang).await {
                 due_at = Instant::now();
-                // Another process may have come since.
+                // Another process may have started since.
                 orphans_at = orphans_at.min(due_at + self.pause_between_orphans());
             }
         }
@@ -223,6 +221,13 @@ impl Dispatcher {
     pub(super) fn has_queued(&self) {
         self.queued.store(true, Ordering::Release);
         self.wakeup.notify_one();
+    }
+
+    /// Wakes the dispatch loop and that of the jobs: a run may begin, and there may be reports to send, or work on other
+    /// servers to end.
+    pub(super) fn wake_loops(&self) {
+        self.wakeup.notify_one();
+        self.core.jobs.discover();
     }
 
     /// Wakes the dispatch loop after the end of a run, if another one may be queued, or if that run was given back. On
@@ -304,7 +309,7 @@ impl Dispatcher {
         // All slots are taken, and more runs may be queued. The end of a run wakes the loop.
         self.queued.store(true, Ordering::Release);
         if self.slots.available_permits() > 0 {
-            // One has ended just before that was known.
+            // A run has ended just before `queued` was set.
             self.wakeup.notify_one();
         }
         Ok(None)

@@ -699,7 +699,7 @@ impl Journal for LaneJournal {
             }
             self.run_context.log.publish(stored.events);
             if stored.report.is_some() {
-                self.run_context.core.webhooks.wake();
+                self.run_context.core.jobs.wake();
             }
             Ok(())
         })

@@ -168,10 +168,8 @@ impl Dispatcher {
         let written = timeout_at(deadline, write).await;
         let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
         if self.has_company.swap(has_company, Ordering::AcqRel) != has_company {
-            // The last process that has gone may have left runs, and one that has come may leave some.
-            self.has_orphans.store(true, Ordering::Release);
-            self.wakeup.notify_one();
-            self.core.jobs.wake();
+            // A process that has ended may have left runs, and one that has started may leave some.
+            self.look_for_orphans();
         }
         Ok(cancels
             .into_iter()
@@ -194,22 +192,24 @@ impl Dispatcher {
                 Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels(Some(run)).await,
                 Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
                 Ok(Notification::Ended(thread)) => self.core.events.wake(thread),
-                Ok(Notification::Released) => {
-                    self.has_orphans.store(true, Ordering::Release);
-                    self.wakeup.notify_one();
-                    self.core.jobs.wake();
-                }
+                Ok(Notification::Released) => self.look_for_orphans(),
                 Ok(Notification::Jobs) => self.core.jobs.discover(),
                 Ok(Notification::Definitions) => self.core.registry.changed.notify_one(),
                 Err(RecvError::Lagged(_)) => {
-                    self.wakeup.notify_one();
-                    self.core.jobs.discover();
+                    self.wake_loops();
                     self.core.registry.changed.notify_one();
                     self.read_cancels(None).await;
                 }
                 Err(RecvError::Closed) => return,
             }
         }
+    }
+
+    /// Wakes the loops, so that they look for runs and jobs that other processes have left.
+    fn look_for_orphans(&self) {
+        self.has_orphans.store(true, Ordering::Release);
+        self.wakeup.notify_one();
+        self.core.jobs.wake();
     }
 
     /// Returns whether a run of the main agent or of a subagent is at work in this process.

@@ -243,13 +243,11 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
 
 /// Has the loops look again when somebody moves the clock: they sleep until times of the clock.
 fn wake_with_clock(dispatcher: &Arc<Dispatcher>) {
-    let wakeup = Arc::clone(&dispatcher.wakeup);
-    // The core owns the clock.
-    let core = Arc::downgrade(&dispatcher.core);
+    // The dispatcher owns the clock.
+    let listener = Arc::downgrade(dispatcher);
     dispatcher.core.clock.when_moved(Box::new(move || {
-        wakeup.notify_one();
-        if let Some(core) = core.upgrade() {
-            core.jobs.discover();
+        if let Some(dispatcher) = listener.upgrade() {
+            dispatcher.wake_loops();
         }
     }));
 }

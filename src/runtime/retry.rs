@@ -1,15 +1,16 @@
-//! Repetition of transactions in whose way others were.
+//! Repeats transactions that the database ended because others were in their way.
 //!
-//! Transactions lock rows in [one order](crate::db#the-order-of-locks), so they rarely meet. Where they do all the same,
-//! the database ends one of them with nothing stored, and the caller must not notice.
+//! Transactions lock rows in [one order](crate::db#the-order-of-locks), so that is rare. Nothing is stored then, and the
+//! caller does not notice.
 
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::{BatchError, CancelError, DeleteRunError, StartError};
-use crate::db::DbError;
+use crate::db::{Db, DbError, Tx};
 
 /// The pause before the second try.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -55,7 +56,24 @@ impl TransactionError for DeleteRunError {
     }
 }
 
-/// Runs a transaction, and a few times again while others are in its way.
+/// Runs a transaction that writes, and a few times again while others are in its way.
+///
+/// # Errors
+/// Returns the error of the last try.
+pub(super) async fn write_while_busy<T, E, J>(db: &Db, job: J) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<DbError> + TransactionError + Send + 'static,
+    J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Clone + Send + 'static,
+{
+    retry_while_busy(move || {
+        let job = job.clone();
+        async move { db.write(job).await }
+    })
+    .await
+}
+
+/// Tries something, and a few times again while other transactions are in its way.
 ///
 /// # Errors
 /// Returns the error of the last try.

@@ -62,18 +62,11 @@ impl Runs {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(Some(key)).await?.ok_or(refusal.error),
         };
-        let admission = self.admission.clone();
-        let core = Arc::clone(&self.core);
-        let work = self.core.run_detached(async move {
-            let (slot, context) = admission.with_slot(checked);
-            let attempt = move || {
-                let new_runs = Arc::clone(&new_runs);
-                admit_with_key(core.db.clone(), key.clone(), new_runs, context.clone(), shown)
-            };
-            let once = retry_while_busy(attempt).await?;
-            Ok(once.map(|admitted| admission.start_or_queue(admitted, slot)))
+        let db = self.core.db.clone();
+        let admitted = self.admission.admit_by(checked, move |context| {
+            admit_with_key(db.clone(), key.clone(), Arc::clone(&new_runs), context, shown)
         });
-        work.await
+        admitted.await
     }
 
     /// Starts runs that create their own threads: all of them or none, and once per key. `shown` renders the stored

@@ -68,8 +68,8 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// Returns how long a loop sleeps at most without a wakeup, and without a time that it knows: notifications of other
-    /// processes can be lost, and clocks can be set. Processes that began together do not all wake at the same time.
+    /// Returns how long a loop sleeps at most, even if it knows of nothing to do: notifications of other processes can be
+    /// lost, and clocks can be set. It differs between processes, so that those that began together do not wake together.
     pub(super) fn longest_sleep(&self) -> Duration {
         spread(LONGEST_SLEEP, self.id.0)
     }

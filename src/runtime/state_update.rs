@@ -78,7 +78,7 @@ pub(super) async fn write(
     match (ends, fork) {
         (true, _) => interrupts::drop_for_end(tx, thread, now).await?,
         (false, None) if !is_kept => interrupts::drop_for_update(tx, thread, now).await?,
-        // What waits elsewhere waits on, as after a run from an older checkpoint.
+        // Interrupts on other branches stay open, as after a run from an older checkpoint.
         (false, _) => {}
     }
     // Without `as_node` on a finished thread, no node follows.
@@ -129,13 +129,16 @@ struct Base {
 async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> Result<Base, StateWriteError> {
     let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
     let fork = from.filter(|from| newest.as_ref().is_none_or(|head| head.id != *from));
-    let (machine, segment) = match fork {
-        Some(fork) if db::checkpoints::find_head(tx, thread, fork).await?.is_none() => {
-            return Err(StateWriteError::NoCheckpoint(fork));
+    let found = match fork {
+        Some(fork) => {
+            let found = db::checkpoints::find_head(tx, thread, fork).await?;
+            Some(found.ok_or(StateWriteError::NoCheckpoint(fork))?)
         }
-        Some(fork) => (db::checkpoints::machine_as_left(tx, thread, fork).await?, None),
-        None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
+        None => newest,
     };
+    let (machine, continued) = db::checkpoints::machine_of(tx, thread, found).await?;
+    // A fork begins a segment of its own.
+    let segment = continued.filter(|_| fork.is_none());
     // A compaction is no step of the loop.
     let is_step = |node: &String| node != summarization::NODE;
     let last = match machine.head {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
-use super::retry::retry_while_busy;
+use super::retry::write_while_busy;
 use super::shared::Core;
 use super::state_update::{self, History};
 use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError, interrupts, open_interrupts};
@@ -123,12 +123,8 @@ impl Threads {
             self.runs.stop_and_wait(&run).await?;
         }
         self.deliveries.forget_thread(thread).await?;
-        let db = self.core.db.clone();
-        let attempt = move || {
-            let db = db.clone();
-            async move { db.write(move |tx| Box::pin(db::threads::delete(tx, thread))).await }
-        };
-        let is_deleted = retry_while_busy(attempt).await?;
+        let write = write_while_busy(&self.core.db, move |tx| Box::pin(db::threads::delete(tx, thread)));
+        let is_deleted = write.await?;
         // Its sandboxes are to end.
         self.core.jobs.discover();
         Ok(is_deleted)
@@ -261,11 +257,11 @@ impl Threads {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, copy, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                let newest = db::checkpoints::sketches(tx, to, Lane::Main, i64::MAX, 1).await?;
+                let newest = db::checkpoints::newest_sketch(tx, to, Lane::Main).await?;
                 DbResult::Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),
-                    interrupts: open_interrupts(tx, to, newest.first().copied()).await?,
+                    interrupts: open_interrupts(tx, to, newest).await?,
                 })
             })
         });

@@ -14,7 +14,6 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGE
 use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
-use tokio::sync::Notify;
 
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -94,8 +93,6 @@ pub struct Webhooks {
     pub(super) attempts: u32,
     retry: Duration,
     pub(super) keep: Duration,
-    /// Wakes the job queue.
-    wakeup: Arc<Notify>,
 }
 
 impl Webhooks {
@@ -140,7 +137,6 @@ impl Webhooks {
             attempts: settings.attempts,
             retry: settings.retry,
             keep: settings.keep,
-            wakeup: Arc::default(),
         })
     }
 
@@ -193,16 +189,6 @@ impl Webhooks {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),
         }
-    }
-
-    /// Wakes the job queue, so that it looks for reports to send.
-    pub(super) fn wake(&self) {
-        self.wakeup.notify_one();
-    }
-
-    /// Returns the notifier that wakes the job queue when there is a report to send.
-    pub(super) fn wakeup(&self) -> Arc<Notify> {
-        Arc::clone(&self.wakeup)
     }
 
     /// Sends a report once, and returns the status with which the address answered.

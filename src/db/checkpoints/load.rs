@@ -468,6 +468,11 @@ pub async fn sketch(
     row.map(CheckpointSummary::try_from).transpose()
 }
 
+/// Returns the newest checkpoint of a lane without its writes.
+pub async fn newest_sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointSummary>> {
+    Ok(sketches(tx, thread, lane, i64::MAX, 1).await?.pop())
+}
+
 /// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.
 pub async fn sketches(
     tx: &mut Tx<'_>,

@@ -18,9 +18,9 @@ pub async fn machine(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<
     machine_of(tx, thread, newest).await
 }
 
-/// Returns the same as [`machine`], from a newest checkpoint that was already read.
-pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, newest: Option<Head>) -> DbResult<(Machine, Option<i64>)> {
-    match newest {
+/// Returns the same as [`machine`] at a checkpoint that was already read, if there is one.
+pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, found: Option<Head>) -> DbResult<(Machine, Option<i64>)> {
+    match found {
         Some(head) => {
             let segment = head.segment;
             Ok((restore(tx, thread, head).await?, Some(segment)))

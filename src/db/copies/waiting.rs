@@ -115,7 +115,7 @@ impl WaitingSteps {
         }))
     }
 
-    /// Has the steps go on on behalf of this caller, and at its expense.
+    /// Assigns the steps to this caller, on whose behalf and at whose expense they go on.
     pub(super) fn assign_to(&mut self, caller: &Identity) {
         self.run.request.assign_to(caller);
         let subagents = self.agents.iter_mut().filter_map(|(agent, _)| agent.run.as_mut());
@@ -249,7 +249,7 @@ async fn subagent(
 struct Continued {
     /// The positions of the agents.
     positions: Vec<Position>,
-    /// The open interrupts, in the places of those of the original.
+    /// The open interrupts, each with the number and the ordinal that it has in the original.
     interrupts: Vec<InterruptRecord>,
     /// True if the main agent waits for one of them.
     waits: bool,
@@ -260,7 +260,7 @@ impl Continued {
         let mut positions = vec![Position::default(); agents.len()];
         let mut waits = vec![false; agents.len()];
         let mut interrupts = vec![];
-        // Those that were called come before their callers.
+        // From the last agent on, since callers come before those that they have called.
         for (at, agent) in agents.iter().enumerate().rev() {
             let called = agents.iter().zip(&waits).filter(|(other, _)| other.caller == Some(at));
             let children: BTreeMap<RunId, CopiedChild> = called
@@ -299,7 +299,7 @@ impl Continued {
     }
 }
 
-/// Returns the run of the main agent as the copy has it: it has ended, waiting.
+/// Returns the run of the main agent for the copy. It has ended there, since it waits.
 fn run_in_copy(run: Run, threads: Threads) -> Run {
     Run {
         id: threads.root,

@@ -24,12 +24,12 @@ const LIMITS: FileFactLimits = FileFactLimits {
     measured: 128 * 1024 * 1024,
 };
 
-/// The approximate sizes of the values that are read for one list, in bytes.
+/// The approximate numbers of bytes that are read for one list.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::db) struct FileFactLimits {
-    /// Of those that are read here, because the database cannot measure them.
+    /// In values that this process opens, because the database cannot measure them.
     pub(in crate::db) opened: usize,
-    /// Of those that the database reads to measure them.
+    /// In values that the database reads to measure them.
     pub(in crate::db) measured: usize,
 }
 
@@ -95,7 +95,7 @@ pub async fn file_facts(
     file_facts_within(tx, space, namespace, keys, now, LIMITS).await
 }
 
-/// Does the same within other limits. A batch of items that is begun is read to its end.
+/// Returns the same as [`file_facts`] within other limits. A batch of items that is begun is read to its end.
 pub(in crate::db) async fn file_facts_within(
     tx: &mut Tx<'_>,
     space: &Ownership,

@@ -26,9 +26,9 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
     find_by_seq(tx, SQL, thread, seq).await
 }
 
-/// The SQL query for the run of the main agent that ended last on this thread. Two kinds of runs tell nothing, unless there
-/// is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter has failed
-/// before its first step, and no interrupt has its answer.
+/// The SQL query for the run of the main agent that ended last on this thread. Two kinds of runs are passed over, unless
+/// there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter has
+/// failed before its first step, and no interrupt has its answer.
 macro_rules! last_ended {
     ($thread:literal) => {
         concat!(

@@ -21,7 +21,7 @@ fn limits(seconds: u64) -> DbLimits {
 }
 
 /// Returns a listener that answers nobody: connections to it wait in the queue of the system.
-fn silence() -> (TcpListener, PgConnectOptions) {
+fn silent_host() -> (TcpListener, PgConnectOptions) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.set_nonblocking(true).expect("it can be set");
     let port = listener.local_addr().expect("an address").port();
@@ -30,7 +30,7 @@ fn silence() -> (TcpListener, PgConnectOptions) {
 }
 
 /// Takes the connections that wait.
-fn waiting(listener: &TcpListener) -> Vec<TcpStream> {
+fn waiting_connections(listener: &TcpListener) -> Vec<TcpStream> {
     std::iter::from_fn(|| listener.accept().ok())
         .map(|(stream, _)| stream)
         .collect()
@@ -41,7 +41,7 @@ async fn a_silent_host_is_passed_over_and_the_last_good_one_is_tried_first() {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
-    let (listener, silent) = silence();
+    let (listener, silent) = silent_host();
     let good = PgConnectOptions::from_str(&database.url).expect("a URL");
     let hosts = PostgresHosts::new(vec![silent, good], TargetSessionAttrs::ReadWrite);
     assert_eq!(hosts.latest_index(), 0);
@@ -50,7 +50,11 @@ async fn a_silent_host_is_passed_over_and_the_last_good_one_is_tried_first() {
         conn.close().await.expect("a clean close");
         assert_eq!(hosts.latest_index(), 1);
     }
-    assert_eq!(waiting(&listener).len(), 1, "the second time it was not tried");
+    assert_eq!(
+        waiting_connections(&listener).len(),
+        1,
+        "the second time it was not tried"
+    );
     database.discard().await;
 }
 
@@ -59,7 +63,7 @@ async fn connections_to_an_earlier_host_are_known_by_their_age() {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
-    let (listener, closed) = silence();
+    let (listener, closed) = silent_host();
     drop(listener);
     let good = PgConnectOptions::from_str(&database.url).expect("a URL");
     let hosts = PostgresHosts::new(vec![closed, good], TargetSessionAttrs::ReadWrite);
@@ -76,8 +80,8 @@ async fn connections_to_an_earlier_host_are_known_by_their_age() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_host_that_cannot_be_used_is_named_with_the_reason_and_without_the_password() {
-    let (silent, _) = silence();
-    let (closed, _) = silence();
+    let (silent, _) = silent_host();
+    let (closed, _) = silent_host();
     let silent_address = silent.local_addr().expect("an address");
     let closed_address = closed.local_addr().expect("an address");
     drop(closed);
@@ -128,7 +132,7 @@ async fn sessions_that_are_read_only_by_default_are_of_use_only_where_a_primary_
 }
 
 /// Executes a statement in a transaction.
-async fn executes(db: &Db, sql: &'static str) -> DbResult<()> {
+async fn execute(db: &Db, sql: &'static str) -> DbResult<()> {
     db.write(move |tx| {
         Box::pin(async move {
             match &mut tx.conn {
@@ -156,12 +160,12 @@ async fn a_connection_to_a_server_that_takes_no_writes_any_more_is_not_given_out
     let db = Db::open_within(&database.url, one, &spawn).await.expect("a database");
     on_server(async {
         // The only connection of the pool gets a session like those of a server that was demoted.
-        executes(&db, "set session default_transaction_read_only = on")
+        execute(&db, "set session default_transaction_read_only = on")
             .await
             .expect("it can be set");
-        let error = executes(&db, WRITE).await.expect_err("the session is read-only");
+        let error = execute(&db, WRITE).await.expect_err("the session is read-only");
         assert!(error.is_out_of_reach() && error.is_transient(), "{error}");
-        executes(&db, WRITE).await.expect("another connection takes writes");
+        execute(&db, WRITE).await.expect("another connection takes writes");
     })
     .await;
     db.close().await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::query_scalar;
 use tokio::sync::oneshot;
 
+use super::runs::claimed_run;
 use super::{Db, run_at, stored_thread, with_postgres, write};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, NewEvent};
@@ -14,7 +15,7 @@ use crate::db::{DbResult, Tx, runs, threads};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::RunStatus;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -22,16 +23,7 @@ use crate::domain::time::Timestamp;
 /// Stores a thread with a run at work.
 async fn at_work(db: &Db) -> (ThreadId, LeaseHolder) {
     let thread = stored_thread(db).await;
-    let run = run_at(thread, 1);
-    let id = run.id;
-    let worker = WorkerId::mint();
-    write!(db, |tx| runs::insert(tx, &run, None));
-    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
-    let holder = LeaseHolder {
-        run: id,
-        worker,
-        fence: claim.fence,
-    };
+    let holder = claimed_run(db, run_at(thread, 1), 2).await;
     (thread, holder)
 }
 
@@ -66,8 +58,35 @@ async fn end_run(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbRe
     threads::leave(tx, thread, &left, Timestamp(3)).await
 }
 
-/// Waits until a transaction waits for another one.
-async fn somebody_waits(db: &Db) {
+/// Locks a thread in a transaction, and keeps the lock during `meanwhile`, whose output is returned. Afterwards the
+/// transaction locks the run `cancelled`, too, by a request to cancel it.
+async fn hold_thread<T>(db: &Db, thread: ThreadId, cancelled: Option<RunId>, meanwhile: impl Future<Output = T>) -> T {
+    let (locked, is_locked) = oneshot::channel();
+    let (release, is_released) = oneshot::channel();
+    let holds = db.write(move |tx| {
+        Box::pin(async move {
+            threads::lock(tx, thread).await?;
+            locked.send(()).expect("the test waits for the lock");
+            is_released.await.expect("the test releases the lock");
+            if let Some(run) = cancelled {
+                assert!(runs::request_cancel(tx, run, "rollback").await?);
+            }
+            DbResult::Ok(())
+        })
+    });
+    let works = async {
+        is_locked.await.expect("the thread is locked");
+        let output = meanwhile.await;
+        release.send(()).expect("the transaction waits");
+        output
+    };
+    let (held, output) = tokio::join!(holds, works);
+    held.expect("the transaction with the lock");
+    output
+}
+
+/// Waits until a transaction waits for a lock.
+async fn wait_for_blocked_transaction(db: &Db) {
     const SQL: &str =
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     let looking = async {
@@ -85,7 +104,7 @@ async fn somebody_waits(db: &Db) {
     };
     tokio::time::timeout(Duration::from_secs(60), looking)
         .await
-        .expect("nobody waits");
+        .expect("no transaction waits");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,24 +112,9 @@ async fn a_step_is_stored_while_another_transaction_has_locked_its_thread() {
     with_postgres(None, |db| {
         Box::pin(async move {
             let (thread, holder) = at_work(&db).await;
-            let (locked, is_locked) = oneshot::channel();
-            let (stored, is_stored) = oneshot::channel();
-            let cancels = db.write(move |tx| {
-                Box::pin(async move {
-                    threads::lock(tx, thread).await?;
-                    locked.send(()).expect("the step waits");
-                    is_stored.await.expect("the step is stored");
-                    runs::request_cancel(tx, holder.run, "rollback").await
-                })
-            });
-            let steps = async {
-                is_locked.await.expect("the thread is locked");
-                let step = db.write(move |tx| Box::pin(store_step(tx, thread, holder)));
-                step.await.expect("the step");
-                stored.send(()).expect("the other transaction waits");
-            };
-            let (cancelled, ()) = tokio::join!(cancels, steps);
-            assert!(cancelled.expect("the cancellation"));
+            let step = db.write(move |tx| Box::pin(store_step(tx, thread, holder)));
+            let stored = hold_thread(&db, thread, Some(holder.run), step).await;
+            stored.expect("the step");
         })
     })
     .await;
@@ -121,27 +125,15 @@ async fn the_end_of_a_run_waits_for_its_thread_before_it_locks_the_run() {
     with_postgres(None, |db| {
         Box::pin(async move {
             let (thread, holder) = at_work(&db).await;
-            let (locked, is_locked) = oneshot::channel();
-            let (waits, is_waiting) = oneshot::channel();
-            let cancels = db.write(move |tx| {
-                Box::pin(async move {
-                    threads::lock(tx, thread).await?;
-                    locked.send(()).expect("the end waits");
-                    is_waiting.await.expect("the end waits");
-                    runs::request_cancel(tx, holder.run, "rollback").await
-                })
-            });
-            let ends = async {
-                is_locked.await.expect("the thread is locked");
-                let end = db.write(move |tx| Box::pin(end_run(tx, thread, holder)));
-                end.await.expect("the end")
+            let mut end = Box::pin(db.write(move |tx| Box::pin(end_run(tx, thread, holder))));
+            let blocks = async {
+                tokio::select! {
+                    _ = &mut end => panic!("the end does not wait"),
+                    () = wait_for_blocked_transaction(&db) => {}
+                }
             };
-            let watches = async {
-                somebody_waits(&db).await;
-                waits.send(()).expect("the other transaction waits");
-            };
-            let (cancelled, left, ()) = tokio::join!(cancels, ends, watches);
-            assert!(cancelled.expect("the cancellation"));
+            hold_thread(&db, thread, Some(holder.run), blocks).await;
+            let left = end.await.expect("the end");
             assert!(left.is_some());
         })
     })
@@ -168,7 +160,7 @@ async fn the_deletion_of_a_thread_waits_for_the_step_that_has_begun() {
                 write!(db, |tx| threads::delete(tx, thread))
             };
             let watches = async {
-                somebody_waits(&db).await;
+                wait_for_blocked_transaction(&db).await;
                 waits.send(()).expect("the step waits");
             };
             let (stored, is_deleted, ()) = tokio::join!(steps, deletes, watches);
@@ -193,27 +185,10 @@ async fn a_queued_run_is_skipped_while_another_transaction_has_locked_its_thread
             for run in [held, free] {
                 write!(db, |tx| runs::insert(tx, &run, None));
             }
-            let (locked, is_locked) = oneshot::channel();
-            let (looked, has_looked) = oneshot::channel();
-            let locks = db.write(move |tx| {
-                Box::pin(async move {
-                    threads::lock(tx, thread).await?;
-                    locked.send(()).expect("the look waits");
-                    has_looked.await.expect("the look is over");
-                    DbResult::Ok(())
-                })
-            });
-            let looks = async {
-                is_locked.await.expect("the thread is locked");
-                let next = write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
-                looked.send(()).expect("the other transaction waits");
-                next
-            };
-            let (unlocked, next) = tokio::join!(locks, looks);
-            unlocked.expect("the lock");
+            let look = async || write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
+            let next = hold_thread(&db, thread, None, look()).await;
             assert_eq!(next, Some(second));
-            let next = write!(db, |tx| runs::next_in_queue(tx, &RunQueue::default(), Timestamp(9)));
-            assert_eq!(next, Some(first));
+            assert_eq!(look().await, Some(first));
         })
     })
     .await;

@@ -57,14 +57,20 @@ fn child_of(parent: &Run, now: i64) -> Run {
     child
 }
 
-async fn a_run_is_read_as_it_was_stored(db: Db) {
-    let thread = stored_thread(&db).await;
-    let mut run = run_at(thread, 5);
+/// Returns a run that answers an interrupt.
+fn answer_at(thread: ThreadId, now: i64) -> Run {
+    let mut run = run_at(thread, now);
     let resume = BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({"x": 1}))]);
     run.request.command = Some(Command {
         resume: Some(resume),
         ..Command::default()
     });
+    run
+}
+
+async fn a_run_is_read_as_it_was_stored(db: Db) {
+    let thread = stored_thread(&db).await;
+    let mut run = answer_at(thread, 5);
     run.error = Some(Failure::new("E", "m"));
     let child = child_of(&run, 6);
     let grandchild = child_of(&child, 7);
@@ -291,11 +297,7 @@ async fn an_answer_begins_before_the_other_runs_of_its_thread(db: Db) {
     let thread = stored_thread(&db).await;
     let worker = WorkerId::mint();
     let message = run_at(thread, 1);
-    let mut answer = run_at(thread, 2);
-    answer.request.command = Some(Command {
-        resume: Some(BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({}))])),
-        ..Command::default()
-    });
+    let answer = answer_at(thread, 2);
     let a = message.id;
     let b = answer.id;
     for run in [message, answer] {
@@ -337,34 +339,29 @@ async fn a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending(db: Db
     assert_eq!(read!(db, |tx| runs::latest(tx, thread)).map(|run| run.id), Some(id));
 }
 
-/// Stores a run that began with entry `seq` of the log and has ended.
-async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
+/// Stores a run that a worker has claimed.
+pub(super) async fn claimed_run(db: &Db, run: Run, now: i64) -> LeaseHolder {
     let id = run.id;
     let worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, None));
-    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(seq))).expect("a claim");
-    let fence = claim.fence;
+    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(now))).expect("a claim");
+    holder(id, worker, claim.fence)
+}
+
+/// Stores a run that began with entry `seq` of the log and has ended.
+async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
+    let holder = claimed_run(db, run, seq).await;
     let trace = runs::RunRowUpdate {
         seq: Some(seq),
         ..runs::RunRowUpdate::at(Timestamp(seq))
     };
-    assert!(write!(db, |tx| runs::end_fenced(
-        tx,
-        holder(id, worker, fence),
-        status,
-        None,
-        trace
-    )));
+    assert!(write!(db, |tx| runs::end_fenced(tx, holder, status, None, trace)));
 }
 
 async fn a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands(db: Db) {
     let thread = stored_thread(&db).await;
     let message = run_at(thread, 1);
-    let mut answer = run_at(thread, 2);
-    answer.request.command = Some(Command {
-        resume: Some(BTreeMap::from([(InterruptId("q".to_owned()), serde_json::json!({}))])),
-        ..Command::default()
-    });
+    let answer = answer_at(thread, 2);
     let done = message.id;
     let late = answer.id;
     ended_run(&db, message, RunStatus::Success, 3).await;

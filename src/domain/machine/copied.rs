@@ -36,10 +36,7 @@ impl Position {
         };
         let at = calls.iter().position(|call| call.status.child() == Some(child))?;
         let task = StepBase::after(Some(head), None).task(TOOLS, at);
-        Some(match then {
-            AfterDelegation::Answer => task,
-            AfterDelegation::CallAgain => TaskId::of_delegation(task, calls[at].delegations.len()),
-        })
+        Some(then.task(task, calls[at].delegations.len()))
     }
 
     /// Returns the step as it goes on in a copy of the thread, after checkpoint `head`. `children` are the subagents for

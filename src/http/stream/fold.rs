@@ -77,8 +77,7 @@ impl AgentFold {
                 } else if !has_base && self.head != *base {
                     self.state = None;
                 }
-                self.head = *base;
-                self.base = StepBase::after(*base, *carried_from);
+                self.stands_at(*base, *carried_from);
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
@@ -99,18 +98,22 @@ impl AgentFold {
                 call,
                 ..
             }) => {
-                self.head = Some(*head);
-                self.base = StepBase::after(self.head, *carried_from);
+                self.stands_at(Some(*head), *carried_from);
                 self.answered.push(*call);
             }
             EventBody::Fact(Fact::Asked { head, carried_from, .. } | Fact::Calling { head, carried_from, .. }) => {
                 if head.is_some() {
-                    self.head = *head;
-                    self.base = StepBase::after(*head, *carried_from);
+                    self.stands_at(*head, *carried_from);
                 }
             }
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
+    }
+
+    /// Takes the newest checkpoint from a fact, and the checkpoint after which the current step began, if it was carried on.
+    fn stands_at(&mut self, head: Option<CheckpointId>, carried_from: Option<CheckpointId>) {
+        self.head = head;
+        self.base = StepBase::after(head, carried_from);
     }
 
     /// Adds interrupts and returns the new ones: an agent repeats those of its subagents.

@@ -60,16 +60,17 @@ pub(super) async fn admit(
         since: now,
     };
     if let Some(pool) = parent.budget.pool() {
-        let charged = ledger::charge(tx, pool.trees(), pool.share(), charge, now).await;
-        // The transaction may be repeated.
-        charged.map_err(|error| {
-            parent.budget.not_begun(not_over);
-            match error {
+        let enter = async {
+            let charged = ledger::charge(tx, pool.trees(), pool.share(), charge, now).await;
+            charged.map_err(|error| match error {
                 ChargeError::Exceeded(exceeded) => limit_refusal(&exceeded),
                 ChargeError::Fault(error) => error.into(),
-            }
-        })?;
-        let entered = ledger::enter(tx, pool.trees(), RunId(record.task.0), record.task, now).await;
+            })?;
+            ledger::enter(tx, pool.trees(), RunId(record.task.0), record.task, now).await?;
+            Ok::<_, TaskError>(())
+        };
+        // The transaction may be repeated.
+        let entered = enter.await;
         entered.inspect_err(|_| parent.budget.not_begun(not_over))?;
     }
     Ok((ancestry, not_over))

@@ -16,8 +16,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
-use crate::runtime::admission::{self, AdmissionContext, Admitted};
-use crate::runtime::retry::retry_while_busy;
+use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
 use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -31,6 +30,17 @@ enum Begun {
     Now(Box<Admitted>),
     /// The run that the same call started before.
     Before(Box<Run>),
+}
+
+impl MayStart for Begun {
+    type Started = Run;
+
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Run {
+        match self {
+            Self::Now(admitted) => begin(*admitted),
+            Self::Before(run) => *run,
+        }
+    }
 }
 
 impl BackgroundTasks {
@@ -177,25 +187,11 @@ impl BackgroundTasks {
         let admission = self.admission.clone();
         let core = Arc::clone(&self.core);
         let work = self.core.run_detached(async move {
-            let slots = admission.clone();
-            let db = core.db.clone();
-            let attempt = move || {
-                let (slot, context) = slots.with_slot(vec![]);
-                let job = job.clone();
-                let db = db.clone();
-                async move {
-                    let begun = db.write(move |tx| job(tx, context)).await?;
-                    Ok::<_, TaskError>((begun, slot))
-                }
-            };
-            let (begun, slot) = retry_while_busy(attempt).await?;
+            let run = Box::pin(admission.admit(vec![], job)).await?;
             core.jobs.has_tasks(true);
             // The runs whose messages it took over may have reports to send.
             core.jobs.wake();
-            Ok::<_, TaskError>(match begun {
-                Begun::Now(admitted) => admission.start_or_queue(*admitted, slot),
-                Begun::Before(run) => *run,
-            })
+            Ok::<_, TaskError>(run)
         });
         let run = work.await?;
         Ok(TaskRun {
@@ -244,10 +240,13 @@ async fn begin(
     };
     let mut new_run = new_run.clone();
     new_run.request.background = Some(ancestry);
-    let admitted = admission::start_as(tx, id, &new_run, 0, context).await;
-    let admitted = admitted.inspect_err(|_| parent.budget.not_begun(not_over))?;
-    let inserted = db::background::insert(tx, &record).await;
-    inserted.inspect_err(|_| parent.budget.not_begun(not_over))?;
+    let start = async {
+        let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
+        db::background::insert(tx, &record).await?;
+        Ok::<_, TaskError>(admitted)
+    };
+    let started = Box::pin(start).await;
+    let admitted = started.inspect_err(|_| parent.budget.not_begun(not_over))?;
     Ok(Begun::Now(Box::new(admitted)))
 }
 

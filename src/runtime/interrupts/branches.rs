@@ -27,9 +27,9 @@ pub(in crate::runtime) async fn open_at(
     if open.is_empty() {
         return Ok(open);
     }
-    let newest = db::checkpoints::sketches(tx, thread, Lane::Main, i64::MAX, 1).await?;
+    let newest = db::checkpoints::newest_sketch(tx, thread, Lane::Main).await?;
     let positions = LanePositions::at(thread, checkpoint);
-    retain_those_at(tx, positions, newest.first().copied(), &mut open).await?;
+    retain_those_at(tx, positions, newest, &mut open).await?;
     Ok(open)
 }
 

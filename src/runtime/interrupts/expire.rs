@@ -129,8 +129,8 @@ pub(in crate::runtime) async fn drop_for_input(
     db::runs::stop_children(tx, thread, Some(by), now).await
 }
 
-/// Drops the open interrupts at the newest checkpoint of a thread, after which a client writes another one. What waits on
-/// branches that the thread has left waits on.
+/// Drops the open interrupts at the newest checkpoint of a thread, after which a client writes another one. Interrupts on
+/// branches that the thread has left stay open.
 pub(in crate::runtime) async fn drop_for_update(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     let here = open_at(tx, thread, None).await?;
     let mut kept = pending(tx, thread).await?;

@@ -5,12 +5,13 @@
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
 //! the claim still holds.
 //!
-//! The loop sleeps until the next job is due. It is woken when this process schedules one, and when another process does
-//! that has no such loop itself. What nobody has told is noticed after [`Core::longest_sleep`]: jobs of processes that are
-//! gone, and changes of the clock.
+//! The loop sleeps until the next job is due, and at most for [`Core::longest_sleep`]. A process that schedules a job wakes
+//! its own loop; one that has no loop notifies the other processes instead. After the longest sleep the loop also finds what
+//! nobody reports, such as jobs of processes that are gone and changes of the clock.
 //!
-//! Some jobs are due because of facts that schedule no job, such as the expiry of an interrupt. The loop looks for these
-//! facts when it is asked to, when the next one is known to come, and else after that time, too.
+//! Some jobs are due because of a fact that no transaction turns into a job, such as the expiry of an interrupt. The loop
+//! looks for such facts ([`JobHandler::look`]) when [`JobQueue::discover`] asks for it, at the time at which the next one is
+//! known to come, and after each longest sleep.
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
@@ -78,7 +79,7 @@ pub(super) trait JobHandler: Sync {
     /// Returns the lease of a claim: longer than a job can take.
     fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
-    /// Looks for facts because of which jobs are due, and which do not schedule a job themselves.
+    /// Looks for facts because of which jobs are due, if no transaction schedules these jobs.
     fn look<'t>(&self, _tx: &'t mut Tx<'_>, _now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move { Ok(Unscheduled::default()) })
     }
@@ -104,7 +105,7 @@ pub(super) struct Unscheduled {
 }
 
 impl Unscheduled {
-    /// Returns that there are jobs to schedule, or that there are none.
+    /// Returns the findings about facts of which it is not known when the next one comes.
     fn now(any: bool) -> Self {
         Self { any, ..Self::default() }
     }
@@ -140,7 +141,8 @@ const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 /// The state of the job queue in this process.
 #[derive(Debug)]
 pub(super) struct JobQueue {
-    wakeup: Arc<Notify>,
+    /// Wakes the loop.
+    wakeup: Notify,
     /// True when the loop is to call [`JobHandler::look`].
     discovers: AtomicBool,
     /// True when there may be background tasks whose outcome is not known, or work on other servers.
@@ -167,17 +169,18 @@ impl KindState {
     }
 }
 
-impl JobQueue {
-    /// Returns the queue whose loop `wakeup` wakes.
-    pub(super) fn new(wakeup: Arc<Notify>) -> Self {
+impl Default for JobQueue {
+    fn default() -> Self {
         Self {
-            wakeup,
+            wakeup: Notify::new(),
             discovers: AtomicBool::new(true),
             has_tasks: AtomicBool::new(false),
             kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
         }
     }
+}
 
+impl JobQueue {
     /// Wakes the loop, so that it looks for due jobs.
     pub(super) fn wake(&self) {
         self.wakeup.notify_one();
@@ -245,7 +248,7 @@ impl JobRunner {
         let soft = self.core.shutdown.soft().clone();
         let longest = self.core.longest_sleep();
         let mut discovered: Option<Instant> = None;
-        // The time at which the next fact comes that schedules no job.
+        // The time at which the next fact is known to come because of which jobs are due.
         let mut next_fact: Option<Timestamp> = None;
         while !soft.is_cancelled() {
             let is_asked = self.core.jobs.discovers.swap(false, Ordering::AcqRel);
@@ -261,7 +264,7 @@ impl JobRunner {
                     Some(self.soon())
                 }
             };
-            let pause = pause_until([next_job, next_fact], self.core.clock.now(), longest);
+            let pause = pause_until(earliest(next_job, next_fact), self.core.clock.now(), longest);
             soft.run_until_cancelled(timeout(pause, self.core.jobs.wakeup.notified()))
                 .await;
         }
@@ -288,7 +291,7 @@ impl JobRunner {
         }
     }
 
-    /// Returns the time at which something is looked for again that was not all done.
+    /// Returns the time at which the loop looks again for what could not be done at once.
     fn soon(&self) -> Timestamp {
         self.core.clock.now().plus(RETRY_PAUSE)
     }
@@ -468,9 +471,8 @@ fn earliest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestam
     one.into_iter().chain(other).min()
 }
 
-/// Returns the pause until the earliest of these times, but not longer than `longest`.
-fn pause_until(times: [Option<Timestamp>; 2], now: Timestamp, longest: Duration) -> Duration {
-    let next = times.into_iter().flatten().min();
+/// Returns the pause until this time, if it is known, but not longer than `longest`.
+fn pause_until(next: Option<Timestamp>, now: Timestamp, longest: Duration) -> Duration {
     next.map_or(longest, |at| at.since(now).clamp(SHORTEST_PAUSE, longest))
 }
 
@@ -483,16 +485,16 @@ mod tests {
         let now = Timestamp(1_000_000_000);
         let longest = Duration::from_secs(5);
         let after = |millis: u64| Some(now.plus(Duration::from_millis(millis)));
-        for (times, millis) in [
-            ([None, None], 5_000),
-            ([after(1_200), None], 1_200),
-            ([after(3_000), after(700)], 700),
-            ([None, after(86_400_000)], 5_000),
-            ([after(0), after(700)], 25),
-            ([Some(Timestamp(0)), None], 25),
+        for (job, fact, millis) in [
+            (None, None, 5_000),
+            (after(1_200), None, 1_200),
+            (after(3_000), after(700), 700),
+            (None, after(86_400_000), 5_000),
+            (after(0), after(700), 25),
+            (Some(Timestamp(0)), None, 25),
         ] {
-            let pause = pause_until(times, now, longest);
-            assert_eq!(pause, Duration::from_millis(millis), "{times:?}");
+            let pause = pause_until(earliest(job, fact), now, longest);
+            assert_eq!(pause, Duration::from_millis(millis), "{job:?} {fact:?}");
         }
     }
 }

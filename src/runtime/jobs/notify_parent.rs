@@ -144,6 +144,9 @@ async fn start_notifying_run(
         }
         // A task that waits will have another outcome later, so it stays watched.
         db::background::set_notified(tx, record.task, seen.run.parse().ok(), !seen.status.is_final()).await?;
+        if !record.notify {
+            continue;
+        }
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
@@ -152,7 +155,7 @@ async fn start_notifying_run(
             Some(_) => vec![],
         };
         let seen = TaskSnapshot { earlier, ..seen };
-        if record.notify && !known.new_outcomes(&seen).is_empty() {
+        if !known.new_outcomes(&seen).is_empty() {
             news.push(News { record, known, seen });
         }
     }

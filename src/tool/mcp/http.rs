@@ -19,14 +19,13 @@ use super::connection::{ConnectionError, Signals, abandoned};
 use super::inbox::Inbox;
 use super::message::{self, Incoming, is_answer};
 use super::oauth::AccessTokens;
-use super::request_headers::add_request_headers;
+use super::request_headers::{PROTOCOL, add_request_headers};
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceLimits, PieceReader};
 use crate::net::sse::Frames;
 use crate::tool::remote::without_secrets;
 
 const SESSION: &str = "mcp-session-id";
-const PROTOCOL: &str = "mcp-protocol-version";
 /// The maximum number of characters of an error response that are shown.
 const MAX_ERROR_CHARS: usize = 2_000;
 /// The statuses by which a server may say that it does not know the version of the protocol any more.

@@ -23,7 +23,7 @@ const INPUT_REQUIRED: &str = "input_required";
 const MAX_ROUNDS: u32 = 16;
 /// The maximum size of `requestState`, in bytes.
 const MAX_STATE_BYTES: usize = 64 * 1024;
-/// The pauses before a call is made again for which nobody is asked.
+/// The pauses before a call is made again without a question to a human.
 const PAUSES: Backoff = Backoff::doubling(Duration::from_millis(50), Duration::from_millis(200));
 
 /// The input with which a call is made, after results that required it.
@@ -64,7 +64,7 @@ impl CallInput {
             input.responses.insert(request.key.clone(), response(answer));
         }
         if input.round > 0 {
-            // Nobody knows which of them have answered requests before that one.
+            // It is not known which of them have answered requests of earlier results.
             input.earlier.clear();
         }
         input

@@ -8,6 +8,9 @@ use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::model::{ClientRequest, GetMeta};
 use serde_json::{Map, Value};
 
+/// The header with the version of the protocol.
+pub(super) const PROTOCOL: &str = "mcp-protocol-version";
+
 /// The headers for arguments of a call: those whose schema has `x-mcp-header`. The call carries them in its extensions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ArgumentHeaders(Vec<(HeaderName, HeaderValue)>);
@@ -60,7 +63,7 @@ pub(super) fn add_request_headers(post: RequestBuilder, request: &ClientRequest)
         return post;
     };
     let post = post
-        .header("mcp-protocol-version", version.as_str())
+        .header(PROTOCOL, version.as_str())
         .header("mcp-method", request.method());
     let ClientRequest::CallToolRequest(call) = request else {
         return post;

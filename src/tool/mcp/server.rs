@@ -130,7 +130,7 @@ pub(super) struct McpServer {
     endpoint: Endpoint,
     limits: McpLimits,
     filter: McpFilter,
-    pub(super) timeout: Duration,
+    timeout: Duration,
     start_timeout: Duration,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
@@ -320,7 +320,7 @@ impl McpServer {
         self.set_start(match &opened {
             Ok(connection) if connection.is_stateless() => KnownStart::Stateless,
             Ok(_) => KnownStart::Handshake,
-            // A server that starts slowly and needs no handshake has got one before it could say so.
+            // A server that starts slowly may have got a handshake before it could say that it needs none.
             Err(ConnectionError::Refused(_)) if self.start() == KnownStart::Unknown => KnownStart::Stateless,
             Err(_) => KnownStart::Unknown,
         });
@@ -427,7 +427,7 @@ impl McpServer {
         self.elicitations.is_some()
     }
 
-    /// Returns the time that is left for a further request of a call whose first one began then.
+    /// Returns the time that is left for a request of a call that began then.
     pub(super) fn left_since(&self, begun: Instant) -> Duration {
         self.longest_call().saturating_sub(begun.elapsed()).min(self.timeout)
     }

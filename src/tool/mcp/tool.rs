@@ -211,17 +211,17 @@ impl McpTool {
         })
     }
 
-    /// Makes the call, and makes it again while its result requires nothing that is not known. All of this takes no longer
-    /// than one call may take.
+    /// Makes the call, and makes it again while its result requires only what is known. All of this takes no longer than
+    /// one call may take.
     async fn result_or_questions(&self, scope: &Scope, params: CallToolRequestParams) -> Result<Answer, Failure> {
         let arguments = params.arguments.clone().unwrap_or_default();
         let headers = ArgumentHeaders::of(&self.spec.parameters, &arguments);
         let mut input = CallInput::of(&scope.answers);
         let begun = Instant::now();
-        let mut limit = self.server.timeout;
         loop {
             let mut request = CallToolRequest::new(input.add_to(params.clone()));
             request.extensions.insert(headers.clone());
+            let limit = self.server.left_since(begun);
             let result = match self.server.call(request, &scope.answers, limit).await? {
                 CallEnd::Result(result) => result,
                 CallEnd::Asked(asked) => {
@@ -235,7 +235,6 @@ impl McpTool {
                 Some(Requirement::Call(next)) => input = next,
             }
             sleep(input.pause()).await;
-            limit = self.server.left_since(begun);
         }
     }
 

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::actors::Question;
 use crate::support::client::{Client, Reply};
-use crate::support::{Human, Keys, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::{
+    Human, Keys, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, task,
+};
 
 on_both_engines! {
     approvers_see_what_is_assigned_to_them_and_nothing_else,
@@ -96,10 +98,6 @@ async fn ann_waits(keys: &Keys) -> Human {
     let ann = Human::on_new_thread(keys.client("ann"), "guarded").await;
     ann.says(script().calls(mail("m1", "bob")).says("sent")).await;
     ann
-}
-
-fn approval() -> Value {
-    json!({"decisions": [{"type": "approve"}]})
 }
 
 /// Returns the ids of the interrupts that a caller finds.

@@ -1,13 +1,13 @@
 //! Encryption at rest, and what remains of data that was deleted.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, query_scalar};
 
 use crate::support::client::{Client, reply};
+use crate::support::command::{command, refused, said};
 use crate::support::process::{Log, Process, server_in};
 use crate::support::{Human, TestServer, call, eventually, on_both_engines, postgres, script, without_postgres};
 
@@ -87,29 +87,6 @@ async fn rows(url: &str) -> String {
 
 pub(crate) async fn is_stored(server: &TestServer, text: &str) -> bool {
     everything_stored(server).await.contains(text)
-}
-
-/// Runs the program with these arguments on the server's database.
-pub(super) fn command(server: &TestServer, arguments: &[&str]) -> Output {
-    let (action, rest) = arguments.split_first().expect("an action");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    command
-        .args([action, "--config"])
-        .arg(server.configuration())
-        .args(rest);
-    command.stdin(Stdio::null()).output().expect("the program starts")
-}
-
-pub(super) fn said(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}{errors}");
-    text
-}
-
-pub(super) fn refused(output: &Output) -> String {
-    assert!(!output.status.success());
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 async fn put_item(client: &Client, key: &str, value: Value) {

@@ -11,11 +11,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use super::authentication::with_header;
 use crate::support::client::Client;
-use crate::support::{TestServer, without_postgres};
+use crate::support::{TestServer, starts_service, without_postgres};
 
 without_postgres! {
     the_hook_gets_the_request_and_names_the_caller,
@@ -41,15 +40,13 @@ struct ServiceState {
 
 impl Service {
     async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let base = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(ServiceState {
             answer: Mutex::new((401, String::new())),
             questions: Mutex::default(),
         });
         let around = Shutdown::new(Duration::from_secs(1));
         let router = Router::new().route("/who", post(answer)).with_state(Arc::clone(&state));
-        around.spawn("hook", async move { axum::serve(listener, router).await });
+        let base = starts_service("hook", router, &around).await;
         Self { base, state, around }
     }
 

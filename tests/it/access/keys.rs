@@ -1,7 +1,7 @@
 //! API keys in the database: over HTTP, and with `adjutant keys`.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::time::Duration;
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
@@ -15,6 +15,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::support::client::Client;
+use crate::support::command::{command, refused, said};
 use crate::support::process::{Log, Process, server_in};
 use crate::support::sse::Sse;
 use crate::support::{Engine, Keys, TestServer, eventually, on_both_engines, on_postgres, postgres};
@@ -353,31 +354,13 @@ async fn secrets_are_neither_stored_nor_logged(server: TestServer) {
 
 /// Runs `adjutant keys` with these arguments on the server's database.
 fn keys_command(server: &TestServer, arguments: &[&str]) -> Output {
-    let (action, rest) = arguments.split_first().expect("an action");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    command
-        .args(["keys", action, "--config"])
-        .arg(server.configuration())
-        .args(rest);
-    command.stdin(Stdio::null()).output().expect("the program starts")
-}
-
-fn said(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
+    command(server, &[&["keys"][..], arguments].concat())
 }
 
 async fn the_command_line_creates_the_first_key(server: TestServer) {
     let keys = server.is_protected().await;
     if server.engine == Engine::Sqlite {
-        let refused = keys_command(&server, &["list"]);
-        assert!(!refused.status.success());
-        let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let reason = refused(&keys_command(&server, &["list"]));
         assert!(reason.contains("POST /auth/keys"), "{reason}");
     }
     server.is_stopped().await;

@@ -10,8 +10,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
 
-use super::encryption::{command, converses, encrypts, everything_stored, refused, said};
+use super::encryption::{converses, encrypts, everything_stored};
 use crate::support::client::{Client, reply};
+use crate::support::command::{command, refused, said};
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{
     Engine, Human, TestServer, call, eventually, lookup, on_both_engines, on_postgres, postgres, script, task,
@@ -195,12 +196,8 @@ async fn fills_a_thread(server: &TestServer, client: Client, texts: &Texts) -> H
     fails(&human, texts).await;
 
     receiver.receives(1).await;
-    let under_way = "select count(*) from deliveries where thread_id = ";
-    let id = match server.engine {
-        Engine::Sqlite => format!("x'{}'", human.thread.replace('-', "")),
-        Engine::Postgres => format!("'{}'", human.thread),
-    };
-    let under_way = format!("{under_way}{id} and finished_at is null");
+    let id = server.id_in_sql(&human.thread);
+    let under_way = format!("select count(*) from deliveries where thread_id = {id} and finished_at is null");
     eventually(async || server.number_in_database(&under_way).await == 0).await;
     human
 }

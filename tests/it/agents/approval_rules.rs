@@ -44,11 +44,6 @@ description = "Sends mails to whoever should get one."
 system_prompt = "x"
 "#;
 
-fn recipients(server: &TestServer) -> Vec<Value> {
-    let calls = server.tools.calls_of("send_email");
-    calls.iter().map(|call| call["args"]["to"].clone()).collect()
-}
-
 /// Returns the name and the id of the call that a question is about.
 fn about(question: &Question) -> [&str; 2] {
     let value = &question.0["value"];
@@ -65,12 +60,16 @@ async fn only_calls_that_meet_the_condition_are_asked_about(server: TestServer) 
         .calls_all([mail("m2", "bob@elsewhere.net"), secret, mail("m4", "ann@example.org")])
         .says("sent");
     alice.says(text).await;
-    assert_eq!(recipients(&server), ["bob@example.org"], "the first is sent at once");
+    assert_eq!(
+        server.tools.recipients(),
+        ["bob@example.org"],
+        "the first is sent at once"
+    );
     let question = alice.question().await;
     let asked: Vec<&Value> = question.requests().iter().map(|one| &one["tool_call_id"]).collect();
     assert_eq!(asked, ["m2", "m3"]);
     alice.approves(&question).await.finishes().await;
-    assert_eq!(recipients(&server).len(), 4);
+    assert_eq!(server.tools.recipients().len(), 4);
     assert!(alice.questions().await.is_empty());
 }
 
@@ -83,7 +82,7 @@ async fn a_condition_that_cannot_be_applied_asks(server: TestServer) {
         alice.question().await.requests()[0]["args"]["to"],
         json!(["bob@example.org"])
     );
-    assert_eq!(recipients(&server), [""; 0]);
+    assert_eq!(server.tools.recipients(), [""; 0]);
 }
 
 async fn a_condition_is_the_same_after_a_restart(server: TestServer) {
@@ -96,7 +95,7 @@ async fn a_condition_is_the_same_after_a_restart(server: TestServer) {
     let question = alice.question().await;
     server.is_stopped_and_started_again().await;
     alice.rejects(&question, "not today").await.finishes().await;
-    assert_eq!(recipients(&server), ["ann@example.org"]);
+    assert_eq!(server.tools.recipients(), ["ann@example.org"]);
 }
 
 async fn the_description_names_the_arguments(server: TestServer) {
@@ -156,12 +155,12 @@ async fn per_call_every_call_has_an_interrupt_and_the_others_run(server: TestSer
         .await
         .ok();
     alice.run(&answered).finishes().await;
-    assert_eq!(recipients(&server), ["eve"]);
+    assert_eq!(server.tools.recipients(), ["eve"]);
     assert_eq!(alice.question().await.id(), first.id());
     let rejected = json!({"response": {"type": "reject", "message": "no"}});
     let answered = alice.resolves(first, rejected).await.ok();
     alice.run(&answered).finishes().await;
-    assert_eq!(recipients(&server), ["eve"]);
+    assert_eq!(server.tools.recipients(), ["eve"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
 }
 
@@ -189,7 +188,7 @@ async fn per_call_an_answer_is_checked_before_it_is_stored(server: TestServer) {
         .await
         .ok();
     alice.run(&answered).finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }
 
 async fn per_call_an_edit_changes_the_arguments_and_not_the_tool(server: TestServer) {
@@ -227,11 +226,11 @@ async fn per_call_the_sdk_answers_by_interrupt_id_or_with_one_decision(server: T
     assert!([400, 409, 422].contains(&refused.status), "{refused:?}");
     let answers = json!({questions[0].id(): {"type": "approve"}});
     alice.resumes(answers).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     // A client that only knows lists of decisions is understood, too.
     let list = json!({"decisions": [{"type": "approve"}]});
     alice.resumes(list).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob", "eve"]);
+    assert_eq!(server.tools.recipients(), ["bob", "eve"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 

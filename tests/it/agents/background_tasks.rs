@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
+use crate::support::{
+    Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, transcript,
+};
 
 /// Returns an agent `boss` with these lines, and its background agents `writer` and `courier`.
 pub(crate) fn boss(more: &str) -> String {
@@ -49,13 +51,20 @@ pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
     call(id, tool, json!({"task_id": task["task_id"]}))
 }
 
-/// Returns a call that sends a task a further message.
-fn tell(id: &str, task: &Value, message: impl ToString) -> Value {
-    call(
-        id,
+/// Has an agent start a task.
+async fn starts_a_task(human: &Human, agent: &str, work: impl ToString) {
+    let call = start("a1", agent, work);
+    human.says(script().calls(call).says("it is under way")).await;
+}
+
+/// Has an agent send its task a further message.
+async fn tells(human: &Human, task: &Value, message: impl ToString) {
+    let call = call(
+        "u1",
         "update_async_task",
         json!({"task_id": task["task_id"], "message": message.to_string()}),
-    )
+    );
+    human.says(script().calls(call).says("told")).await;
 }
 
 /// Returns the tasks in the state, in the order of their start.
@@ -101,6 +110,11 @@ async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
         .collect()
 }
 
+/// Returns outcomes as [`knows_outcomes`] does: each has a status and the place of its run in a list.
+fn outcomes<const N: usize>(runs: &[Value], expected: [(&str, usize); N]) -> [(Value, Value); N] {
+    expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
+}
+
 /// Returns the results that an agent was told.
 async fn results(human: &Human) -> Vec<String> {
     let said = human.transcript().await;
@@ -137,9 +151,7 @@ async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Va
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
     let work = script().calls(lookup("l1", "x")).says("the long text");
-    alice
-        .says(script().calls(start("a1", agent, work)).says("it is under way"))
-        .await;
+    starts_a_task(&alice, agent, work).await;
     let task = the_task(&alice).await;
     server.tools.called("lookup", 1).await;
     (alice, task)
@@ -400,25 +412,15 @@ async fn a_result_is_reported_although_a_message_follows_at_once(server: TestSer
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
     let work = script().calls(lookup("l1", "x")).says("the long text");
-    alice
-        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
-        .await;
+    starts_a_task(&alice, "courier", work).await;
     let task = the_task(&alice).await;
     server.tools.called("lookup", 1).await;
-    alice
-        .says(script().calls(tell("u1", &task, "and then")).says("told"))
-        .await;
+    tells(&alice, &task, "and then").await;
     server.tools.let_go("lookup");
     let told = knows_outcomes(&alice, 2).await;
     let runs = worker(&alice, &task).runs().await;
-    let success = json!("success");
-    assert_eq!(
-        told,
-        [
-            (success.clone(), runs[1]["run_id"].clone()),
-            (success, runs[0]["run_id"].clone())
-        ]
-    );
+    let expected = [("success", 1), ("success", 0)];
+    assert_eq!(told, outcomes(&runs, expected));
     assert_eq!(results(&alice).await, ["the long text", "echo: and then"]);
     let known = the_task(&alice).await;
     assert_eq!(known["status"], "success");
@@ -434,27 +436,19 @@ async fn the_result_of_an_approved_run_is_reported_although_a_message_follows_at
         .calls(mail("m1", "a@b.c"))
         .calls(lookup("l1", "x"))
         .says("it is sent");
-    alice
-        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
-        .await;
+    starts_a_task(&alice, "courier", work).await;
     knows_an_outcome(&alice).await;
     let task = the_task(&alice).await;
     let work = worker(&alice, &task);
     server.tools.hold("lookup");
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&work.question().await, approval).await.ok();
+    work.resolves(&work.question().await, approval()).await.ok();
     server.tools.called("lookup", 1).await;
-    alice
-        .says(script().calls(tell("u1", &task, "and then")).says("told"))
-        .await;
+    tells(&alice, &task, "and then").await;
     server.tools.let_go("lookup");
     let told = knows_outcomes(&alice, 3).await;
     let runs = work.runs().await;
     let expected = [("waiting", 2), ("success", 1), ("success", 0)];
-    assert_eq!(
-        told,
-        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
-    );
+    assert_eq!(told, outcomes(&runs, expected));
     assert_eq!(results(&alice).await, ["it is sent", "echo: and then"]);
     assert_eq!(the_task(&alice).await["status"], "success");
 }
@@ -469,14 +463,10 @@ async fn a_question_is_reported_although_a_message_waits_behind_it(server: TestS
         .calls(lookup("l1", "x"))
         .calls(mail("m1", "a@b.c"))
         .says("it is sent");
-    alice
-        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
-        .await;
+    starts_a_task(&alice, "courier", work).await;
     let task = the_task(&alice).await;
     server.tools.called("lookup", 1).await;
-    alice
-        .says(script().calls(tell("u1", &task, "and then")).says("told"))
-        .await;
+    tells(&alice, &task, "and then").await;
     server.tools.let_go("lookup");
     let told = knows_outcomes(&alice, 1).await;
     assert_eq!(told, [(json!("waiting"), task["run_id"].clone())]);
@@ -484,16 +474,12 @@ async fn a_question_is_reported_although_a_message_waits_behind_it(server: TestS
     assert_eq!(known["status"], "waiting");
     assert_eq!(known["run_id"], task["run_id"]);
     let work = worker(&alice, &task);
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&work.question().await, approval).await.ok();
+    work.resolves(&work.question().await, approval()).await.ok();
     let told = knows_outcomes(&alice, 3).await;
     // The answer was sent last, and went first.
     let runs = work.runs().await;
     let expected = [("waiting", 2), ("success", 0), ("success", 1)];
-    assert_eq!(
-        told,
-        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
-    );
+    assert_eq!(told, outcomes(&runs, expected));
     assert_eq!(results(&alice).await, ["it is sent", "echo: and then"]);
 }
 
@@ -501,9 +487,7 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_the_message(s
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     let work = script().calls(mail("m1", "a@b.c"));
-    alice
-        .says(script().calls(start("a1", "courier", work)).says("it is under way"))
-        .await;
+    starts_a_task(&alice, "courier", work).await;
     let task = the_task(&alice).await;
     let work = worker(&alice, &task);
     eventually(async || work.status().await == "interrupted").await;
@@ -511,16 +495,13 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_the_message(s
     alice.says("is there any news?").await;
     server.tools.hold("lookup");
     let message = script().calls(lookup("l1", "x")).says("the long text");
-    alice
-        .says(script().calls(tell("u1", &task, message)).says("told"))
-        .await;
+    tells(&alice, &task, message).await;
     server.tools.called("lookup", 1).await;
     // The answer comes in the moment in which the message begins: the question is still open, and is dropped then.
     server
         .executes_sql("update interrupts set status = 'pending', resolved_at = null, touched_by = null, before = null")
         .await;
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&question, approval).await.ok();
+    work.resolves(&question, approval()).await.ok();
     server
         .executes_sql(
             "update interrupts set status = 'dropped', resolution = null, resumed_by = null, touched_by = null, \
@@ -534,10 +515,7 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_the_message(s
     alice.says("and now?").await;
     let told = knows_outcomes(&alice, 2).await;
     let expected = [("waiting", 2), ("success", 1)];
-    assert_eq!(
-        told,
-        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
-    );
+    assert_eq!(told, outcomes(&runs, expected));
     assert_eq!(results(&alice).await, ["the long text"]);
     assert_eq!(server.tools.calls_of("send_email").len(), 0);
 }
@@ -577,9 +555,7 @@ async fn a_task_shows_its_interrupt_and_continues_with_the_answer(server: TestSe
         .calls(lookup("l1", "x"))
         .calls(mail("m1", "a@b.c"))
         .says("it is sent");
-    alice
-        .says(script().calls(start("a1", "writer", work)).says("it is under way"))
-        .await;
+    starts_a_task(&alice, "writer", work).await;
     server.tools.let_go("lookup");
     has_run(&alice, 2).await;
     let task = the_task(&alice).await;
@@ -595,9 +571,7 @@ async fn a_task_shows_its_interrupt_and_continues_with_the_answer(server: TestSe
         seen["interrupts"][0]["value"]["action_requests"][0]["name"],
         "send_email"
     );
-    work.resolves(&question, json!({"decisions": [{"type": "approve"}]}))
-        .await
-        .ok();
+    work.resolves(&question, approval()).await.ok();
     has_run(&alice, 4).await;
     let told: Vec<Value> = notifications(&alice)
         .await
@@ -655,14 +629,13 @@ async fn a_task_that_goes_on_with_an_answer_is_cancelled_with_its_other_interrup
         .iter()
         .find(|question| question.0["task_call_id"] == "t2")
         .expect("it asks");
-    let approval = json!({"decisions": [{"type": "approve"}]});
     server.tools.hold("lookup");
-    work.resolves(slow, approval.clone()).await.ok();
+    work.resolves(slow, approval()).await.ok();
     server.tools.called("lookup", 1).await;
     let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
     assert!(text.ends_with("is cancelled."), "{text}");
     server.tools.let_go("lookup");
-    work.resolves(other, approval).await.refused(409);
+    work.resolves(other, approval()).await.refused(409);
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::client::Reply;
 use crate::support::viewer::{Viewer, data, is_terminal};
-use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     an_approval_continues_the_branch_on_which_it_was_asked,
@@ -24,26 +24,17 @@ on_both_engines! {
     the_tasks_of_a_step_on_another_branch_have_one_id_in_streams_and_states,
 }
 
-const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\"]\n\
-    interrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
+/// An agent that asks about each call by itself.
+pub(super) const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\n\
+    tools = [\"send_email\", \"lookup\"]\ninterrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
 
 /// An agent that takes no message while it asks.
 const STRICT: &str = "[agents.strict]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\n\
     tools = [\"lookup\", \"slow\", \"send_email\"]\ninterrupt_on = { send_email = true }\non_pending_interrupt = \"reject\"";
 
-fn approval() -> Value {
-    json!({"decisions": [{"type": "approve"}]})
-}
-
-/// Returns to whom mails were sent.
-fn recipients(server: &TestServer) -> Vec<Value> {
-    let calls = server.tools.calls_of("send_email");
-    calls.iter().map(|call| call["args"]["to"].clone()).collect()
-}
-
-/// Has a user wait for an approval, and then edit the first message. Returns the checkpoint at which the run waits, and
-/// which the thread has left.
-async fn is_left(alice: &Human, text: impl ToString) -> Value {
+/// Has a run wait for an answer, and then edits the first message, so that the thread leaves the branch of that run. Returns
+/// the checkpoint at which the run waits.
+pub(super) async fn leaves_a_branch(alice: &Human, text: impl ToString) -> Value {
     alice.says(text).await;
     let place = alice.state().await["checkpoint"].clone();
     let first = alice.history().await.pop().expect("a checkpoint");
@@ -70,14 +61,14 @@ async fn state_at(alice: &Human, place: &Value) -> Value {
 
 async fn an_approval_continues_the_branch_on_which_it_was_asked(server: TestServer) {
     let alice = server.human("agent").await;
-    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
     let other = alice.state().await["checkpoint"].clone();
     assert_eq!(
         state_at(&alice, &place).await["interrupts"].as_array().unwrap().len(),
         1
     );
     answers_at(&alice, &place, approval()).await.ok();
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(alice.status().await, "idle");
     assert!(alice.questions().await.is_empty());
     let said = [
@@ -97,40 +88,40 @@ async fn an_approval_continues_the_branch_on_which_it_was_asked(server: TestServ
     let left = state_at(&alice, &other).await["values"]["messages"].clone();
     assert_eq!(left.as_array().unwrap().len(), 2, "the other branch is as it was");
     answers_at(&alice, &place, approval()).await.refused(409);
-    assert_eq!(recipients(&server), ["bob"], "nothing is done twice");
+    assert_eq!(server.tools.recipients(), ["bob"], "nothing is done twice");
 }
 
 async fn an_answer_by_id_continues_its_branch(server: TestServer) {
     let text = || script().calls(mail("m1", "bob")).says("sent");
     let alice = server.human("agent").await;
-    let place = is_left(&alice, text()).await;
+    let place = leaves_a_branch(&alice, text()).await;
     let by_id = json!({alice.question().await.id(): approval()});
     answers_at(&alice, &place, by_id.clone()).await.ok();
-    assert_eq!(recipients(&server).len(), 1);
+    assert_eq!(server.tools.recipients().len(), 1);
     assert!(answers_at(&alice, &place, by_id).await.status >= 400);
     let alice = server.human("agent").await;
-    is_left(&alice, text()).await;
+    leaves_a_branch(&alice, text()).await;
     alice.approves(&alice.question().await).await.finishes().await;
-    assert_eq!(recipients(&server).len(), 2);
+    assert_eq!(server.tools.recipients().len(), 2);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
     let alice = server.human("agent").await;
-    is_left(&alice, text()).await;
+    leaves_a_branch(&alice, text()).await;
     let resolved = alice.resolves(&alice.question().await, approval()).await.ok();
     alice.run(&resolved).finishes().await;
-    assert_eq!(recipients(&server).len(), 3);
+    assert_eq!(server.tools.recipients().len(), 3);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
 async fn an_answer_without_an_id_is_not_for_a_left_branch(server: TestServer) {
     let alice = server.human("agent").await;
-    is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
     alice.tries_to_resume(approval()).await.refused(409);
     assert_eq!(alice.question().await, question);
     // A question on the newest branch is not confused with that of the other.
     alice.says(script().calls(mail("m2", "eve")).says("done")).await;
     alice.resumes(approval()).await.finishes().await;
-    assert_eq!(recipients(&server), ["eve"]);
+    assert_eq!(server.tools.recipients(), ["eve"]);
     assert_eq!(alice.question().await, question);
 }
 
@@ -140,11 +131,11 @@ async fn a_subagent_of_a_left_branch_is_answered(server: TestServer) {
         .calls(mail("m1", "bob"))
         .calls(mail("m2", "eve"))
         .says("sent by child");
-    let place = is_left(&alice, script().calls(task("t1", "mailer", inner)).says("done")).await;
+    let place = leaves_a_branch(&alice, script().calls(task("t1", "mailer", inner)).says("done")).await;
     let question = alice.question().await;
     assert_eq!(question.agent(), "mailer");
     answers_at(&alice, &place, approval()).await.ok();
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     // What it asks next waits at the newest checkpoint, and is shown there.
     let next = alice.question().await;
     assert_ne!(next.id(), question.id());
@@ -153,7 +144,7 @@ async fn a_subagent_of_a_left_branch_is_answered(server: TestServer) {
     assert_eq!(alice.status().await, "interrupted");
     answers_at(&alice, &place, approval()).await.refused(409);
     alice.resumes(approval()).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob", "eve"]);
+    assert_eq!(server.tools.recipients(), ["bob", "eve"]);
     let said = ["human: …", "ai calls task", "task: sent by child", "ai: done"];
     assert_eq!(alice.transcript().await, said);
 }
@@ -162,14 +153,14 @@ async fn two_questions_of_a_left_branch_are_answered_one_after_the_other(server:
     server.is_configured_with(APART).await;
     let alice = server.human("apart").await;
     let text = script().calls_all([mail("m1", "ann"), mail("m2", "bob")]).says("both");
-    let place = is_left(&alice, text).await;
+    let place = leaves_a_branch(&alice, text).await;
     let questions = alice.questions().await;
     let [first, second] = questions.as_slice() else {
         panic!("not two questions: {questions:#?}")
     };
     let answer = |id: &str| json!({id: {"type": "approve"}});
     answers_at(&alice, &place, answer(first.id())).await.ok();
-    assert_eq!(recipients(&server), ["ann"]);
+    assert_eq!(server.tools.recipients(), ["ann"]);
     assert_eq!(alice.status().await, "interrupted");
     assert_eq!(alice.question().await.id(), second.id());
     assert_eq!(alice.state().await["interrupts"][0]["id"], second.id());
@@ -177,7 +168,7 @@ async fn two_questions_of_a_left_branch_are_answered_one_after_the_other(server:
     assert!(answers_at(&alice, &place, answer(second.id())).await.status >= 400);
     let newest = alice.state().await["checkpoint"].clone();
     answers_at(&alice, &newest, answer(second.id())).await.ok();
-    assert_eq!(recipients(&server), ["ann", "bob"]);
+    assert_eq!(server.tools.recipients(), ["ann", "bob"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
     assert_eq!(alice.status().await, "idle");
 }
@@ -186,10 +177,10 @@ async fn two_questions_of_a_left_branch_are_answered_together(server: TestServer
     server.is_configured_with(APART).await;
     let alice = server.human("apart").await;
     let text = script().calls_all([mail("m1", "ann"), mail("m2", "bob")]).says("both");
-    let place = is_left(&alice, text).await;
+    let place = leaves_a_branch(&alice, text).await;
     let decisions = json!([{"type": "reject", "message": "no"}, {"type": "approve"}]);
     answers_at(&alice, &place, decisions).await.ok();
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
     assert!(alice.questions().await.is_empty());
 }
@@ -200,7 +191,7 @@ async fn a_question_that_was_withdrawn_is_not_answered_on_its_branch(server: Tes
     let place = alice.state().await["checkpoint"].clone();
     alice.says("never mind").await;
     answers_at(&alice, &place, approval()).await.refused(409);
-    assert!(recipients(&server).is_empty());
+    assert!(server.tools.recipients().is_empty());
     // Without an answer the step is run again, and the call is asked about anew.
     alice
         .starts(json!({"input": null, "checkpoint": place}))
@@ -208,24 +199,24 @@ async fn a_question_that_was_withdrawn_is_not_answered_on_its_branch(server: Tes
         .finishes()
         .await;
     alice.approves(&alice.question().await).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }
 
 async fn new_input_on_one_branch_leaves_the_question_of_another(server: TestServer) {
     let alice = server.human("agent").await;
-    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
     alice.says(script().calls(mail("m2", "eve")).says("sent")).await;
     assert_eq!(alice.questions().await.len(), 2);
     alice.says("never mind").await;
     assert_eq!(alice.question().await, question);
     answers_at(&alice, &place, approval()).await.ok();
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }
 
 async fn an_answer_on_a_branch_can_be_undone(server: TestServer) {
     let alice = server.human("agent").await;
-    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
     let before = alice.state().await;
     server.tools.hold("send_email");
@@ -244,7 +235,7 @@ async fn an_answer_on_a_branch_can_be_undone(server: TestServer) {
 async fn an_answer_on_a_branch_survives_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("agent").await;
-    let place = is_left(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
     server.is_killed_and_started_again().await;
     server.tools.hold("send_email");
     let body = json!({"command": {"resume": approval()}, "checkpoint": place});
@@ -268,7 +259,7 @@ async fn an_answer_on_a_branch_survives_a_kill(server: TestServer) {
 async fn leaves_a_question(server: &TestServer, text: impl ToString) -> (Human, Human) {
     server.is_configured_with(STRICT).await;
     let alice = server.human("agent").await;
-    is_left(&alice, text).await;
+    leaves_a_branch(&alice, text).await;
     let strict = Human::at(server.client(), "strict", &alice.thread);
     (alice, strict)
 }
@@ -286,7 +277,7 @@ async fn a_question_of_a_left_branch_refuses_no_message(server: TestServer) {
     strict.client().post(&strict.path("/runs"), refused).await.refused(409);
     assert_eq!(alice.questions().await.len(), 2);
     strict.resumes(approval()).await.finishes().await;
-    assert_eq!(recipients(&server), ["eve"]);
+    assert_eq!(server.tools.recipients(), ["eve"]);
     assert_eq!(alice.question().await, question);
 }
 
@@ -341,7 +332,7 @@ async fn a_message_waits_for_what_is_asked_when_a_left_branch_goes_on(server: Te
     assert_eq!(alice.status().await, "interrupted");
     alice.approves(&next).await.finishes().await;
     message.finishes().await;
-    assert_eq!(recipients(&server), ["bob", "eve"]);
+    assert_eq!(server.tools.recipients(), ["bob", "eve"]);
     let said = alice.transcript().await;
     assert_eq!(said[said.len() - 2..], ["human: third", "ai: echo: third"], "{said:#?}");
 }
@@ -352,7 +343,7 @@ async fn the_thread_lists_what_can_be_answered_on_its_newest_branch(server: Test
         .calls(mail("m1", "bob"))
         .calls(mail("m2", "eve"))
         .says("sent by child");
-    let place = is_left(&alice, script().calls(task("t1", "mailer", inner)).says("done")).await;
+    let place = leaves_a_branch(&alice, script().calls(task("t1", "mailer", inner)).says("done")).await;
     let question = alice.question().await;
     let listed = async || {
         let found = json!({"ids": [alice.thread], "select": ["interrupts"]});
@@ -391,7 +382,7 @@ async fn the_tasks_of_a_step_on_another_branch_have_one_id_in_streams_and_states
     server.is_configured_with(APART).await;
     let alice = server.human("apart").await;
     let text = script().calls_all([mail("m1", "ann"), mail("m2", "bob")]).says("both");
-    let place = is_left(&alice, text).await;
+    let place = leaves_a_branch(&alice, text).await;
     let ids_of = |tasks: &Value| -> Vec<Value> {
         let tasks = tasks.as_array().unwrap().iter();
         tasks.map(|task| task["id"].clone()).collect()

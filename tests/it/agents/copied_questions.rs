@@ -5,7 +5,8 @@ use std::time::Duration;
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, eventually, lookup, mail, on_both_engines, script, task};
+use super::branches::{APART, leaves_a_branch};
+use crate::support::{Human, TestServer, approval, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     a_question_can_be_answered_in_a_copy_at_once,
@@ -24,16 +25,9 @@ on_both_engines! {
     a_question_in_a_copy_survives_a_kill_and_the_original,
 }
 
-const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\", \"lookup\"]\n\
-    interrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
-
 /// An agent whose questions expire after two minutes.
 const HASTY: &str = "[agents.hasty]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\"]\n\
     [agents.hasty.interrupt_on]\nsend_email = { allowed_decisions = [\"approve\", \"reject\"], expires_after_s = 120 }";
-
-fn approval() -> Value {
-    json!({"decisions": [{"type": "approve"}]})
-}
 
 /// Returns to whom mails were sent, and on which threads.
 fn mails(server: &TestServer) -> Vec<(String, String)> {
@@ -241,11 +235,8 @@ async fn a_copy_of_a_copy_waits(server: TestServer) {
 
 async fn a_question_of_a_left_branch_is_not_asked_in_a_copy(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-    let place = alice.state().await["checkpoint_id"].clone();
-    let first = alice.history().await.pop().expect("a checkpoint");
-    let edited = alice.run_body("edited", json!({"checkpoint": first["checkpoint"]}));
-    alice.starts(edited).await.finishes().await;
+    let place = leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
+    let place = &place["checkpoint_id"];
     let copy = alice.client().post(&alice.path("/copy"), json!({})).await.ok();
     assert_eq!(copy["status"], "idle");
     assert_eq!(copy["interrupts"], json!({}));

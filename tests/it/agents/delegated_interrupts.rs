@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::support::actors::Question;
 use crate::support::sse::Frame;
-use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task};
 
 /// Returns the script of an agent that runs two mailers and a researcher in parallel.
 fn two_mailers() -> String {
@@ -25,10 +25,6 @@ async fn both(human: &Human) -> [Question; 2] {
     let mut questions = human.questions().await;
     questions.sort_by_key(|question| question.0["task_call_id"].to_string());
     questions.try_into().expect("two questions")
-}
-
-fn approval() -> Value {
-    json!({"decisions": [{"type": "approve"}]})
 }
 
 /// Returns the answer to this interrupt alone.

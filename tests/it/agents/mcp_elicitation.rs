@@ -3,17 +3,15 @@
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
-use axum::Router;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ElicitRequestParams, ListToolsResult,
     PaginatedRequestParams, ProtocolVersion, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
-use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
-use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
 
+use super::mcp_input::serves_mcp;
 use crate::support::{Human, TestServer, call, on_both_engines, script};
 
 on_both_engines! {
@@ -94,17 +92,10 @@ async fn traveller(server: &TestServer, settings: &str) -> (Human, Travel) {
 
 /// Starts this server, and an agent that uses it.
 async fn traveller_with(server: &TestServer, settings: &str, travel: Travel) -> (Human, Travel) {
-    let handler = travel.clone();
-    let manager = Arc::new(LocalSessionManager::default());
-    let config = StreamableHttpServerConfig::default();
-    let service = StreamableHttpService::new(move || Ok(handler.clone()), manager, config);
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let app = Router::new().route_service("/mcp", service);
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    let base = serves_mcp(travel.clone()).await;
     server
         .is_configured_with(&format!(
-            "[mcp_servers.travel]\nurl = \"http://127.0.0.1:{port}/mcp\"\n{settings}\n\
+            "[mcp_servers.travel]\nurl = \"{base}/mcp\"\n{settings}\n\
              [agents.traveller]\nmodel = \"scripted:lab\"\ntools = [\"travel/*\"]\n"
         ))
         .await;

@@ -184,20 +184,29 @@ async fn serves(router: Router) -> String {
     base
 }
 
-/// Starts the server, and an agent that uses it.
-async fn clerk(server: &TestServer, settings: &str) -> (Human, Office) {
-    let office = Office::default();
-    let handler = office.clone();
+/// Returns the address of an MCP server with this handler at `/mcp`.
+pub(super) async fn serves_mcp(handler: impl ServerHandler + Clone) -> String {
     let manager = Arc::new(LocalSessionManager::default());
     let config = StreamableHttpServerConfig::default();
     let service = StreamableHttpService::new(move || Ok(handler.clone()), manager, config);
-    let base = serves(Router::new().route_service("/mcp", service)).await;
+    serves(Router::new().route_service("/mcp", service)).await
+}
+
+/// Configures the MCP server `office` with these lines, and an agent that uses it.
+async fn uses_office(server: &TestServer, lines: &str) {
     server
         .is_configured_with(&format!(
-            "[mcp_servers.office]\nurl = \"{base}/mcp\"\n{settings}\n\
+            "[mcp_servers.office]\n{lines}\n\
              [agents.clerk]\nmodel = \"scripted:lab\"\ntools = [\"office/*\"]\n"
         ))
         .await;
+}
+
+/// Starts the server, and an agent that uses it.
+async fn clerk(server: &TestServer, settings: &str) -> (Human, Office) {
+    let office = Office::default();
+    let base = serves_mcp(office.clone()).await;
+    uses_office(server, &format!("url = \"{base}/mcp\"\n{settings}")).await;
     (server.human("clerk").await, office)
 }
 
@@ -225,6 +234,19 @@ fn recorded(tool: &str, state: Option<&str>, responses: &Value) -> Value {
     json!({"tool": tool, "city": "Zürich", "state": state, "responses": responses})
 }
 
+/// Checks that the call of `book` is done, and was made without answers, with the first one, and with the second one.
+async fn has_booked(human: &Human, office: &Office) {
+    assert_eq!(human.transcript().await[2], "office__book: book is done");
+    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
+    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
+    let expected = [
+        recorded("book", None, &Value::Null),
+        recorded("book", Some("seat asked"), &seat),
+        recorded("book", Some("sure asked"), &sure),
+    ];
+    assert_eq!(office.calls(), expected);
+}
+
 async fn a_question_in_a_result_is_an_interrupt_that_outlives_a_restart(server: TestServer) {
     let (alice, office) = clerk(&server, "elicitation = true").await;
     calls(&alice, "book").await;
@@ -248,15 +270,7 @@ async fn a_question_in_a_result_is_an_interrupt_that_outlives_a_restart(server: 
     answers(&alice, "Which seat?", accepts(json!({"seat": "4a"}))).await;
     server.is_stopped_and_started_again().await;
     answers(&alice, "Are you sure?", accepts(json!({"sure": "yes"}))).await;
-    assert_eq!(alice.transcript().await[2], "office__book: book is done");
-    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
-    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
-    let expected = [
-        recorded("book", None, &Value::Null),
-        recorded("book", Some("seat asked"), &seat),
-        recorded("book", Some("sure asked"), &sure),
-    ];
-    assert_eq!(office.calls(), expected);
+    has_booked(&alice, &office).await;
 }
 
 async fn a_result_may_ask_several_questions(server: TestServer) {
@@ -324,15 +338,7 @@ async fn an_answer_to_a_question_of_a_session_is_taken_when_a_result_asks_the_sa
     let open = alice.questions().await;
     assert_eq!(open.len(), 1, "{open:?}");
     answers(&alice, "Are you sure?", accepts(json!({"sure": "yes"}))).await;
-    assert_eq!(alice.transcript().await[2], "office__book: book is done");
-    let seat = json!({"seat": accepts(json!({"seat": "4a"}))});
-    let sure = json!({"sure": accepts(json!({"sure": "yes"}))});
-    let expected = [
-        recorded("book", None, &Value::Null),
-        recorded("book", Some("seat asked"), &seat),
-        recorded("book", Some("sure asked"), &sure),
-    ];
-    assert_eq!(office.calls(), expected);
+    has_booked(&alice, &office).await;
 }
 
 async fn an_answer_to_a_question_in_a_result_is_taken_when_a_session_asks_the_same(server: TestServer) {
@@ -511,13 +517,9 @@ for line in sys.stdin:
 async fn is_program(server: &TestServer, program: &str) -> bool {
     let Some(python) = mcp::python() else { return false };
     let path = std::env::var("PATH").unwrap_or_default();
-    server
-        .is_configured_with(&format!(
-            "[mcp_servers.office]\ncommand = {python:?}\nargs = [\"-c\", {program:?}]\nenv = {{ PATH = {path:?} }}\n\
-             elicitation = true\n\
-             [agents.clerk]\nmodel = \"scripted:lab\"\ntools = [\"office/*\"]\n"
-        ))
-        .await;
+    let lines =
+        format!("command = {python:?}\nargs = [\"-c\", {program:?}]\nenv = {{ PATH = {path:?} }}\nelicitation = true");
+    uses_office(server, &lines).await;
     true
 }
 
@@ -551,7 +553,7 @@ async fn a_program_that_ends_on_an_unknown_message_is_started_again(server: Test
 
 /// A server behind HTTP with the tool `look`, whose version changes.
 #[derive(Clone, Default)]
-struct Veteran {
+struct VersionedServer {
     /// True while it needs no handshake. Otherwise it knows no other requests than those of its session.
     is_stateless: Arc<AtomicBool>,
     /// The methods of all messages so far.
@@ -560,20 +562,15 @@ struct Veteran {
     session: Arc<Mutex<usize>>,
 }
 
-impl Veteran {
+impl VersionedServer {
     /// Starts the server, and an agent that uses it.
     async fn start(server: &TestServer, is_stateless: bool) -> Self {
-        let veteran = Self::default();
-        veteran.is_stateless.store(is_stateless, Ordering::Relaxed);
-        let router = Router::new().route("/mcp", post(reply)).with_state(veteran.clone());
+        let versioned = Self::default();
+        versioned.is_stateless.store(is_stateless, Ordering::Relaxed);
+        let router = Router::new().route("/mcp", post(reply)).with_state(versioned.clone());
         let base = serves(router).await;
-        server
-            .is_configured_with(&format!(
-                "[mcp_servers.office]\nurl = \"{base}/mcp\"\n\
-                 [agents.clerk]\nmodel = \"scripted:lab\"\ntools = [\"office/*\"]\n"
-            ))
-            .await;
-        veteran
+        uses_office(server, &format!("url = \"{base}/mcp\"")).await;
+        versioned
     }
 
     /// Returns the number of messages with this method.
@@ -588,12 +585,12 @@ impl Veteran {
     }
 }
 
-async fn reply(State(veteran): State<Veteran>, headers: HeaderMap, Json(message): Json<Value>) -> Response {
+async fn reply(State(versioned): State<VersionedServer>, headers: HeaderMap, Json(message): Json<Value>) -> Response {
     let method = message["method"].as_str().unwrap_or_default().to_owned();
-    veteran.methods.lock().expect("the methods").push(method.clone());
+    versioned.methods.lock().expect("the methods").push(method.clone());
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let session = format!("session-{}", veteran.session.lock().expect("the session"));
-    let is_stateless = veteran.is_stateless.load(Ordering::Relaxed);
+    let session = format!("session-{}", versioned.session.lock().expect("the session"));
+    let is_stateless = versioned.is_stateless.load(Ordering::Relaxed);
     let is_known = match is_stateless {
         true => header("mcp-protocol-version") == Some("2026-07-28") && header("mcp-method") == Some(method.as_str()),
         false => method == "initialize" || header("mcp-session-id") == Some(session.as_str()),
@@ -604,7 +601,7 @@ async fn reply(State(veteran): State<Veteran>, headers: HeaderMap, Json(message)
     let result = match method.as_str() {
         "server/discover" => json!({"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}),
         "initialize" => json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
-            "serverInfo": {"name": "veteran", "version": "1"}}),
+            "serverInfo": {"name": "versioned", "version": "1"}}),
         "tools/list" => json!({"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}),
         "tools/call" => json!({"content": [{"type": "text", "text": "seen"}]}),
         "subscriptions/listen" => return StatusCode::NOT_FOUND.into_response(),
@@ -618,24 +615,24 @@ async fn reply(State(veteran): State<Veteran>, headers: HeaderMap, Json(message)
 }
 
 async fn an_older_server_is_asked_for_its_versions_once(server: TestServer) {
-    let veteran = Veteran::start(&server, false).await;
+    let versioned = VersionedServer::start(&server, false).await;
     for sessions in 1..=3 {
         let alice = server.human("clerk").await;
         calls(&alice, "look").await;
         assert_eq!(alice.transcript().await[2], "office__look: seen");
-        assert_eq!(veteran.got("initialize"), sessions);
-        veteran.forgets();
+        assert_eq!(versioned.got("initialize"), sessions);
+        versioned.forgets();
     }
-    assert_eq!(veteran.got("server/discover"), 1);
+    assert_eq!(versioned.got("server/discover"), 1);
 }
 
 async fn a_server_may_go_back_to_an_older_version(server: TestServer) {
-    let veteran = Veteran::start(&server, true).await;
+    let versioned = VersionedServer::start(&server, true).await;
     let alice = server.human("clerk").await;
     calls(&alice, "look").await;
     assert_eq!(alice.transcript().await[2], "office__look: seen");
-    assert_eq!(veteran.got("initialize"), 0);
-    veteran.is_stateless.store(false, Ordering::Relaxed);
+    assert_eq!(versioned.got("initialize"), 0);
+    versioned.is_stateless.store(false, Ordering::Relaxed);
     let bob = server.human("clerk").await;
     calls(&bob, "look").await;
     let said = bob.transcript().await;
@@ -643,7 +640,7 @@ async fn a_server_may_go_back_to_an_older_version(server: TestServer) {
     let eve = server.human("clerk").await;
     calls(&eve, "look").await;
     assert_eq!(eve.transcript().await[2], "office__look: seen");
-    assert_eq!(veteran.got("initialize"), 1);
+    assert_eq!(versioned.got("initialize"), 1);
 }
 
 async fn a_call_without_a_handshake_may_be_silent_for_all_of_its_time(server: TestServer) {

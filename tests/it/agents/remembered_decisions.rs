@@ -46,11 +46,6 @@ fn always(kind: &str) -> Value {
     json!([{"type": kind, "scope": "thread"}])
 }
 
-fn recipients(server: &TestServer) -> Vec<Value> {
-    let calls = server.tools.calls_of("send_email");
-    calls.iter().map(|call| call["args"]["to"].clone()).collect()
-}
-
 async fn approvals(who: &Human) -> Vec<Value> {
     let list = who.client().get(&who.path("/approvals")).await.ok();
     list["approvals"].as_array().expect("a list").clone()
@@ -67,12 +62,12 @@ async fn always_allow_applies_to_later_calls_of_the_agent_on_this_thread_only(se
     let question = alice.question().await;
     alice.decides(&question, always("approve")).await.finishes().await;
     assert_eq!(
-        recipients(&server),
+        server.tools.recipients(),
         ["bob", "eve"],
         "also in the run that brings the decision"
     );
     sends(&alice, "m3", "ann").await;
-    assert_eq!(recipients(&server).len(), 3);
+    assert_eq!(server.tools.recipients().len(), 3);
     assert!(alice.questions().await.is_empty());
     let all = approvals(&alice).await;
     assert_eq!(all.len(), 1, "{all:?}");
@@ -99,7 +94,7 @@ async fn always_deny_answers_later_calls_with_the_reason(server: TestServer) {
         .filter(|line| line.contains("with reason: no mails"))
         .count();
     assert_eq!(refusals, 2, "{said:#?}");
-    assert_eq!(recipients(&server), [""; 0]);
+    assert_eq!(server.tools.recipients(), [""; 0]);
 }
 
 async fn a_remembered_decision_may_cover_certain_arguments(server: TestServer) {
@@ -110,11 +105,11 @@ async fn a_remembered_decision_may_cover_certain_arguments(server: TestServer) {
     alice.decides(&alice.question().await, decision).await.finishes().await;
     sends(&alice, "m2", "ann@example.org").await;
     sends(&alice, "m3", "eve@elsewhere.net").await;
-    assert_eq!(recipients(&server), ["bob@example.org", "ann@example.org"]);
+    assert_eq!(server.tools.recipients(), ["bob@example.org", "ann@example.org"]);
     let same = json!([{"type": "approve", "scope": "thread", "for": "same_arguments"}]);
     alice.decides(&alice.question().await, same).await.finishes().await;
     sends(&alice, "m4", "eve@elsewhere.net").await;
-    assert_eq!(recipients(&server).len(), 4);
+    assert_eq!(server.tools.recipients().len(), 4);
     sends(&alice, "m5", "kim@elsewhere.net").await;
     assert_eq!(alice.question().await.requests()[0]["args"]["to"], "kim@elsewhere.net");
     assert_eq!(approvals(&alice).await[0]["for"], inside);
@@ -128,7 +123,7 @@ async fn calls_that_are_not_covered_are_asked_about_without_the_others(server: T
     let for_bob = json!({"to": {"equals": "bob"}});
     let decisions = json!([{"type": "approve", "scope": "thread", "for": for_bob}, {"type": "approve"}]);
     alice.decides(&alice.question().await, decisions).await.finishes().await;
-    assert_eq!(recipients(&server).len(), 2, "both were decided");
+    assert_eq!(server.tools.recipients().len(), 2, "both were decided");
     alice
         .says(script().calls_all([mail("m3", "bob"), mail("m4", "eve")]).says("sent"))
         .await;
@@ -136,12 +131,12 @@ async fn calls_that_are_not_covered_are_asked_about_without_the_others(server: T
     assert_eq!(question.requests().len(), 1);
     assert_eq!(question.requests()[0]["tool_call_id"], "m4");
     assert_eq!(
-        recipients(&server).len(),
+        server.tools.recipients().len(),
         2,
         "the covered call waits as all of its answer do"
     );
     alice.approves(&question).await.finishes().await;
-    assert_eq!(recipients(&server).len(), 4);
+    assert_eq!(server.tools.recipients().len(), 4);
 }
 
 async fn a_decision_in_a_subagent_is_for_that_subagent(server: TestServer) {
@@ -158,7 +153,11 @@ async fn a_decision_in_a_subagent_is_for_that_subagent(server: TestServer) {
     alice
         .says(script().calls(task("t2", "mailer", child("m2"))).says("done"))
         .await;
-    assert_eq!(recipients(&server), ["bob", "bob"], "another run of the same subagent");
+    assert_eq!(
+        server.tools.recipients(),
+        ["bob", "bob"],
+        "another run of the same subagent"
+    );
     assert_eq!(
         approvals(&alice).await[0]["agent_path"],
         json!(["main-agent", "mailer"])
@@ -181,7 +180,7 @@ async fn a_revoked_decision_is_not_applied_any_more(server: TestServer) {
     assert_eq!(alice.client().delete(&path).await.status, 404);
     sends(&alice, "m2", "bob").await;
     alice.question().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }
 
 async fn a_remembered_decision_survives_a_restart_and_ends_with_the_thread(server: TestServer) {
@@ -194,7 +193,7 @@ async fn a_remembered_decision_survives_a_restart_and_ends_with_the_thread(serve
         .await;
     server.is_stopped_and_started_again().await;
     sends(&alice, "m2", "eve").await;
-    assert_eq!(recipients(&server), ["bob", "eve"]);
+    assert_eq!(server.tools.recipients(), ["bob", "eve"]);
     assert_eq!(alice.client().delete(&alice.path("")).await.status, 204);
     assert_eq!(alice.client().get(&alice.path("/approvals")).await.status, 404);
 }
@@ -207,7 +206,7 @@ async fn per_call_a_decision_is_remembered_too(server: TestServer) {
     let answered = alice.resolves(&alice.question().await, answer).await.ok();
     alice.run(&answered).finishes().await;
     sends(&alice, "m2", "eve").await;
-    assert_eq!(recipients(&server), ["bob", "eve"]);
+    assert_eq!(server.tools.recipients(), ["bob", "eve"]);
 }
 
 async fn decisions_that_cannot_be_remembered_are_refused(server: TestServer) {
@@ -271,7 +270,7 @@ async fn a_copy_of_the_thread_remembers_nothing(server: TestServer) {
     let copy = alice.on(copied["thread_id"].as_str().expect("an id"));
     sends(&copy, "m2", "eve").await;
     copy.question().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }
 
 async fn only_approvers_give_and_revoke_a_decision_and_the_audit_has_both(server: TestServer) {
@@ -286,7 +285,7 @@ async fn only_approvers_give_and_revoke_a_decision_and_the_audit_has_both(server
     let answered = bob.resolves(&question, answer).await.ok();
     ann.run(&answered).finishes().await;
     sends(&ann, "m2", "mia").await;
-    assert_eq!(recipients(&server), ["mia", "mia"]);
+    assert_eq!(server.tools.recipients(), ["mia", "mia"]);
     let all = approvals(&ann).await;
     assert_eq!(all[0]["decided_by"], "bob");
     assert_eq!(all[0]["approvers"], json!({"users": ["bob"], "roles": []}));

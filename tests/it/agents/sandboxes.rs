@@ -10,12 +10,11 @@ use std::time::Duration;
 use adjutant::shutdown::Shutdown;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use super::execute::{endless, is_at_its_last_step, is_running, marker_of, results, sh};
 use super::read_access::{Reader, peek};
 use crate::support::viewer::Viewer;
-use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, task};
+use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, starts_service, task};
 
 /// The token of the service.
 const TOKEN: &str = "secret-sandbox-token";
@@ -386,15 +385,12 @@ async fn a_tool_reads_the_files_in_the_sandbox_of_its_agent_and_creates_none_ane
 
 /// Starts a service that answers all questions about its sandboxes with these entries.
 async fn service_with(entries: Value, shutdown: &Shutdown) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let base = format!("http://{}", listener.local_addr().expect("its address"));
     let answer = move || {
         let entries = entries.clone();
         async move { Json(json!({"entries": entries})) }
     };
     let router = Router::new().fallback(answer);
-    shutdown.spawn("sandbox service", async move { axum::serve(listener, router).await });
-    base
+    starts_service("sandbox service", router, shutdown).await
 }
 
 async fn a_service_need_not_tell_the_sizes_of_files(server: TestServer) {

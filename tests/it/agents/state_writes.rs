@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::branches::{APART, leaves_a_branch};
 use crate::support::actors::Question;
 use crate::support::client::Reply;
-use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
     a_question_can_be_answered_after_a_write_into_the_state,
@@ -21,19 +22,6 @@ on_both_engines! {
     an_update_by_a_command_keeps_the_question_where_it_is_shown,
     an_answer_after_a_write_can_be_undone,
     a_question_outlives_a_write_and_a_kill,
-}
-
-const APART: &str = "[agents.apart]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"send_email\", \"lookup\"]\n\
-    interrupt_on = { send_email = true }\ninterrupt_mode = \"per_call\"";
-
-fn approval() -> Value {
-    json!({"decisions": [{"type": "approve"}]})
-}
-
-/// Returns to whom mails were sent.
-fn recipients(server: &TestServer) -> Vec<Value> {
-    let calls = server.tools.calls_of("send_email");
-    calls.iter().map(|call| call["args"]["to"].clone()).collect()
 }
 
 async fn writes(alice: &Human, body: Value) -> Reply {
@@ -93,9 +81,9 @@ async fn a_question_can_be_answered_after_a_write_into_the_state(server: TestSer
         // Another write changes nothing about that.
         writes(&alice, json!({"values": {"colour": "red"}})).await.ok();
         is_shown(&alice, &question).await;
-        assert_eq!(recipients(&server).len(), sent);
+        assert_eq!(server.tools.recipients().len(), sent);
         alice.resumes(approval()).await.finishes().await;
-        assert_eq!(recipients(&server).len(), sent + 1, "{body}");
+        assert_eq!(server.tools.recipients().len(), sent + 1, "{body}");
         let state = alice.state().await;
         assert_eq!(state["next"], json!([]));
         assert_eq!(state["values"]["colour"], "red");
@@ -109,7 +97,7 @@ async fn a_question_can_be_answered_after_a_write_into_the_state(server: TestSer
     writes(&alice, json!({"values": {"topic": "fish"}})).await.ok();
     let resolved = alice.resolves(&question, approval()).await.ok();
     alice.run(&resolved).finishes().await;
-    assert_eq!(recipients(&server).last().unwrap(), "eve");
+    assert_eq!(server.tools.recipients().last().unwrap(), "eve");
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
@@ -137,14 +125,14 @@ async fn a_write_that_changes_the_calls_withdraws_the_question(server: TestServe
         let requests = asked.requests().len();
         assert_eq!(requests, calls.as_array().unwrap().len());
         assert_eq!(asked.requests()[requests - 1]["args"]["to"], "eve");
-        assert_eq!(recipients(&server).len(), sent, "nobody has approved it");
+        assert_eq!(server.tools.recipients().len(), sent, "nobody has approved it");
         alice.rejects(&asked, "no").await.finishes().await;
         alice
             .says(script().calls(mail(&format!("m{sent}"), "ann")).says("sent"))
             .await;
         alice.approves(&alice.question().await).await.finishes().await;
     }
-    assert_eq!(recipients(&server), ["ann", "ann"]);
+    assert_eq!(server.tools.recipients(), ["ann", "ann"]);
 }
 
 async fn a_write_of_a_result_withdraws_the_question_about_the_call(server: TestServer) {
@@ -161,7 +149,7 @@ async fn a_write_of_a_result_withdraws_the_question_about_the_call(server: TestS
         "ai: all right",
     ];
     assert_eq!(alice.transcript().await, said);
-    assert!(recipients(&server).is_empty());
+    assert!(server.tools.recipients().is_empty());
 }
 
 async fn a_write_as_another_node_withdraws_the_question(server: TestServer) {
@@ -177,7 +165,7 @@ async fn a_write_as_another_node_withdraws_the_question(server: TestServer) {
         is_withdrawn(&alice).await;
         assert_eq!(alice.state().await["next"], json!([next]), "{node}");
     }
-    assert!(recipients(&server).is_empty());
+    assert!(server.tools.recipients().is_empty());
 }
 
 async fn a_subagent_that_waits_is_answered_after_a_write(server: TestServer) {
@@ -199,7 +187,7 @@ async fn a_subagent_that_waits_is_answered_after_a_write(server: TestServer) {
     assert_eq!(below["tasks"][0]["state"]["interrupts"], state["interrupts"]);
     let answer = alice.resumes(approval()).await;
     answer.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     let said = ["human: …", "ai calls task", "task: sent by child", "ai: done"];
     assert_eq!(alice.transcript().await, said);
     // The subagent has continued; no other one was begun.
@@ -226,7 +214,7 @@ async fn a_subagent_that_has_answered_does_not_run_again_after_a_write(server: T
     writes(&alice, json!({"values": {"topic": "fish"}})).await.ok();
     is_shown(&alice, &second).await;
     alice.resumes(approval()).await.finishes().await;
-    assert_eq!(recipients(&server), ["ann", "bob"]);
+    assert_eq!(server.tools.recipients(), ["ann", "bob"]);
     let said = [
         "human: …",
         "ai calls task, task",
@@ -253,31 +241,21 @@ async fn questions_about_single_calls_outlive_a_write(server: TestServer) {
     assert_eq!(alice.state().await["interrupts"].as_array().unwrap().len(), 2);
     let decisions = json!([{"type": "reject", "message": "no"}, {"type": "approve"}]);
     alice.resumes(decisions).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(server.tools.calls_of("lookup").len(), 1, "nothing runs twice");
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
 }
 
-/// Has `alice` wait for an approval, and continue from the beginning. Returns the checkpoint that waits.
-async fn is_left(alice: &Human) -> Value {
-    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-    let place = alice.state().await["checkpoint"].clone();
-    let first = alice.history().await.pop().expect("a checkpoint");
-    let edited = alice.run_body("edited", json!({"checkpoint": first["checkpoint"]}));
-    alice.starts(edited).await.finishes().await;
-    place
-}
-
 async fn a_question_of_a_left_branch_can_be_answered_after_a_write_there(server: TestServer) {
     let alice = server.human("agent").await;
-    let place = is_left(&alice).await;
+    let place = leaves_a_branch(&alice, script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
     writes(&alice, json!({"values": {"topic": "fish"}, "checkpoint": place}))
         .await
         .ok();
     is_shown(&alice, &question).await;
     alice.resumes(approval()).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
     assert_eq!(alice.state().await["values"]["topic"], "fish");
     let body = alice.run_body(
@@ -285,7 +263,7 @@ async fn a_question_of_a_left_branch_can_be_answered_after_a_write_there(server:
         json!({"input": null, "checkpoint": place, "command": {"resume": approval()}}),
     );
     alice.client().post(&alice.path("/runs"), body).await.refused(409);
-    assert_eq!(recipients(&server), ["bob"], "nothing is done twice");
+    assert_eq!(server.tools.recipients(), ["bob"], "nothing is done twice");
 }
 
 async fn a_write_at_an_older_checkpoint_leaves_the_question_on_its_branch(server: TestServer) {
@@ -303,7 +281,7 @@ async fn a_write_at_an_older_checkpoint_leaves_the_question_on_its_branch(server
     alice.tries_to_resume(approval()).await.refused(409);
     let body = json!({"command": {"resume": approval()}, "checkpoint": place});
     alice.starts(body).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
@@ -318,7 +296,7 @@ async fn an_answer_goes_on_after_the_write_that_it_names(server: TestServer) {
     assert_eq!(alice.state().await["values"]["topic"], "birds");
     let body = json!({"command": {"resume": approval()}, "checkpoint": fish});
     alice.starts(body).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(alice.state().await["values"]["topic"], "fish");
     assert!(alice.questions().await.is_empty());
 }
@@ -333,10 +311,10 @@ async fn an_answer_at_the_checkpoint_of_the_question_goes_on_after_the_write(ser
     writes(&alice, json!({"values": {"topic": "fish"}})).await.ok();
     let approves = |question: &Question| json!({(question.id()): {"type": "approve"}});
     alice.resumes(approves(&questions[0])).await.finishes().await;
-    assert_eq!(recipients(&server), ["ann"]);
+    assert_eq!(server.tools.recipients(), ["ann"]);
     let body = json!({"command": {"resume": approves(&questions[1])}, "checkpoint": place});
     alice.starts(body).await.finishes().await;
-    assert_eq!(recipients(&server), ["ann", "bob"]);
+    assert_eq!(server.tools.recipients(), ["ann", "bob"]);
     assert_eq!(alice.state().await["values"]["topic"], "fish");
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: both");
     assert_eq!(alice.status().await, "idle");
@@ -361,7 +339,7 @@ async fn an_update_by_a_command_keeps_the_question_where_it_is_shown(server: Tes
         alice.resumes(approval()).await.finishes().await;
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
     }
-    assert_eq!(recipients(&server), ["eve", "bob"]);
+    assert_eq!(server.tools.recipients(), ["eve", "bob"]);
 }
 
 async fn an_answer_after_a_write_can_be_undone(server: TestServer) {
@@ -390,6 +368,6 @@ async fn a_question_outlives_a_write_and_a_kill(server: TestServer) {
     server.is_killed_and_started_again().await;
     is_shown(&alice, &question).await;
     alice.resumes(approval()).await.finishes().await;
-    assert_eq!(recipients(&server), ["bob"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }

@@ -4,30 +4,19 @@
 //! `docs/comparison-with-deepagents.md` is made (`UPDATE_DOCS=1`). It needs a Python with `tests/comparison/requirements.txt`.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use super::sdk::{python, runs_to_its_end};
-use crate::support::server::skipped;
+use super::sdk::runs_to_its_end;
+use crate::support::server::python_with;
 use crate::support::{TestServer, on_both_engines};
 
 on_both_engines! {
     all_differences_from_the_requests_of_deepagents_are_listed,
 }
 
-/// Returns a Python that has deepagents and its model for OpenAI's protocol.
-fn python_with_deepagents() -> Option<String> {
-    let python = python()?;
-    let find = "import importlib.util as u; assert all(map(u.find_spec, ['deepagents', 'langchain_openai']))";
-    let mut probe = Command::new(&python);
-    probe.args(["-c", find]).stderr(Stdio::null());
-    let found = probe.status().is_ok_and(|status| status.success());
-    found
-        .then_some(python)
-        .or_else(|| skipped("Python with deepagents and langchain-openai (ADJUTANT_TEST_PYTHON)"))
-}
-
 async fn all_differences_from_the_requests_of_deepagents_are_listed(server: TestServer) {
-    let Some(python) = python_with_deepagents() else {
+    let modules = ["langgraph_sdk", "deepagents", "langchain_openai"];
+    let Some(python) = python_with(&modules, "deepagents and langchain-openai") else {
         return;
     };
     // The comparison starts the server itself, on the same database.

@@ -1,7 +1,7 @@
 //! The MCP SDK for Python uses agents as tools, by the versions of the protocol with and without sessions.
 
 use super::sdk::{in_python, runs_to_its_end};
-use crate::support::server::skipped;
+use crate::support::server::python_with;
 use crate::support::{TestServer, on_both_engines, without_postgres};
 
 on_both_engines! {
@@ -17,10 +17,7 @@ async fn uses_agents(server: &TestServer, arguments: &[&str]) {
     let Some(mut command) = in_python("mcp_client.py", server) else {
         return;
     };
-    let mut probe = std::process::Command::new(command.get_program());
-    probe.args(["-c", "import mcp.client.client"]);
-    if !probe.output().is_ok_and(|output| output.status.success()) {
-        skipped::<()>("Python with the package mcp (ADJUTANT_TEST_PYTHON)");
+    if python_with(&["mcp.client.client"], "the package mcp").is_none() {
         return;
     }
     command.args(arguments);

@@ -10,24 +10,12 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::support::server::skipped;
+use crate::support::server::{python_with, skipped};
 use crate::support::{TestServer, on_both_engines};
 
 /// Returns a Python that has the SDK.
 pub(crate) fn python() -> Option<String> {
-    let named = std::env::var("ADJUTANT_TEST_PYTHON")
-        .ok()
-        .filter(|name| !name.is_empty());
-    let candidate = named.unwrap_or_else(|| "python3".to_owned());
-    let mut probe = Command::new(&candidate);
-    probe
-        .args(["-c", "import langgraph_sdk"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let found = probe.status().is_ok_and(|status| status.success());
-    found
-        .then_some(candidate)
-        .or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
+    python_with(&["langgraph_sdk"], "langgraph-sdk")
 }
 
 /// Returns the folder of these JavaScript packages.

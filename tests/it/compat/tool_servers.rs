@@ -10,10 +10,10 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::sdk::{folder, node_modules, python};
+use super::sdk::{folder, node_modules};
 use crate::support::client::Client;
 use crate::support::script::Script;
-use crate::support::server::skipped;
+use crate::support::server::python_with;
 use crate::support::{TestServer, call, eventually, on_both_engines, script, transcript, without_postgres};
 
 /// The token of the service.
@@ -72,17 +72,7 @@ impl Service {
     async fn starts(&mut self) -> Option<()> {
         let mut command = match self.language {
             Language::Python => {
-                let python = python()?;
-                let mut probe = Command::new(&python);
-                probe.args(["-c", "import fastmcp, deepagents, uvicorn"]);
-                if !probe
-                    .stderr(Stdio::null())
-                    .status()
-                    .is_ok_and(|status| status.success())
-                {
-                    return skipped("Python with fastmcp and deepagents (ADJUTANT_TEST_PYTHON)");
-                }
-                let mut command = Command::new(python);
+                let mut command = Command::new(python_with_libraries()?);
                 command.arg("-B").arg(folder().join("python/tool_service.py"));
                 command
             }
@@ -149,14 +139,8 @@ fn calls(calls: impl IntoIterator<Item = Value>) -> Script {
 
 /// Returns a Python that has the libraries of the service.
 fn python_with_libraries() -> Option<String> {
-    let python = python()?;
-    let find = "import importlib.util as u; assert all(map(u.find_spec, ['fastmcp', 'deepagents', 'uvicorn']))";
-    let mut probe = Command::new(&python);
-    probe.args(["-c", find]).stderr(Stdio::null());
-    let found = probe.status().is_ok_and(|status| status.success());
-    found
-        .then_some(python)
-        .or_else(|| skipped("Python with fastmcp and deepagents (ADJUTANT_TEST_PYTHON)"))
+    let modules = ["langgraph_sdk", "fastmcp", "deepagents", "uvicorn"];
+    python_with(&modules, "fastmcp and deepagents")
 }
 
 /// Waits until a service listens.

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::takeover;
 use crate::support::actors::Human;
+use crate::support::command::command;
 use crate::support::pgbouncer::{PgBouncer, SESSIONS};
 use crate::support::postgres::fresh_database;
 use crate::support::{Engine, TestServer, lookup, mail, play, script, task};
@@ -120,14 +121,9 @@ async fn a_direct_url_of_another_database_is_refused() {
     .await;
 }
 
-/// Runs the program with a command and the configuration of the server. Returns what it prints.
-fn prints(server: &TestServer, command: &str) -> String {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_adjutant"))
-        .arg(command)
-        .arg("--config")
-        .arg(server.configuration())
-        .output()
-        .expect("it runs");
+/// Runs the program with an action and the configuration of the server. Returns what it prints.
+fn prints(server: &TestServer, action: &str) -> String {
+    let output = command(server, &[action]);
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 

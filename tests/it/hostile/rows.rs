@@ -322,7 +322,7 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
             continue;
         }
         let what = format!("{table}.{column} in {rows} rows");
-        let waiting = id_of(server, &threads[2]);
+        let waiting = server.id_in_sql(&threads[2]);
         sql(
             server,
             format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}"),
@@ -378,7 +378,7 @@ async fn an_unreadable_run_fails_and_blocks_no_other(server: TestServer) {
     let changed = format!(
         "update runs set request = '{}' where run_id = {}",
         unreadable(),
-        id_of(&server, &poisoned.id)
+        server.id_in_sql(&poisoned.id)
     );
     assert_eq!(sql(&server, changed).await, 1);
     assert_eq!(
@@ -390,7 +390,7 @@ async fn an_unreadable_run_fails_and_blocks_no_other(server: TestServer) {
         &server,
         format!(
             "update runs set due_at = 1 where run_id = {}",
-            id_of(&server, &poisoned.id)
+            server.id_in_sql(&poisoned.id)
         ),
     )
     .await;
@@ -398,7 +398,7 @@ async fn an_unreadable_run_fails_and_blocks_no_other(server: TestServer) {
         &server,
         format!(
             "update runs set due_at = 2 where run_id = {}",
-            id_of(&server, &of_bob.id)
+            server.id_in_sql(&of_bob.id)
         ),
     )
     .await;
@@ -457,7 +457,7 @@ async fn an_unreadable_run_does_not_block_the_takeover_of_others(server: TestSer
     let changed = format!(
         "update runs set request = '{}' where run_id = {}",
         unreadable(),
-        id_of(&server, &poisoned.id)
+        server.id_in_sql(&poisoned.id)
     );
     assert_eq!(sql(&server, changed).await, 1);
     server.is_killed_and_started_again().await;
@@ -614,12 +614,4 @@ async fn no_column_without_json_blocks_other_requests(server: TestServer) {
         server.engine == Engine::Sqlite,
         "Postgres keeps its own columns of JSON whole"
     );
-}
-
-/// Returns the literal of a row's id in a statement.
-fn id_of(server: &TestServer, id: &str) -> String {
-    match server.engine {
-        Engine::Sqlite => format!("x'{}'", id.replace('-', "")),
-        Engine::Postgres => format!("'{id}'"),
-    }
 }

@@ -10,18 +10,14 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use crate::support::script::Script;
-use crate::support::{TestServer, call, on_both_engines, script, transcript};
+use crate::support::{TestServer, call, on_both_engines, script, starts_service, transcript};
 
 /// Starts a service that misbehaves in the way that the first part of the path names. Creating a sandbox works.
 async fn service(shutdown: &Shutdown) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let base = format!("http://{}", listener.local_addr().expect("its address"));
     let router = Router::new().fallback(serve);
-    shutdown.spawn("sandbox service", async move { axum::serve(listener, router).await });
-    base
+    starts_service("sandbox service", router, shutdown).await
 }
 
 fn events(pieces: impl futures::Stream<Item = String> + Send + 'static) -> Response {

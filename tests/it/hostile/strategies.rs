@@ -43,7 +43,7 @@ async fn starts(alice: &Human, round: usize, number: usize) -> Accepted {
 
 /// Checks that Postgres has ended no transaction because two waited for each other. It says so when all connections of the
 /// server are closed.
-async fn nobody_waited_for_each_other(server: &TestServer) {
+async fn had_no_deadlock(server: &TestServer) {
     server.is_stopped().await;
     let others = "select count(*) from pg_stat_activity where datname = current_database() \
         and backend_type = 'client backend' and pid <> pg_backend_pid()";
@@ -79,6 +79,6 @@ async fn clients_that_displace_and_cancel_runs_of_one_thread_are_served_and_lose
     alice.says("and now?").await;
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: echo: and now?");
     if server.engine == Engine::Postgres {
-        nobody_waited_for_each_other(&server).await;
+        had_no_deadlock(&server).await;
     }
 }

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
 use crate::support::process::{Process, server_in};
-use crate::support::server::skipped;
+use crate::support::server::python_with;
 use crate::support::{TestServer, on_postgres};
 
 on_postgres! {
@@ -24,18 +24,8 @@ const KEY: &str = "0123456789abcdef0123456789abcdef";
 
 /// Renders the chart with these values; `None`, after saying so, if a Python for that is not there.
 fn renders(values: &Value) -> Option<Output> {
-    let named = std::env::var("ADJUTANT_TEST_PYTHON")
-        .ok()
-        .filter(|name| !name.is_empty());
-    let python = named.unwrap_or_else(|| "python3".to_owned());
-    let mut probe = Command::new(&python);
-    probe
-        .args(["-c", "import helm_python, kubernetes_validate"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    if !probe.status().is_ok_and(|status| status.success()) {
-        return skipped("Python with tests/chart/requirements.txt (ADJUTANT_TEST_PYTHON)");
-    }
+    let modules = ["helm_python", "kubernetes_validate"];
+    let python = python_with(&modules, "tests/chart/requirements.txt")?;
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(python);
     command

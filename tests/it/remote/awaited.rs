@@ -7,12 +7,13 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use crate::support::actors::Run;
 use crate::support::proxy::{Proxy, ProxyState};
 use crate::support::viewer::{Viewer, data, depth, until_ends};
-use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
+use crate::support::{
+    Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, starts_service, task,
+};
 
 /// A second server, whose agents are subagents of the server under test.
 pub(crate) struct Peer {
@@ -130,8 +131,6 @@ async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, Run) {
 /// Starts a server with invalid responses: a finished run without messages, or a refusal that contains the caller's
 /// secret.
 async fn odd_server(around: &Shutdown) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let base = format!("http://{}", listener.local_addr().unwrap());
     let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
     let begin = async move |headers: HeaderMap, body: String| {
         let key = headers["x-key"].to_str().expect("a text");
@@ -153,8 +152,7 @@ async fn odd_server(around: &Shutdown) -> String {
             "/threads/{thread}/state",
             get(async || Json(json!({"values": {"result": 42}, "next": []}))),
         );
-    around.spawn("odd server", async move { axum::serve(listener, router).await });
-    base
+    starts_service("odd server", router, around).await
 }
 
 const DONE: [&str; 4] = ["human: …", "ai calls task", "task: it is x", "ai: done"];

@@ -8,12 +8,13 @@ use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use crate::agents::background_tasks::{about, answered, has_run, notifications, start, the_task};
 use crate::remote::awaited::Peer;
 use crate::support::proxy::ProxyState;
-use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
+use crate::support::{
+    Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, starts_service, transcript,
+};
 
 /// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
 pub(crate) fn chief(base: &str, more: &str) -> String {
@@ -66,8 +67,6 @@ fn there(peer: &Peer, task: &Value) -> Human {
 
 /// Starts a server that records its requests and answers as a server without agents.
 async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let base = format!("http://{}", listener.local_addr().unwrap());
     let heard: Arc<Mutex<Vec<(HeaderMap, Value)>>> = Arc::default();
     let ear = Arc::clone(&heard);
     let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
@@ -91,7 +90,7 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
             "/threads/{thread}/state",
             get(async move || Json(json!({"values": {"messages": messages}}))),
         );
-    around.spawn("listening server", async move { axum::serve(listener, router).await });
+    let base = starts_service("listening server", router, around).await;
     (base, heard)
 }
 

@@ -1,9 +1,8 @@
 //! Pieces between servers over a NATS that encrypts its connections.
 
-use super::other_servers::{begins, joins, reads};
-use super::over_nats::checks;
-use crate::support::authority::Authority;
-use crate::support::nats::{CertificateFiles, Nats};
+use super::over_nats::{a_piece_travels, checks};
+use crate::support::authority::{Authority, CertificateFiles};
+use crate::support::nats::{LOGIN, Nats};
 use crate::support::{TestServer, on_postgres, script};
 
 on_postgres! {
@@ -12,20 +11,6 @@ on_postgres! {
     a_nats_that_cannot_be_trusted_is_refused_with_the_reason,
     files_that_hold_no_certificates_are_named,
     a_nats_that_cannot_be_trusted_is_named_at_the_start_and_hides_the_password,
-}
-
-/// A reader at another server has a piece before the answer is complete.
-async fn a_piece_travels(server: &TestServer) {
-    let twin = server.starts_twin().await;
-    let dictation = server.models.will_be_dictated();
-    let alice = server.human("openai").await;
-    let run = begins(&alice).await;
-    let mut there = joins(&twin.client, &alice, &run).await;
-    dictation.says("one ");
-    reads(&mut there, "one ").await;
-    dictation.ends();
-    there.rest().await;
-    twin.stops().await;
 }
 
 async fn pieces_travel_over_a_nats_whose_authority_is_named(server: TestServer) {
@@ -159,8 +144,7 @@ async fn files_that_hold_no_certificates_are_named(server: TestServer) {
 async fn a_nats_that_cannot_be_trusted_is_named_at_the_start_and_hides_the_password(server: TestServer) {
     let files = CertificateFiles::new();
     files.has_pair("server", &files.authority.issues("127.0.0.1"));
-    let login = "authorization {\n  user: me\n  password: s3cret\n}\n";
-    let Some(nats) = Nats::starts_with(&format!("{login}{}", files.tls("server", ""))).await else {
+    let Some(nats) = Nats::starts_with(&format!("{LOGIN}{}", files.tls("server", ""))).await else {
         return;
     };
     let address = nats.address();

@@ -1,13 +1,12 @@
 //! Readers at another server than the one at which the run is active, with NATS between the servers.
 
-use std::process::Command;
-
 use async_nats::Message;
 use serde_json::{Value, json};
 
 use super::other_servers::{begins, joins, metric, reads, text_of};
 use crate::support::actors::Human;
-use crate::support::nats::{Nats, with_account};
+use crate::support::command::command;
+use crate::support::nats::{JETSTREAM, LOGIN, Nats, with_account};
 use crate::support::sse::put_together;
 use crate::support::{TestServer, eventually, on_postgres, script};
 
@@ -27,9 +26,32 @@ on_postgres! {
     the_check_of_connections_says_whether_nats_can_be_used,
 }
 
-async fn a_piece_travels_over_nats_before_the_answer_is_complete(server: TestServer) {
-    let Some(nats) = Nats::starts().await else { return };
+/// Starts a NATS with these lines in its configuration, which the server uses; `None` if nats-server is not installed on this
+/// machine.
+async fn over_nats(server: &TestServer, lines: &str) -> Option<Nats> {
+    let nats = Nats::starts_with(lines).await?;
     server.is_configured_with(&nats.section()).await;
+    Some(nats)
+}
+
+/// Checks that a reader at another server gets a piece before the answer is complete.
+pub(super) async fn a_piece_travels(server: &TestServer) {
+    let twin = server.starts_twin().await;
+    let dictation = server.models.will_be_dictated();
+    let alice = server.human("openai").await;
+    let run = begins(&alice).await;
+    let mut there = joins(&twin.client, &alice, &run).await;
+    dictation.says("one ");
+    reads(&mut there, "one ").await;
+    dictation.ends();
+    there.rest().await;
+    twin.stops().await;
+}
+
+async fn a_piece_travels_over_nats_before_the_answer_is_complete(server: TestServer) {
+    let Some(_nats) = over_nats(&server, JETSTREAM).await else {
+        return;
+    };
     let twin = server.starts_twin().await;
     let dictation = server.models.will_be_dictated();
     let alice = server.human("openai").await;
@@ -81,18 +103,18 @@ async fn joins_late(server: &TestServer) -> [f64; 2] {
 }
 
 async fn who_joins_in_the_middle_gets_the_beginning_from_the_stream_of_nats(server: TestServer) {
-    let Some(nats) = Nats::starts().await else { return };
-    server.is_configured_with(&nats.section()).await;
+    let Some(_nats) = over_nats(&server, JETSTREAM).await else {
+        return;
+    };
     let [before, after] = joins_late(&server).await;
     assert!(before > 1.5, "the pieces were sent: {before}");
     assert!((after - before).abs() < 0.5, "none is sent again: {before}, {after}");
 }
 
 async fn without_jetstream_who_joins_in_the_middle_gets_the_beginning_from_the_server_at_work(server: TestServer) {
-    let Some(nats) = Nats::starts_with("").await else {
+    let Some(_nats) = over_nats(&server, "").await else {
         return;
     };
-    server.is_configured_with(&nats.section()).await;
     let [before, after] = joins_late(&server).await;
     assert!(after > before + 0.5, "they are sent again: {before}, {after}");
     server.moves_into_a_process().await;
@@ -102,8 +124,9 @@ async fn without_jetstream_who_joins_in_the_middle_gets_the_beginning_from_the_s
 }
 
 async fn a_reader_gets_everything_once_though_nats_is_killed_in_the_middle_of_an_answer(server: TestServer) {
-    let Some(mut nats) = Nats::starts().await else { return };
-    server.is_configured_with(&nats.section()).await;
+    let Some(mut nats) = over_nats(&server, JETSTREAM).await else {
+        return;
+    };
     server.moves_into_a_process().await;
     let other = server.starts_second_process().await;
     let dictation = server.models.will_be_dictated();
@@ -144,7 +167,7 @@ async fn a_reader_gets_everything_once_though_nats_is_killed_in_the_middle_of_an
 }
 
 async fn a_nats_that_is_away_at_the_start_is_named_with_what_to_do_and_hides_its_password(server: TestServer) {
-    let Some(mut nats) = Nats::starts_with("authorization {\n  user: me\n  password: s3cret\n}\n").await else {
+    let Some(mut nats) = Nats::starts_with(LOGIN).await else {
         return;
     };
     nats.is_killed();
@@ -189,16 +212,7 @@ async fn pieces_travel_over_a_nats_that_asks_for_credentials(server: TestServer)
     std::fs::write(file, credentials).expect("the credentials");
     let section = format!("{}nats_credentials = \"user.creds\"\n", nats.section());
     server.is_configured_with(&section).await;
-    let twin = server.starts_twin().await;
-    let dictation = server.models.will_be_dictated();
-    let alice = server.human("openai").await;
-    let run = begins(&alice).await;
-    let mut there = joins(&twin.client, &alice, &run).await;
-    dictation.says("one ");
-    reads(&mut there, "one ").await;
-    dictation.ends();
-    there.rest().await;
-    twin.stops().await;
+    a_piece_travels(&server).await;
 }
 
 async fn two_clusters_on_one_nats_keep_apart(server: TestServer) {
@@ -295,8 +309,9 @@ async fn messages_of_another_version_and_garbage_on_nats_are_passed_over_and_cou
 }
 
 async fn a_piece_too_large_for_a_notification_travels_over_nats(server: TestServer) {
-    let Some(nats) = Nats::starts().await else { return };
-    server.is_configured_with(&nats.section()).await;
+    let Some(_nats) = over_nats(&server, JETSTREAM).await else {
+        return;
+    };
     let twin = server.starts_twin().await;
     let dictation = server.models.will_be_dictated();
     let alice = server.human("openai").await;
@@ -314,10 +329,9 @@ async fn a_piece_too_large_for_a_notification_travels_over_nats(server: TestServ
 }
 
 async fn a_piece_too_large_for_nats_comes_with_the_whole_answer(server: TestServer) {
-    let Some(nats) = Nats::starts_with("max_payload: 32768\n").await else {
+    let Some(_nats) = over_nats(&server, "max_payload: 32768\n").await else {
         return;
     };
-    server.is_configured_with(&nats.section()).await;
     let twin = server.starts_twin().await;
     let dictation = server.models.will_be_dictated();
     let alice = server.human("openai").await;
@@ -364,11 +378,7 @@ async fn pieces_on_nats_are_sealed_by_a_server_that_encrypts(server: TestServer)
 /// Returns what `adjutant check --connect` says about NATS with this section, and the whole report.
 pub(super) fn checks(server: &TestServer, base: &str, section: &str) -> (Value, String) {
     std::fs::write(server.configuration(), format!("{base}\n{section}")).expect("it can change");
-    let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
-        .args(["check", "--connect", "--json", "--config"])
-        .arg(server.configuration())
-        .output()
-        .expect("it can be called");
+    let output = command(server, &["check", "--connect", "--json"]);
     let said = String::from_utf8(output.stdout).expect("text");
     let report: Value = serde_json::from_str(&said).expect("a report");
     let checks = report["checks"].as_array().expect("a list").clone();
@@ -378,8 +388,7 @@ pub(super) fn checks(server: &TestServer, base: &str, section: &str) -> (Value, 
 
 async fn the_check_of_connections_says_whether_nats_can_be_used(server: TestServer) {
     let Some(mut nats) = Nats::starts().await else { return };
-    let login = "authorization {\n  user: me\n  password: s3cret\n}\n";
-    let Some(guarded) = Nats::starts_with(login).await else {
+    let Some(guarded) = Nats::starts_with(LOGIN).await else {
         return;
     };
     let base = std::fs::read_to_string(server.configuration()).expect("a configuration");

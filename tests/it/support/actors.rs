@@ -285,6 +285,11 @@ impl Run {
     }
 }
 
+/// Returns the answer to a question about one call that approves the call.
+pub(crate) fn approval() -> Value {
+    json!({"decisions": [{"type": "approve"}]})
+}
+
 /// Returns one line for each message, with its role and content. Scripts are shown as `…`.
 pub(crate) fn transcript(values: &Value) -> Vec<String> {
     let messages = values["messages"]

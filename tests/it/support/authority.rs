@@ -1,4 +1,4 @@
-//! A certificate authority.
+//! A certificate authority, and a folder with files of certificates.
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
@@ -41,5 +41,28 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         (certificate.pem(), key.serialize_pem())
+    }
+}
+
+/// A folder with files of certificates for a server and for its clients.
+pub(crate) struct CertificateFiles {
+    /// The authority of `ca.pem`.
+    pub(crate) authority: Authority,
+    folder: tempfile::TempDir,
+}
+
+impl CertificateFiles {
+    /// Writes `ca.pem`, and `other-ca.pem` of an authority that has issued nothing.
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let authority = Authority::new();
+        std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
+        std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
+        Self { authority, folder }
+    }
+
+    /// Returns the path of a file.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
     }
 }

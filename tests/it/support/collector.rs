@@ -15,8 +15,9 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
+
+use super::starts_service;
 
 /// A received span.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,14 +72,12 @@ struct CollectorState {
 impl Collector {
     /// Starts a collector.
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let base = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(CollectorState::default());
         let around = Shutdown::new(Duration::from_secs(1));
         let router = Router::new()
             .route("/v1/traces", post(receive))
             .with_state(Arc::clone(&state));
-        around.spawn("collector", async move { axum::serve(listener, router).await });
+        let base = starts_service("collector", router, &around).await;
         Self { base, state, around }
     }
 

@@ -33,6 +33,14 @@ impl TestServer {
         })
     }
 
+    /// Returns the literal of an id in a statement.
+    pub(crate) fn id_in_sql(&self, id: &str) -> String {
+        match self.engine {
+            Engine::Sqlite => format!("x'{}'", id.replace('-', "")),
+            Engine::Postgres => format!("'{id}'"),
+        }
+    }
+
     /// Returns the number that a query finds in the database.
     pub(crate) async fn number_in_database(&self, sql: &str) -> i64 {
         let url = self.database_url();

@@ -3,11 +3,16 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use adjutant::Shutdown;
+use axum::Router;
+use tokio::net::TcpListener;
+
 pub(crate) mod actors;
 pub(crate) mod authority;
 pub(crate) mod authorization_server;
 pub(crate) mod client;
 pub(crate) mod collector;
+pub(crate) mod command;
 pub(crate) mod database;
 pub(crate) mod load_balancer;
 pub(crate) mod mcp;
@@ -35,7 +40,7 @@ pub(crate) mod tools;
 pub(crate) mod viewer;
 pub(crate) mod webhook_receiver;
 
-pub(crate) use actors::{Human, transcript};
+pub(crate) use actors::{Human, approval, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, Keys, TestServer};
 
@@ -67,6 +72,14 @@ fn write_times(file: &str, times: [Duration; 3]) -> std::io::Result<()> {
     let name = thread.name().unwrap_or("a test without a name");
     let mut file = std::fs::File::options().create(true).append(true).open(file)?;
     file.write_all(format!("{test:.3} {start:.3} {end:.3} {name}\n").as_bytes())
+}
+
+/// Serves a router at a free port until `around` shuts down, and returns its address.
+pub(crate) async fn starts_service(name: &'static str, router: Router, around: &Shutdown) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().expect("an address"));
+    around.spawn(name, async move { axum::serve(listener, router).await });
+    base
 }
 
 /// Polls until a condition holds, for changes that the server does not notify of.

@@ -1,6 +1,5 @@
 //! A NATS server for one test.
 
-use std::fmt::Write as _;
 use std::process::{Child, Command, Stdio};
 
 use async_nats::{Client, Message, Subscriber};
@@ -10,10 +9,15 @@ use futures::StreamExt;
 use nkeys::KeyPair;
 use serde_json::{Value, json};
 
-use super::authority::Authority;
+use super::authority::CertificateFiles;
 use super::eventually;
 use super::rented_postgres::free_port;
 use super::server::installed;
+
+/// The lines of the configuration of a NATS with JetStream.
+pub(crate) const JETSTREAM: &str = "jetstream {\n  max_mem: 134217728\n  max_file: 0\n}\n";
+/// The lines of the configuration of a NATS that asks for a login.
+pub(crate) const LOGIN: &str = "authorization {\n  user: me\n  password: s3cret\n}\n";
 
 /// A NATS server. It ends when this value is dropped.
 pub(crate) struct Nats {
@@ -26,7 +30,7 @@ pub(crate) struct Nats {
 impl Nats {
     /// Starts one with JetStream; `None` if nats-server is not installed on this machine.
     pub(crate) async fn starts() -> Option<Self> {
-        Self::starts_with("jetstream {\n  max_mem: 134217728\n  max_file: 0\n}\n").await
+        Self::starts_with(JETSTREAM).await
     }
 
     /// Starts one with these lines in its configuration.
@@ -34,12 +38,9 @@ impl Nats {
         let program = installed("nats-server")?;
         let folder = tempfile::tempdir().expect("a folder");
         let port = free_port();
-        let mut text = format!("listen: 127.0.0.1:{port}\nserver_name: test\n{lines}");
-        if let Some(at) = text.find("jetstream {\n") {
-            let store = format!("  store_dir: \"{}\"\n", folder.path().join("store").display());
-            text.insert_str(at + "jetstream {\n".len(), &store);
-        }
-        writeln!(text).expect("a string");
+        let store = folder.path().join("store").display().to_string();
+        let lines = lines.replace("jetstream {\n", &format!("jetstream {{\n  store_dir: \"{store}\"\n"));
+        let text = format!("listen: 127.0.0.1:{port}\nserver_name: test\n{lines}\n");
         std::fs::write(folder.path().join("nats.conf"), text).expect("a configuration");
         let mut nats = Self {
             program,
@@ -103,28 +104,7 @@ impl Drop for Nats {
     }
 }
 
-/// Files of certificates for a NATS that encrypts its connections, and for its clients.
-pub(crate) struct CertificateFiles {
-    /// The authority of `ca.pem`.
-    pub(crate) authority: Authority,
-    folder: tempfile::TempDir,
-}
-
 impl CertificateFiles {
-    /// Writes `ca.pem`, and `other-ca.pem` of an authority that has issued nothing.
-    pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let authority = Authority::new();
-        std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
-        std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
-        Self { authority, folder }
-    }
-
-    /// Returns the path of a file.
-    pub(crate) fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
-    }
-
     /// Writes a certificate and its key: `NAME.crt` and `NAME.key`.
     pub(crate) fn has_pair(&self, name: &str, (certificate, key): &(String, String)) {
         std::fs::write(self.path(&format!("{name}.crt")), certificate).expect("a file");
@@ -134,10 +114,7 @@ impl CertificateFiles {
     /// Returns the lines of a NATS that has this certificate, with more lines of its section `tls`.
     pub(crate) fn tls(&self, name: &str, more: &str) -> String {
         let [certificate, key] = ["crt", "key"].map(|kind| self.path(&format!("{name}.{kind}")));
-        format!(
-            "jetstream {{\n  max_mem: 134217728\n  max_file: 0\n}}\n\
-             tls {{\n  cert_file: \"{certificate}\"\n  key_file: \"{key}\"\n{more}}}\n"
-        )
+        format!("{JETSTREAM}tls {{\n  cert_file: \"{certificate}\"\n  key_file: \"{key}\"\n{more}}}\n")
     }
 
     /// Returns the section of the configuration with which servers use it, if they trust this authority.

@@ -11,8 +11,9 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+
+use super::starts_service;
 
 /// The reaction to the next request.
 #[derive(Debug, Clone)]
@@ -86,11 +87,9 @@ struct ProviderState {
 impl Provider {
     /// Starts a provider.
     pub(crate) async fn start(shutdown: &Shutdown) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let base = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(ProviderState::default()));
         let router = Router::new().fallback(serve).with_state(Arc::clone(&state));
-        shutdown.spawn("models", async move { axum::serve(listener, router).await });
+        let base = starts_service("models", router, shutdown).await;
         Self { base, state }
     }
 

@@ -1,13 +1,14 @@
 //! A Postgres as it is rented: it is reached over TCP with TLS only, and roles have few rights.
 
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
-use super::authority::Authority;
+use super::authority::CertificateFiles;
 use super::postgres::{as_ordinary_user, installed_programs};
+use super::replicated_postgres::read_to;
 use super::server::skipped;
 
 /// A shell script like the one of the other server of the tests. This one listens on a port of its own, with TLS.
@@ -41,7 +42,7 @@ pub(crate) struct RentedPostgres {
     child: Child,
     port: u16,
     socket_folder: String,
-    folder: tempfile::TempDir,
+    files: CertificateFiles,
 }
 
 impl RentedPostgres {
@@ -50,11 +51,8 @@ impl RentedPostgres {
         let Some(programs) = installed_programs() else {
             return skipped("Postgres");
         };
-        let folder = tempfile::tempdir().expect("a folder");
-        let authority = Authority::new();
-        std::fs::write(folder.path().join("ca.pem"), &authority.certificate).expect("a file");
-        std::fs::write(folder.path().join("other-ca.pem"), Authority::new().certificate).expect("a file");
-        let (certificate, key) = authority.issues("localhost");
+        let files = CertificateFiles::new();
+        let (certificate, key) = files.authority.issues("localhost");
         let port = free_port();
         let mut command = as_ordinary_user();
         command
@@ -68,26 +66,13 @@ impl RentedPostgres {
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut child = command.spawn().expect("a shell");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut said = vec![];
-        let mut socket_folder = None;
-        for line in output.lines() {
-            let line = line.expect("text");
-            socket_folder = line.strip_prefix("ready ").map(str::to_owned);
-            if socket_folder.is_some() {
-                break;
-            }
-            said.push(line);
-        }
-        let Some(socket_folder) = socket_folder else {
-            child.wait().expect("it has ended");
-            panic!("Postgres did not start: {said:?}");
-        };
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let socket_folder = read_to(&mut output, "ready ");
         Some(Self {
             socket_folder,
             child,
             port,
-            folder,
+            files,
         })
     }
 
@@ -98,8 +83,8 @@ impl RentedPostgres {
 
     /// Returns the parameters for a mode of TLS with this authority: `ca` or `other-ca`.
     pub(crate) fn parameters(&self, mode: &str, authority: &str) -> String {
-        let file = self.folder.path().join(format!("{authority}.pem"));
-        format!("sslmode={mode}&sslrootcert={}", file.display())
+        let file = self.files.path(&format!("{authority}.pem"));
+        format!("sslmode={mode}&sslrootcert={file}")
     }
 
     /// Connects as a superuser.

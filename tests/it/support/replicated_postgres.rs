@@ -87,14 +87,14 @@ impl ReplicatedPostgres {
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut child = command.spawn().expect("a shell");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut servers = Self {
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let folder = read_to(&mut output, "ready ");
+        let servers = Self {
             input: child.stdin.take(),
             child,
             output,
-            folder: String::new(),
+            folder,
         };
-        servers.folder = servers.hears("ready ");
         for sql in [
             "create role serving login nosuperuser",
             "create database serving owner serving",
@@ -148,21 +148,21 @@ impl ReplicatedPostgres {
     fn does(&mut self, wish: &str) {
         let input = self.input.as_mut().expect("it is open");
         writeln!(input, "{wish}").expect("the script reads");
-        self.hears(&format!("done {wish}"));
+        read_to(&mut self.output, &format!("done {wish}"));
     }
+}
 
-    /// Reads up to a line that begins with these words, and returns its rest.
-    fn hears(&mut self, words: &str) -> String {
-        let mut said = vec![];
-        loop {
-            let mut line = String::new();
-            let length = self.output.read_line(&mut line).expect("text");
-            assert!(length > 0, "Postgres does not do what it has to: {said:?}");
-            if let Some(rest) = line.trim_end().strip_prefix(words) {
-                return rest.to_owned();
-            }
-            said.push(line);
+/// Reads the output of a script up to a line that begins with these words, and returns the rest of the line.
+pub(super) fn read_to(output: &mut impl BufRead, words: &str) -> String {
+    let mut said = vec![];
+    loop {
+        let mut line = String::new();
+        let length = output.read_line(&mut line).expect("text");
+        assert!(length > 0, "Postgres does not do what it has to: {said:?}");
+        if let Some(rest) = line.trim_end().strip_prefix(words) {
+            return rest.to_owned();
         }
+        said.push(line);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -222,6 +222,22 @@ pub(crate) fn installed(program: &str) -> Option<String> {
         .map(|folder| format!("{folder}/{program}"))
         .find(|path| Path::new(path).exists())
         .or_else(|| skipped(program))
+}
+
+/// Returns the Python that `ADJUTANT_TEST_PYTHON` names, else `python3`; none, after saying so, if it does not have these
+/// modules, which are those of `packages`.
+pub(crate) fn python_with(modules: &[&str], packages: &str) -> Option<String> {
+    let named = std::env::var("ADJUTANT_TEST_PYTHON")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let python = named.unwrap_or_else(|| "python3".to_owned());
+    let find = format!("import importlib.util as u; assert all(map(u.find_spec, {modules:?}))");
+    let mut probe = Command::new(&python);
+    probe.args(["-c", &find]).stdout(Stdio::null()).stderr(Stdio::null());
+    let found = probe.status().is_ok_and(|status| status.success());
+    found
+        .then_some(python)
+        .or_else(|| skipped(&format!("Python with {packages} (ADJUTANT_TEST_PYTHON)")))
 }
 
 enum Running {

@@ -13,8 +13,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::StreamExt;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
+
+use super::starts_service;
 
 /// A tool server.
 #[derive(Debug, Clone)]
@@ -67,15 +68,13 @@ impl Held {
 impl Tools {
     /// Starts a tool server.
     pub(crate) async fn start(shutdown: &Shutdown) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let base = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(ServerState::default());
         let router = Router::new()
             .route("/{tool}", post(serve))
             .route("/tools", get(list))
             .route("/tools/{tool}", post(serve))
             .with_state(Arc::clone(&state));
-        shutdown.spawn("tools", async move { axum::serve(listener, router).await });
+        let base = starts_service("tools", router, shutdown).await;
         Self { base, state }
     }
 
@@ -88,6 +87,12 @@ impl Tools {
             .filter(|call| call["name"] == tool)
             .cloned()
             .collect()
+    }
+
+    /// Returns to whom mails were sent.
+    pub(crate) fn recipients(&self) -> Vec<Value> {
+        let calls = self.calls_of("send_email");
+        calls.iter().map(|call| call["args"]["to"].clone()).collect()
     }
 
     /// Returns the idempotency keys of the calls of this tool, in order of arrival.

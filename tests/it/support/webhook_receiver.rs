@@ -10,8 +10,9 @@ use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
+
+use super::starts_service;
 
 /// A webhook receiver.
 pub(crate) struct WebhookReceiver {
@@ -56,12 +57,10 @@ impl ReceivedReport {
 impl WebhookReceiver {
     /// Starts a receiver.
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let base = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(ReceiverState::default());
         let around = Shutdown::new(Duration::from_secs(1));
         let router = Router::new().fallback(receive).with_state(Arc::clone(&state));
-        around.spawn("webhook receiver", async move { axum::serve(listener, router).await });
+        let base = starts_service("webhook receiver", router, &around).await;
         Self { base, state, around }
     }
 
