@@ -65,6 +65,9 @@ pub struct Position {
     /// The failure of the current step, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
+    /// The failures of the calls of the current step that have failed, by call id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failed_calls: BTreeMap<String, Failure>,
     /// The messages for the next model call instead of the conversation, if a client's command gave them.
     #[serde(default, rename = "shown", skip_serializing_if = "Option::is_none")]
     pub model_input: Option<Vec<Message>>,
@@ -238,10 +241,11 @@ impl Machine {
         self.head.is_some() && self.position.phase != Phase::Ended
     }
 
-    /// Prepares a stored machine for another run: resets the number of steps and the failure.
+    /// Prepares a stored machine for another run: resets the number of steps and the failures.
     pub fn prepare_for_run(&mut self) {
         self.position.taken = 0;
         self.position.failure = None;
+        self.position.failed_calls.clear();
     }
 
     /// Records that a hook ran and wrote `update`. Creates a checkpoint only if it wrote something.
@@ -298,6 +302,16 @@ impl Machine {
             && let Some(call) = calls.get_mut(at)
         {
             call.status = status;
+        }
+    }
+
+    /// Records that a call failed. Its outcome is known, so a later run can repeat it.
+    pub fn call_failed(&mut self, at: usize, failure: Failure) {
+        if let Phase::Tools { calls } = &mut self.position.phase
+            && let Some(call) = calls.get_mut(at)
+        {
+            call.status = CallStatus::Ready;
+            self.position.failed_calls.insert(call.id.clone(), failure);
         }
     }
 

@@ -54,6 +54,7 @@ impl Position {
         self.carried_from = None;
         self.copied = false;
         self.failure = None;
+        self.failed_calls.clear();
         let mut interrupts = vec![];
         for (number, asked) in (0..).zip(all) {
             let Some(task) = self.task_of(&asked.asker, base) else {
