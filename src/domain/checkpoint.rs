@@ -130,6 +130,7 @@ impl Position {
     #[must_use]
     pub fn for_copy(mut self) -> Self {
         self.asked.clear();
+        self.outdated.clear();
         self.reviewed.clear();
         self.carried_from = None;
         self.copied = !matches!(self.phase, Phase::Start | Phase::Ended);

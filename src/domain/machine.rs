@@ -12,7 +12,7 @@
 //! ```
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,6 +56,9 @@ pub struct Position {
     /// The interrupts of the current step, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
+    /// Those open interrupts whose calls have changed since they were raised: their answers are for other calls.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that the current step has asked, from which their ids are derived.
     #[serde(default)]
     pub questions: u32,
@@ -383,8 +386,8 @@ impl Machine {
         self.position.asked.remove(at).answer
     }
 
-    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. Returns false if the
-    /// interrupt is not open here.
+    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. It does not get the answer if
+    /// it is a call that has changed since: it asks again. Returns false if the interrupt is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position
@@ -396,6 +399,13 @@ impl Machine {
         };
         asked.answer = Some(answer);
         let asker = asked.asker.clone();
+        let mut status = CallStatus::Ready;
+        if self.position.outdated.remove(id) {
+            if asked.question.kind == QuestionKind::UnknownOutcome {
+                status = CallStatus::Started;
+            }
+            self.position.asked.retain(|asked| asked.id != *id);
+        }
         if self.open_questions().any(|open| open.asker == asker) {
             return true;
         }
@@ -405,7 +415,7 @@ impl Machine {
             calls
                 .iter_mut()
                 .filter(|call| call.id == asker)
-                .for_each(|call| call.status = CallStatus::Ready);
+                .for_each(|call| call.status = status.clone());
         }
         true
     }
@@ -496,6 +506,7 @@ impl Machine {
 
     fn clear_questions(&mut self) {
         self.position.asked.clear();
+        self.position.outdated.clear();
         self.position.questions = 0;
     }
 

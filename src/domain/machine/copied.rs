@@ -49,6 +49,7 @@ impl Position {
     pub fn continued_in_copy(mut self, head: CheckpointId, children: &BTreeMap<RunId, CopiedChild>) -> CopiedStep {
         let base = StepBase::after(Some(head), None);
         let all = std::mem::take(&mut self.asked);
+        let outdated = std::mem::take(&mut self.outdated);
         self.questions = u32::try_from(all.len()).unwrap_or(u32::MAX);
         self.reviewed.clear();
         self.carried_from = None;
@@ -68,6 +69,9 @@ impl Position {
                 question: asked.question,
                 answer: asked.answer.filter(|_| holds),
             };
+            if outdated.contains(&asked.id) {
+                self.outdated.insert(copied.id.clone());
+            }
             if copied.answer.is_none() {
                 interrupts.push((asked.id, copied.clone()));
             }
