@@ -50,7 +50,7 @@ pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
 }
 
 /// Returns a call that sends a task a further message.
-fn tell(id: &str, task: &Value, message: impl ToString) -> Value {
+pub(crate) fn tell(id: &str, task: &Value, message: impl ToString) -> Value {
     call(
         id,
         "update_async_task",
@@ -93,7 +93,7 @@ pub(crate) async fn knows_an_outcome(human: &Human) {
 }
 
 /// Waits until an agent has been notified of so many outcomes and is idle. Returns the status and the run of each.
-async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
+pub(crate) async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
     eventually(async || human.status().await == "idle" && notifications(human).await.len() == count).await;
     let told = notifications(human).await;
     told.iter()
@@ -102,7 +102,7 @@ async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
 }
 
 /// Returns the results that an agent was told.
-async fn results(human: &Human) -> Vec<String> {
+pub(crate) async fn results(human: &Human) -> Vec<String> {
     let said = human.transcript().await;
     let result = |line: &String| {
         line.split_once("\n\nIts result:\n")
