@@ -131,8 +131,8 @@ impl RemoteThread {
         self.peer.runs(self.thread, SEARCHED_RUNS).await
     }
 
-    /// Returns how the work on the thread stands, with its result or its questions; none if there is no run. `before` is
-    /// the last snapshot of a task: with it, the runs that have ended before are in the new one.
+    /// Returns how the work on the thread stands, with its result or its questions; none if there is no run. `before`
+    /// is the last snapshot of a task: with it, the runs that have ended before are in the new one.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -358,8 +358,8 @@ fn ended(runs: &[PeerRun]) -> Vec<&PeerRun> {
     ended
 }
 
-/// Returns the run whose questions a thread has, if it has any: the last one that has ended without being cancelled. None if a
-/// run is at work. The runs are the latest, newest first.
+/// Returns the run whose questions a thread has, if it has any: the last one that has ended with success. None if a run is
+/// at work. The runs are the latest, newest first.
 pub fn asker(runs: &[PeerRun]) -> Option<&PeerRun> {
     if runs.iter().any(|run| run.status == RunStatus::Running) {
         return None;
