@@ -386,8 +386,8 @@ impl Machine {
         self.position.asked.remove(at).answer
     }
 
-    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. It does not get the answer if
-    /// it is a call that has changed since: it asks again. Returns false if the interrupt is not open here.
+    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. It does not get the answer
+    /// if it is a call that has changed since: it asks again. Returns false if the interrupt is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position

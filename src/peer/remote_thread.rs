@@ -358,8 +358,8 @@ fn ended(runs: &[PeerRun]) -> Vec<&PeerRun> {
     ended
 }
 
-/// Returns the run whose questions a thread has, if it has any: the last one that has ended with success. None if a run is
-/// at work. The runs are the latest, newest first.
+/// Returns the run whose questions a thread has, if it has any: the last one that has ended with success. None if a run
+/// is at work. The runs are the latest, newest first.
 pub fn asker(runs: &[PeerRun]) -> Option<&PeerRun> {
     if runs.iter().any(|run| run.status == RunStatus::Running) {
         return None;

@@ -68,9 +68,9 @@ impl Machine {
         }
     }
 
-    /// Takes the answers away from the calls of the step that have changed: an answer belongs to what was asked, so these
-    /// calls ask again. Open interrupts of theirs stay, and have no effect when they are answered. `before` are the calls
-    /// as they were.
+    /// Takes the answers away from the calls of the step that have changed: an answer belongs to what was asked, so
+    /// these calls ask again. Open interrupts of theirs stay, and have no effect when they are answered. `before` are
+    /// the calls as they were.
     fn withdraw_answers(&mut self, before: &[Option<ToolCall>]) {
         let after = self.calls_of_step();
         let Phase::Tools { calls } = &mut self.position.phase else {
