@@ -150,12 +150,12 @@ fn each_call_that_failed_has_its_own_error_and_the_others_have_none() {
         let tasks = tasks(machine).into_iter();
         tasks.map(|task| task.error).collect()
     };
-    assert_eq!(errors(&machine), [None, None, None], "the step goes on");
+    assert!(errors(&machine).iter().all(Option::is_none), "the step goes on");
     machine.position.failure = Some(Failure::new("ToolError", "one"));
     let of = |message: &str| Some(format!("ToolError(\"{message}\")"));
     assert_eq!(errors(&machine), [None, of("one"), of("two")]);
     machine.prepare_for_run();
-    assert_eq!(errors(&machine), [None, None, None], "the calls are repeated");
+    assert!(errors(&machine).iter().all(Option::is_none), "the calls are repeated");
     machine.position.failure = Some(Failure::cancelled());
     assert!(errors(&machine).iter().all(Option::is_some), "no call failed by itself");
 }
