@@ -32,12 +32,12 @@ fn main() -> ExitCode {
         ProgramCommand::Serve(command) => serve_until_stopped(load(&command.settings_with_role())),
         ProgramCommand::Check(command) => check(load(&command.settings), command),
         ProgramCommand::Doctor(command) => check(load(&command.settings), &command.clone().into()),
-        ProgramCommand::Migrate(settings) => migrate(load(settings)),
-        ProgramCommand::Vacuum(settings) => vacuum(load(settings)),
-        ProgramCommand::Keys(command) => manage_keys(load(command.settings()), command),
-        ProgramCommand::Mcp(command) => manage_logins(load(command.settings()), command),
-        ProgramCommand::Data(command) => manage_data(load(command.settings()), command),
-        ProgramCommand::Client(command) => talk_to_server(load(command.settings()), command),
+        ProgramCommand::Migrate(settings) => migrate(load(&settings.without_listening())),
+        ProgramCommand::Vacuum(settings) => vacuum(load(&settings.without_listening())),
+        ProgramCommand::Keys(command) => manage_keys(load(&command.settings().without_listening()), command),
+        ProgramCommand::Mcp(command) => manage_logins(load(&command.settings().without_listening()), command),
+        ProgramCommand::Data(command) => manage_data(load(&command.settings().without_listening()), command),
+        ProgramCommand::Client(command) => talk_to_server(load(&command.settings().without_listening()), command),
     }
 }
 

@@ -67,6 +67,8 @@ impl Loop<'_> {
         ready: &[usize],
     ) -> Result<(), StepError> {
         self.begin_step(machine);
+        // A process that lost the run may have left some.
+        machine.position.failed_calls.clear();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
         let mut jobs = vec![];
@@ -540,17 +542,16 @@ fn halt_call(machine: &mut Machine, pending: &mut PendingWrites, at: usize, halt
             let interrupts = machine.call_asked(at, questions);
             pending.push(PendingWrite::asked(machine, interrupts));
         }
-        Halt::Ask(_) => {
-            machine.set_call_status(at, CallStatus::Ready);
-            outcome.failure = Some(unanswerable_question());
-        }
-        Halt::Fail(failure) => {
-            // The outcome is known, so a later run can repeat the call.
-            machine.set_call_status(at, CallStatus::Ready);
-            outcome.failure = Some(failure);
-        }
+        Halt::Ask(_) => fail_call(machine, at, unanswerable_question(), outcome),
+        Halt::Fail(failure) => fail_call(machine, at, failure, outcome),
         Halt::Stopped => outcome.stopped = true,
     }
+}
+
+/// Records that a call failed. The run ends with the first failure of the step.
+fn fail_call(machine: &mut Machine, at: usize, failure: Failure, outcome: &mut StepFailure) {
+    outcome.failure.get_or_insert_with(|| failure.clone());
+    machine.call_failed(at, failure);
 }
 
 /// Records the answer of a call, with what the subagents have written that its tool has delegated to.

@@ -445,6 +445,9 @@ pub struct CommandLineSettings {
     /// The work of a server. Only `serve` has an option for it.
     #[arg(skip)]
     pub role: Option<ServerRole>,
+    /// Whether the command listens at no configured address, so that it may be any.
+    #[arg(skip)]
+    pub listens_nowhere: bool,
     /// The settings from the environment, `ADJUTANT_SECTION__KEY`.
     #[arg(skip)]
     pub environment: EnvironmentSettings,
@@ -454,6 +457,15 @@ pub struct CommandLineSettings {
 }
 
 impl CommandLineSettings {
+    /// Returns the settings for a command that does not listen at the configured address.
+    #[must_use]
+    pub fn without_listening(&self) -> Self {
+        Self {
+            listens_nowhere: true,
+            ..self.clone()
+        }
+    }
+
     /// Returns the settings of the file that are overridden: the section and the key, the value, and the option.
     pub(super) fn overrides(&self) -> impl Iterator<Item = ([&'static str; 2], String, &'static str)> {
         let format = self.log_format.map(|format| format.word().to_owned());

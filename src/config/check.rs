@@ -242,8 +242,9 @@ impl Check {
             let message = format!("`{}` must be `host:port`, as in `127.0.0.1:8123`", server.listen);
             self.error(&["server", "listen"], message);
         }
-        let is_open = config.auth.is_none() && !config.files.settings.insecure_no_auth;
-        if is_open && is_public(&server.listen) {
+        let settings = &config.files.settings;
+        let is_open = config.auth.is_none() && !settings.insecure_no_auth;
+        if is_open && !settings.listens_nowhere && is_public(&server.listen) {
             self.error(&["server", "listen"], format!("`{}` {NEEDS_AUTH}", server.listen));
         }
         if server.max_body_bytes == 0 {

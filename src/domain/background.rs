@@ -34,6 +34,8 @@ pub const NOTIFICATION: &str = "deepagents_notification";
 pub const MAX_RESULT_CHARS: usize = 80_000;
 /// The maximum number of earlier runs of a task in the state.
 const MAX_SUPERSEDED: usize = 50;
+/// The number of the last earlier runs of a task on another server whose outcomes are kept, with their results.
+pub const MAX_PAST_OUTCOMES: usize = 5;
 
 /// An agent for background tasks, as it is described to the delegating agent.
 #[derive(Debug, Clone, PartialEq)]
@@ -284,6 +286,23 @@ impl BackgroundTask {
         earlier.chain(self.has_new_outcome(seen).then_some(seen)).collect()
     }
 
+    /// Returns the snapshot of a task on another server with the outcomes before it that the agent does not know.
+    #[must_use]
+    pub fn with_unknown_past(&self, seen: TaskSnapshot) -> TaskSnapshot {
+        let known = match self.reported_run() {
+            None => 0,
+            Some(reported) if reported == seen.run => seen.past.len(),
+            // Of a run that is not there any more nobody knows which came after it.
+            Some(reported) => {
+                let at = seen.past.iter().position(|past| past.run == reported);
+                at.map_or(seen.past.len(), |at| at + 1)
+            }
+        };
+        let unknown = seen.past.iter().skip(known);
+        let earlier = unknown.filter_map(|past| past.outcome.as_deref().cloned()).collect();
+        TaskSnapshot { earlier, ..seen }
+    }
+
     /// Returns the update that stores the task in the state.
     pub fn write(&self) -> Update {
         let task = serde_json::to_value(self).unwrap_or(Value::Null);
@@ -345,10 +364,12 @@ pub struct TaskSnapshot {
     pub error: Option<String>,
     /// The open interrupts as `{id, value}`, optionally with the `response_schema` of a valid answer.
     pub interrupts: Vec<Value>,
-    /// The outcomes of earlier runs that the agent does not know, oldest first: other runs followed at once. Only for tasks
-    /// on this server.
+    /// The outcomes of earlier runs that the agent does not know, oldest first: other runs followed at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<TaskSnapshot>,
+    /// The runs that have ended before, in the order of their ends. Only for tasks on other servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub past: Vec<PastRun>,
     /// The reason why the current status is unknown, if the task's server is unreachable. The other fields are from
     /// the last successful check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -377,11 +398,37 @@ impl TaskSnapshot {
             error: None,
             interrupts,
             earlier: vec![],
+            past: vec![],
             lost: None,
             used: None,
             since: None,
             answered,
         }
+    }
+
+    /// Returns the outcome of the newest run alone; none if the run has no outcome yet, waits, or was cancelled.
+    pub fn outcome(&self) -> Option<Box<Self>> {
+        match self.status {
+            TaskStatus::Success | TaskStatus::Error | TaskStatus::Timeout => Some(Box::new(Self {
+                result: self.result.clone(),
+                media: self.media.clone(),
+                error: self.error.clone(),
+                ..Self::of(self.run.clone(), self.status)
+            })),
+            TaskStatus::Running | TaskStatus::Pending | TaskStatus::Waiting | TaskStatus::Cancelled => None,
+        }
+    }
+
+    /// Returns the runs that have ended, for the snapshot of a run that follows.
+    pub fn past_of_next(&self) -> Vec<PastRun> {
+        let mut past = self.past.clone();
+        if self.status.is_outcome() {
+            past.push(PastRun {
+                run: self.run.clone(),
+                outcome: self.outcome(),
+            });
+        }
+        past
     }
 
     /// Returns the open interrupts as `{id, value}`.
@@ -413,6 +460,16 @@ impl TaskSnapshot {
             TaskStatus::Cancelled | TaskStatus::Running | TaskStatus::Pending => String::new(),
         }
     }
+}
+
+/// An earlier run of a task on another server.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PastRun {
+    /// The run.
+    pub run: String,
+    /// Its outcome; none if it had none, or too many have followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Box<TaskSnapshot>>,
 }
 
 /// The reported result of a task without any text.
@@ -589,6 +646,33 @@ mod tests {
         let done = TaskSnapshot::of("r2", TaskStatus::Success);
         assert_eq!(told.new_outcomes(&done), [&done]);
         assert!(told.with_snapshot(&done, now).new_outcomes(&at_work).is_empty());
+    }
+
+    #[test]
+    fn outcomes_on_another_server_are_new_after_the_last_one_that_was_reported() {
+        let done = |run: &str| TaskSnapshot::of(run, TaskStatus::Success);
+        let mut past = TaskSnapshot::of("r1", TaskStatus::Waiting).past_of_next();
+        for run in ["r2", "r3"] {
+            past = TaskSnapshot { past, ..done(run) }.past_of_next();
+        }
+        let seen = TaskSnapshot { past, ..done("r4") };
+        let new_after = |known: &BackgroundTask| -> Vec<String> {
+            let earlier = known.with_unknown_past(seen.clone()).earlier;
+            earlier.into_iter().map(|outcome| outcome.run).collect()
+        };
+        let first = task(TaskStatus::Running);
+        assert_eq!(new_after(&first.with_run("r4")), ["r2", "r3"]);
+        let waited = first.with_snapshot(&TaskSnapshot::of("r1", TaskStatus::Waiting), Timestamp(0));
+        assert_eq!(
+            new_after(&waited.with_run("r4")),
+            ["r2", "r3"],
+            "a question was no outcome"
+        );
+        let told = |run: &str| first.with_snapshot(&done(run), Timestamp(0));
+        assert_eq!(new_after(&told("r2")), ["r3"]);
+        for run in ["r3", "r4", "r0"] {
+            assert!(new_after(&told(run)).is_empty(), "{run}");
+        }
     }
 
     #[test]

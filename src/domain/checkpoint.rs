@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::call::CallStatus;
 use super::id::{CheckpointId, RunId, StepBase, TaskId, ThreadId};
 use super::interrupt::{Interrupt, InterruptSource};
-use super::machine::{HookPoint, MODEL, Phase, Plan, Position, START, TOOLS};
+use super::machine::{Failure, HookPoint, MODEL, Phase, Plan, Position, START, TOOLS};
 use super::state::{State, Update};
 use super::time::Timestamp;
 
@@ -130,6 +130,7 @@ impl Position {
     #[must_use]
     pub fn for_copy(mut self) -> Self {
         self.asked.clear();
+        self.outdated.clear();
         self.reviewed.clear();
         self.carried_from = None;
         self.copied = !matches!(self.phase, Phase::Start | Phase::Ended);
@@ -161,13 +162,26 @@ impl Position {
                 .collect(),
             Phase::Ended => vec![],
         };
-        if let Some(failure) = &self.failure
-            && let Some(first) = tasks.first_mut()
-            && failure.class != "GraphRecursionError"
-        {
-            first.error = Some(failure.to_task_error());
+        for task in &mut tasks {
+            task.error = self.failure_of(task).map(Failure::to_task_error);
         }
         tasks
+    }
+
+    /// Returns the failure of a task. If none of the calls has failed by itself, the failure of the step is that of all
+    /// its tasks: it was cancelled, for example. A step limit is no failure of a task.
+    fn failure_of(&self, task: &Task) -> Option<&Failure> {
+        let of_step = self.failure.as_ref()?;
+        if of_step.class == "GraphRecursionError" {
+            return None;
+        }
+        let Phase::Tools { calls } = &self.phase else {
+            return Some(of_step);
+        };
+        if self.failed_calls.is_empty() {
+            return Some(of_step);
+        }
+        self.failed_calls.get(&calls.get(task.call?)?.id)
     }
 
     fn hook_tasks(&self, plan: Option<&Plan>, head: CheckpointId, point: HookPoint, next: usize) -> Vec<Task> {

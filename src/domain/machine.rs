@@ -12,7 +12,7 @@
 //! ```
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,6 +56,9 @@ pub struct Position {
     /// The interrupts of the current step, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
+    /// Those open interrupts whose calls have changed since they were raised: their answers are for other calls.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that the current step has asked, from which their ids are derived.
     #[serde(default)]
     pub questions: u32,
@@ -65,6 +68,9 @@ pub struct Position {
     /// The failure of the current step, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
+    /// The failures of the calls of the current step that have failed, by call id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failed_calls: BTreeMap<String, Failure>,
     /// The messages for the next model call instead of the conversation, if a client's command gave them.
     #[serde(default, rename = "shown", skip_serializing_if = "Option::is_none")]
     pub model_input: Option<Vec<Message>>,
@@ -238,10 +244,11 @@ impl Machine {
         self.head.is_some() && self.position.phase != Phase::Ended
     }
 
-    /// Prepares a stored machine for another run: resets the number of steps and the failure.
+    /// Prepares a stored machine for another run: resets the number of steps and the failures.
     pub fn prepare_for_run(&mut self) {
         self.position.taken = 0;
         self.position.failure = None;
+        self.position.failed_calls.clear();
     }
 
     /// Records that a hook ran and wrote `update`. Creates a checkpoint only if it wrote something.
@@ -298,6 +305,16 @@ impl Machine {
             && let Some(call) = calls.get_mut(at)
         {
             call.status = status;
+        }
+    }
+
+    /// Records that a call failed. Its outcome is known, so a later run can repeat it.
+    pub fn call_failed(&mut self, at: usize, failure: Failure) {
+        if let Phase::Tools { calls } = &mut self.position.phase
+            && let Some(call) = calls.get_mut(at)
+        {
+            call.status = CallStatus::Ready;
+            self.position.failed_calls.insert(call.id.clone(), failure);
         }
     }
 
@@ -369,8 +386,8 @@ impl Machine {
         self.position.asked.remove(at).answer
     }
 
-    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. Returns false if the
-    /// interrupt is not open here.
+    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. It does not get the answer
+    /// if it is a call that has changed since: it asks again. Returns false if the interrupt is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position
@@ -382,6 +399,13 @@ impl Machine {
         };
         asked.answer = Some(answer);
         let asker = asked.asker.clone();
+        let mut status = CallStatus::Ready;
+        if self.position.outdated.remove(id) {
+            if asked.question.kind == QuestionKind::UnknownOutcome {
+                status = CallStatus::Started;
+            }
+            self.position.asked.retain(|asked| asked.id != *id);
+        }
         if self.open_questions().any(|open| open.asker == asker) {
             return true;
         }
@@ -391,7 +415,7 @@ impl Machine {
             calls
                 .iter_mut()
                 .filter(|call| call.id == asker)
-                .for_each(|call| call.status = CallStatus::Ready);
+                .for_each(|call| call.status = status.clone());
         }
         true
     }
@@ -482,6 +506,7 @@ impl Machine {
 
     fn clear_questions(&mut self) {
         self.position.asked.clear();
+        self.position.outdated.clear();
         self.position.questions = 0;
     }
 

@@ -348,6 +348,17 @@ impl Peer {
             .await
     }
 
+    /// Returns the state at the last checkpoint that a run has created; none if it has created none.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn state_after(&self, thread: Uuid, run: Uuid) -> PeerResult<Option<PeerState>> {
+        let body = json!({"limit": 1, "metadata": {"run_id": run}});
+        let request = self.request(Method::POST, &format!("threads/{thread}/history"));
+        let found: Option<Vec<PeerState>> = self.find(request.body(body.to_string())).await?;
+        Ok(found.unwrap_or_default().into_iter().next())
+    }
+
     /// Opens the stream of a run, from its start or after the event `after`.
     ///
     /// # Errors

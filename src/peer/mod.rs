@@ -14,4 +14,4 @@ pub mod responses;
 pub use client::{Peer, PeerAnswerLimits, PeerError, PeerPolicy, Peers, RemoteRunRequest};
 pub use question::{is_asked, resume, to_question};
 pub use remote_agent::RemoteAgent;
-pub use remote_thread::{RemoteThread, StartFailed};
+pub use remote_thread::{RemoteThread, StartFailed, asker};

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::client::{Peer, PeerError, PeerResult, RemoteRunRequest};
 use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread};
-use crate::domain::background::{MAX_RESULT_CHARS, TaskSnapshot, TaskStatus};
+use crate::domain::background::{MAX_PAST_OUTCOMES, MAX_RESULT_CHARS, PastRun, TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::limits::Usage;
 use crate::domain::machine::END;
@@ -25,6 +25,8 @@ pub(super) const SEARCHED_RUNS: u32 = 20;
 const ATTEMPTS: u32 = 3;
 /// The maximum size of media and questions that are stored, in bytes of JSON.
 const MAX_KEPT_BYTES: usize = 1024 * 1024;
+/// The class of the error of a run whose answer came too late.
+const ANSWER_TOO_LATE: &str = "AnswerTooLateError";
 /// The maximum length of a stored error, in characters.
 const MAX_ERROR_CHARS: usize = 2_000;
 
@@ -129,40 +131,163 @@ impl RemoteThread {
         self.peer.runs(self.thread, SEARCHED_RUNS).await
     }
 
-    /// Returns the status and the result of the newest run; none if there is no run.
+    /// Returns how the work on the thread stands, with its result or its questions; none if there is no run. `before`
+    /// is the last snapshot of a task: with it, the runs that have ended before are in the new one.
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn snapshot(&self) -> PeerResult<Option<TaskSnapshot>> {
-        let mut newest = self.newest().await?;
+    pub async fn snapshot(&self, before: Option<&TaskSnapshot>) -> PeerResult<Option<TaskSnapshot>> {
+        let mut runs = self.latest_runs().await?;
         for _ in 0..ATTEMPTS {
-            let Some(run) = newest else { return Ok(None) };
-            let seen = run.snapshot();
-            let seen = match run.status {
-                RunStatus::Pending | RunStatus::Running => return Ok(Some(seen)),
-                RunStatus::Interrupted => {
-                    return Ok(Some(TaskSnapshot {
-                        used: self.used().await,
-                        ..seen
-                    }));
-                }
-                RunStatus::Error | RunStatus::Timeout => {
-                    let thread = self.peer.thread(self.thread).await?;
-                    TaskSnapshot {
-                        error: thread.and_then(|thread| failure(&thread)),
-                        used: self.used().await,
-                        ..seen
-                    }
-                }
-                RunStatus::Success => with_result(seen, self.peer.state(self.thread).await?),
+            let Some(seen) = self.standing(&runs).await? else {
+                return Ok(None);
             };
-            // Another client may have started a run since; then the state belongs to that run.
-            newest = self.newest().await?;
-            if newest.as_ref().is_some_and(|newest| newest.run_id == run.run_id) {
+            let past = match before {
+                Some(before) => self.past(&runs, &seen, before).await?,
+                None => vec![],
+            };
+            let seen = TaskSnapshot { past, ..seen };
+            if matches!(seen.status, TaskStatus::Pending | TaskStatus::Running) {
                 return Ok(Some(seen));
             }
+            // Another client may have started a run since; then the state belongs to that run.
+            let now = self.latest_runs().await?;
+            let statuses = |runs: &[PeerRun]| -> Vec<(Uuid, RunStatus)> {
+                runs.iter().map(|run| (run.run_id, run.status)).collect()
+            };
+            if statuses(&runs) == statuses(&now) {
+                return Ok(Some(seen));
+            }
+            runs = now;
         }
-        Ok(newest.map(|run| TaskSnapshot::of(run.run_id.to_string(), TaskStatus::Running)))
+        Ok(runs.first().map(|run| TaskSnapshot {
+            past: before.map(|before| before.past.clone()).unwrap_or_default(),
+            ..TaskSnapshot::of(run.run_id.to_string(), TaskStatus::Running)
+        }))
+    }
+
+    /// Returns the latest runs, newest first; only the newest one if the list is too long to be read.
+    async fn latest_runs(&self) -> PeerResult<Vec<PeerRun>> {
+        match self.runs().await {
+            Err(PeerError::Misunderstood(_)) => Ok(self.newest().await?.into_iter().collect()),
+            listed => listed,
+        }
+    }
+
+    /// Returns how the work stands according to the latest runs. They end in another order than they were created: an
+    /// answer may go before queued messages.
+    async fn standing(&self, runs: &[PeerRun]) -> PeerResult<Option<TaskSnapshot>> {
+        if let Some(at_work) = runs.iter().find(|run| run.status == RunStatus::Running) {
+            return Ok(Some(at_work.snapshot()));
+        }
+        let pending = runs.iter().find(|run| run.status == RunStatus::Pending);
+        let mut ended = ended(runs);
+        let thread = match ended.last().filter(|last| last.status.has_failed()) {
+            Some(_) if pending.is_none() => self.peer.thread(self.thread).await?,
+            Some(_) | None => None,
+        };
+        let mut error = thread.as_ref().and_then(failure);
+        if thread.as_ref().is_some_and(has_late_answer) {
+            while ended.len() > 1 && ended.last().is_some_and(|last| is_failed_answer(last)) {
+                ended.pop();
+                error = None;
+            }
+        }
+        let Some(last) = ended.last() else {
+            return Ok(pending.map(PeerRun::snapshot));
+        };
+        let seen = last.snapshot();
+        match last.status {
+            RunStatus::Success if pending.is_none() => {
+                return Ok(Some(with_result(seen, self.peer.state(self.thread).await?)));
+            }
+            RunStatus::Error | RunStatus::Timeout if pending.is_none() => {
+                let used = self.used().await;
+                return Ok(Some(TaskSnapshot { error, used, ..seen }));
+            }
+            RunStatus::Success
+            | RunStatus::Error
+            | RunStatus::Timeout
+            | RunStatus::Interrupted
+            | RunStatus::Pending
+            | RunStatus::Running => {}
+        }
+        // A queued message may wait for the answer to a question, and one that was cancelled may have done so.
+        let state = self.peer.state(self.thread).await.unwrap_or_default();
+        let asks = state.as_ref().is_some_and(|state| !state.questions().is_empty());
+        if let Some(asker) = asker(runs).filter(|_| asks) {
+            return Ok(Some(with_result(asker.snapshot(), state)));
+        }
+        if let Some(pending) = pending {
+            return Ok(Some(pending.snapshot()));
+        }
+        Ok(Some(TaskSnapshot {
+            used: state.as_ref().and_then(used_by),
+            ..seen
+        }))
+    }
+
+    /// Returns the runs that have ended, but for the one that `seen` shows, in the order of their ends. Outcomes that
+    /// `before` does not have are read in the history of the thread.
+    async fn past(&self, runs: &[PeerRun], seen: &TaskSnapshot, before: &TaskSnapshot) -> PeerResult<Vec<PastRun>> {
+        let mut past = vec![];
+        for run in ended(runs).into_iter().rev() {
+            let id = run.run_id.to_string();
+            if id == seen.run {
+                continue;
+            }
+            let is_kept = past.len() < MAX_PAST_OUTCOMES;
+            let outcome = match before.past.iter().find(|known| known.run == id) {
+                Some(known) => known.outcome.clone().filter(|_| is_kept),
+                None if before.run == id && before.status.is_outcome() => before.outcome(),
+                None if is_kept && self.is_of_task(run) => self.outcome_of(run).await?,
+                None => None,
+            };
+            past.push(PastRun { run: id, outcome });
+        }
+        past.reverse();
+        Ok(past)
+    }
+
+    /// Returns the key of the run that cancels the questions of a run.
+    pub fn key_of_cancellation(&self, run: &str) -> String {
+        format!("{}-over-{run}", self.thread)
+    }
+
+    /// Returns whether a run does the work of the task: this server has started it, or it goes on with an answer. What
+    /// people do on the thread besides does not count.
+    fn is_of_task(&self, run: &PeerRun) -> bool {
+        let cancels = self.key_of_cancellation("");
+        run.key()
+            .map_or_else(|| run.brings_answers(), |key| !key.starts_with(&cancels))
+    }
+
+    /// Returns the outcome of a run after which others have begun, or none if it ended without one: it asked something,
+    /// was cancelled, or its answer came too late.
+    async fn outcome_of(&self, run: &PeerRun) -> PeerResult<Option<Box<TaskSnapshot>>> {
+        let has_outcome = match run.status {
+            RunStatus::Success | RunStatus::Error | RunStatus::Timeout => true,
+            RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => false,
+        };
+        if !has_outcome {
+            return Ok(None);
+        }
+        let state = match self.peer.state_after(self.thread, run.run_id).await {
+            Err(error) if error.is_transient() => return Err(error),
+            // A server without such histories.
+            Err(_) => None,
+            Ok(state) => state,
+        };
+        let outcome = match (run.status.has_failed(), state) {
+            (true, None) if run.brings_answers() => return Ok(None),
+            (true, state) => TaskSnapshot {
+                error: state.as_ref().and_then(task_error),
+                ..run.snapshot()
+            },
+            (false, Some(state)) if state.next.is_empty() => with_result(run.snapshot(), Some(state)),
+            (false, _) => return Ok(None),
+        };
+        Ok(outcome.outcome())
     }
 
     /// Returns the usage of the whole thread; none if it is unknown.
@@ -223,6 +348,40 @@ impl RemoteThread {
             sleep(spread(BACKOFF.pause(failures), self.thread)).await;
         }
     }
+}
+
+/// Returns the runs that have ended, in the order of their ends.
+fn ended(runs: &[PeerRun]) -> Vec<&PeerRun> {
+    let mut ended: Vec<&PeerRun> = runs.iter().rev().filter(|run| run.status.is_final()).collect();
+    // A server that does not state the times gets its runs in the order of their creation.
+    ended.sort_by_key(|run| run.changed_at());
+    ended
+}
+
+/// Returns the run whose questions a thread has, if it has any: the last one that has ended with success. None if a run
+/// is at work. The runs are the latest, newest first.
+pub fn asker(runs: &[PeerRun]) -> Option<&PeerRun> {
+    if runs.iter().any(|run| run.status == RunStatus::Running) {
+        return None;
+    }
+    ended(runs).into_iter().rfind(|run| run.status == RunStatus::Success)
+}
+
+/// Returns whether a run brought answers and failed.
+fn is_failed_answer(run: &PeerRun) -> bool {
+    run.status == RunStatus::Error && run.brings_answers()
+}
+
+/// Returns whether the last run of a thread failed since its answer came too late.
+fn has_late_answer(thread: &PeerThread) -> bool {
+    let class = thread.error.as_ref().and_then(|error| error.get("error")?.as_str());
+    class == Some(ANSWER_TOO_LATE)
+}
+
+/// Returns the error of the first task that has failed.
+fn task_error(state: &PeerState) -> Option<String> {
+    let error = state.tasks.iter().find_map(|task| task.error.as_ref()?.as_str())?;
+    Some(error.chars().take(MAX_ERROR_CHARS).collect())
 }
 
 /// Returns the reason why the last run of a thread failed, if the thread states it.
@@ -346,6 +505,31 @@ mod tests {
 
     fn state(values: Value) -> PeerState {
         serde_json::from_value(values).expect("a state")
+    }
+
+    fn run(number: u128, status: &str, second: u32) -> PeerRun {
+        let run = json!({"run_id": Uuid::from_u128(number), "status": status,
+            "updated_at": format!("2026-01-05T10:00:{second:02}.5+00:00"), "kwargs": {"command": null}});
+        serde_json::from_value(run).expect("a run")
+    }
+
+    #[test]
+    fn a_thread_waits_for_the_run_that_ended_last_unless_one_is_at_work() {
+        let asker_of = |runs: &[PeerRun]| asker(runs).map(|run| run.run_id.as_u128());
+        // An answer was sent after the message, and went first.
+        let runs = [run(3, "success", 20), run(2, "success", 30), run(1, "success", 10)];
+        let order: Vec<u128> = ended(&runs).iter().map(|run| run.run_id.as_u128()).collect();
+        assert_eq!(order, [1, 3, 2]);
+        assert_eq!(asker_of(&runs), Some(2));
+        assert_eq!(asker_of(&[run(2, "pending", 5), run(1, "success", 10)]), Some(1));
+        assert_eq!(asker_of(&[run(2, "interrupted", 15), run(1, "success", 10)]), Some(1));
+        assert_eq!(asker_of(&[run(2, "running", 15), run(1, "success", 10)]), None);
+        assert!(!runs[0].brings_answers());
+        let untimed = [2, 1].map(|number| PeerRun {
+            updated_at: None,
+            ..run(number, "success", 0)
+        });
+        assert_eq!(asker_of(&untimed), Some(2), "they ended in the order of their creation");
     }
 
     fn done() -> TaskSnapshot {

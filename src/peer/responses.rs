@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::remote_thread::RUN_KEY;
 use crate::domain::background::TaskSnapshot;
 use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
 
 /// A thread on another server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -31,6 +32,12 @@ pub struct PeerRun {
     /// The metadata.
     #[serde(default)]
     pub metadata: Option<Map<String, Value>>,
+    /// The time of the last change: of a run that is over, its end.
+    #[serde(default)]
+    pub updated_at: Option<Value>,
+    /// The parameters of the request.
+    #[serde(default)]
+    pub kwargs: Option<Value>,
 }
 
 impl PeerRun {
@@ -39,9 +46,28 @@ impl PeerRun {
         TaskSnapshot::of(self.run_id.to_string(), self.status.into())
     }
 
+    /// Returns the time of the last change, if the server states it.
+    pub fn changed_at(&self) -> Option<Timestamp> {
+        Timestamp::read(self.updated_at.as_ref()?.as_str()?)
+    }
+
+    /// Returns whether the run brings answers to interrupts.
+    pub fn brings_answers(&self) -> bool {
+        let resume = self
+            .kwargs
+            .as_ref()
+            .and_then(|kwargs| kwargs.pointer("/command/resume"));
+        resume.is_some_and(|resume| !resume.is_null())
+    }
+
+    /// Returns the key with which this server started the run, if it did.
+    pub fn key(&self) -> Option<&str> {
+        self.metadata.as_ref()?.get(RUN_KEY)?.as_str()
+    }
+
     /// Returns whether this server started the run with this key.
     pub fn has_key(&self, key: &str) -> bool {
-        self.has_metadata(RUN_KEY, key)
+        self.key() == Some(key)
     }
 
     /// Returns whether the metadata has this entry.
@@ -59,6 +85,9 @@ pub struct PeerState {
     /// The open interrupts.
     #[serde(default)]
     pub interrupts: Vec<PeerInterrupt>,
+    /// The next nodes; none when the run has finished.
+    #[serde(default)]
+    pub next: Vec<String>,
     /// The next tasks.
     #[serde(default)]
     pub tasks: Vec<PeerTask>,

@@ -1,6 +1,6 @@
 // The timeline: checkpoints with what each step has changed, and new runs from an old one.
 
-import { ask, assert, call, calls, play, runs, says, script } from "./harness.mjs";
+import { ask, assert, call, calls, human, play, runs, says, script } from "./harness.mjs";
 import { looks } from "./looks.mjs";
 
 await play(async (tab) => {
@@ -52,6 +52,18 @@ await play(async (tab) => {
   await tab.gone(tab.dialog());
   await page.getByRole("article").getByText("echo: Something else.", { exact: true }).waitFor();
   await tab.until("the newest is at the top", () => document.querySelector(".step")?.textContent.includes("echo: Something else."));
+
+  // A step that somebody stopped has not failed.
+  const { thread_id: stopped } = await ask("POST", "/threads", {});
+  const endless = JSON.stringify({ script: [says("never ending ".repeat(200))], delay_ms: 60 });
+  const run = await ask("POST", `/threads/${stopped}/runs`, { assistant_id: "planner", input: human(endless) });
+  let state;
+  do state = await ask("GET", `/threads/${stopped}/state`);
+  while (state.next[0] !== "model");
+  await ask("POST", `/threads/${stopped}/runs/${run.run_id}/cancel?wait=true`, {});
+  await tab.open(`/threads/${stopped}?tab=timeline`);
+  await steps.first().getByText("cancelled", { exact: true }).waitFor();
+  assert.equal(await page.getByText("failed", { exact: true }).count(), 0);
 
   // A long history comes by the page.
   const long = await runs("plain", script(...Array.from({ length: 15 }, (_, number) => calls(call(`l${number}`, "lookup", { query: `${number}` }))), says("enough")));

@@ -181,6 +181,11 @@ interface StepProperties {
   onShow: (state: ThreadState) => void;
 }
 
+/** Whether somebody stopped the task, which is no failure. */
+function isCancellation(error: string): boolean {
+  return /^User(Interrupt|Rollback)\(/.test(error);
+}
+
 function Step({ state, parent, isNewest, isBranch, isBusy, onReplay, onFork, onShow }: StepProperties) {
   const [isOpen, setIsOpen] = useState(isNewest);
   const metadata = state.metadata ?? {};
@@ -188,7 +193,7 @@ function Step({ state, parent, isNewest, isBranch, isBusy, onReplay, onFork, onS
   const step = metadata["step"];
   const took = state.created_at && parent?.created_at ? Date.parse(state.created_at) - Date.parse(parent.created_at) : undefined;
   const nodes = [...new Set(parent?.tasks.map((task) => task.name) ?? [])];
-  const failed = state.tasks.find((task) => task.error)?.error;
+  const errors = [...new Set(state.tasks.flatMap((task) => task.error ?? []))];
   const waits = state.tasks.some((task) => task.interrupts.length > 0);
   return (
     <li className={classes("step", isBranch && "step-branch")} data-checkpoint={state.checkpoint_id}>
@@ -208,12 +213,16 @@ function Step({ state, parent, isNewest, isBranch, isBusy, onReplay, onFork, onS
             </span>
             {isNewest && <Badge tone="accent">now</Badge>}
             {waits && <Badge tone="warning">waits</Badge>}
-            {failed && <Badge tone="danger">failed</Badge>}
+            {errors.length > 0 && (errors.every(isCancellation) ? <Badge>cancelled</Badge> : <Badge tone="danger">failed</Badge>)}
           </button>
         </div>
         {isOpen && (
           <div className="step-detail">
-            {failed && <p className="field-error">{failed}</p>}
+            {errors.map((error) => (
+              <p key={error} className={isCancellation(error) ? "muted" : "field-error"}>
+                {error}
+              </p>
+            ))}
             <Changes before={parent?.values} after={state.values} />
             <div className="row">
               <Button small icon="replay" disabled={isBusy} onClick={() => onReplay(state)} title="Run again from this checkpoint">

@@ -107,6 +107,7 @@ impl RemoteWork {
         let seen = TaskSnapshot {
             since: Some(at),
             answered: all,
+            past: self.seen.as_ref().map(TaskSnapshot::past_of_next).unwrap_or_default(),
             ..TaskSnapshot::of(run, TaskStatus::Running)
         };
         Self {
@@ -168,6 +169,7 @@ impl RemoteWork {
                     );
                     work.seen = Some(TaskSnapshot {
                         error: Some(error),
+                        past: self.seen.as_ref().map(|seen| seen.past.clone()).unwrap_or_default(),
                         ..TaskSnapshot::of(run, TaskStatus::Error)
                     });
                     work.due_at = None;

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::domain::interrupt::{Question, QuestionKind};
-use crate::domain::machine::{Failure, Machine};
+use crate::domain::machine::Machine;
 use crate::domain::message::{Message, Role, ToolCall};
 
 fn plan() -> Plan {
@@ -138,4 +138,24 @@ fn a_failed_task_has_its_error_but_not_that_of_a_step_limit() {
     assert_eq!(tasks(&machine)[0].error.as_deref(), Some("ToolError(\"it broke\")"));
     machine.position.failure = Some(Failure::new("GraphRecursionError", "too many"));
     assert_eq!(tasks(&machine)[0].error, None);
+}
+
+#[test]
+fn each_call_that_failed_has_its_own_error_and_the_others_have_none() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    machine.call_asked(0, vec![question()]);
+    machine.call_failed(1, Failure::new("ToolError", "one"));
+    machine.call_failed(2, Failure::new("ToolError", "two"));
+    let errors = |machine: &Machine| -> Vec<Option<String>> {
+        let tasks = tasks(machine).into_iter();
+        tasks.map(|task| task.error).collect()
+    };
+    assert!(errors(&machine).iter().all(Option::is_none), "the step goes on");
+    machine.position.failure = Some(Failure::new("ToolError", "one"));
+    let of = |message: &str| Some(format!("ToolError(\"{message}\")"));
+    assert_eq!(errors(&machine), [None, of("one"), of("two")]);
+    machine.prepare_for_run();
+    assert!(errors(&machine).iter().all(Option::is_none), "the calls are repeated");
+    machine.position.failure = Some(Failure::cancelled());
+    assert!(errors(&machine).iter().all(Option::is_some), "no call failed by itself");
 }

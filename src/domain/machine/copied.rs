@@ -46,11 +46,13 @@ impl Position {
     pub fn continued_in_copy(mut self, head: CheckpointId, children: &BTreeMap<RunId, CopiedChild>) -> CopiedStep {
         let base = StepBase::after(Some(head), None);
         let all = std::mem::take(&mut self.asked);
+        let outdated = std::mem::take(&mut self.outdated);
         self.questions = u32::try_from(all.len()).unwrap_or(u32::MAX);
         self.reviewed.clear();
         self.carried_from = None;
         self.copied = false;
         self.failure = None;
+        self.failed_calls.clear();
         let mut interrupts = vec![];
         for (number, asked) in (0..).zip(all) {
             let Some(task) = self.task_of(&asked.asker, base) else {
@@ -64,6 +66,9 @@ impl Position {
                 question: asked.question,
                 answer: asked.answer.filter(|_| holds),
             };
+            if outdated.contains(&asked.id) {
+                self.outdated.insert(copied.id.clone());
+            }
             if copied.answer.is_none() {
                 interrupts.push((asked.id, copied.clone()));
             }

@@ -49,11 +49,46 @@ impl Machine {
     /// keeps its interrupts, answers and tasks.
     pub fn carry_update(&mut self, plan: &Plan, node: &str, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
+        let is_carried = self.position.has_waited();
+        let calls = self.calls_of_step();
         self.state.apply(&update);
-        if self.position.has_waited() {
+        self.withdraw_answers(&calls);
+        if is_carried {
             self.carry(id, CheckpointSource::Update, node, vec![update])
         } else {
             self.append_entry(id, CheckpointSource::Update, node, vec![update])
+        }
+    }
+
+    /// Returns the calls of the step as they run; none for those that are no longer in the conversation.
+    fn calls_of_step(&self) -> Vec<Option<ToolCall>> {
+        match &self.position.phase {
+            Phase::Tools { calls } => (0..calls.len()).map(|at| self.call(at)).collect(),
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => vec![],
+        }
+    }
+
+    /// Takes the answers away from the calls of the step that have changed: an answer belongs to what was asked, so
+    /// these calls ask again. Open interrupts of theirs stay, and have no effect when they are answered. `before` are
+    /// the calls as they were.
+    fn withdraw_answers(&mut self, before: &[Option<ToolCall>]) {
+        let after = self.calls_of_step();
+        let Phase::Tools { calls } = &mut self.position.phase else {
+            return;
+        };
+        let changed = calls.iter_mut().zip(before.iter().zip(&after));
+        for (call, _) in changed.filter(|(_, (before, after))| before != after) {
+            let asker = InterruptSource::Call(call.id.clone());
+            for asked in self.position.asked.iter().filter(|asked| asked.asker == asker) {
+                if asked.answer.is_none() {
+                    self.position.outdated.insert(asked.id.clone());
+                } else if asked.question.kind == QuestionKind::UnknownOutcome {
+                    call.status = CallStatus::Started;
+                }
+            }
+            self.position
+                .asked
+                .retain(|asked| asked.asker != asker || asked.answer.is_none());
         }
     }
 

@@ -56,6 +56,7 @@ impl Position {
     #[must_use]
     pub fn replayed(mut self) -> Self {
         self.asked.clear();
+        self.outdated.clear();
         self.reviewed.clear();
         self.carried_from = None;
         if let Phase::Tools { calls } = &mut self.phase {

@@ -11,26 +11,42 @@ use crate::domain::media::{file_name, media_type};
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
+/// What stands for a human message without any text. rig-core would leave out the message, and the model would be asked
+/// to go on with its own answer, which some providers refuse.
+const EMPTY_MESSAGE: &str = "(empty message)";
+
 /// Converts the content of a human message. A block of an unknown type is an error that names it: without the block the
-/// model would answer another question. Content without blocks is an empty text, since a request with nothing in its
-/// place would be refused, and with it each later request of the thread.
+/// model would answer another question. Blank content is sent as [`EMPTY_MESSAGE`]; rig-core leaves out blank texts
+/// beside other blocks.
 pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
     let refused = |message| ModelError::UnsupportedContent { message };
-    match content {
-        Content::Text(text) => Ok(vec![UserContent::text(text.as_str())]),
-        Content::Blocks(blocks) if blocks.is_empty() => Ok(vec![UserContent::text("")]),
-        Content::Blocks(blocks) => blocks.iter().map(|block| human_block(block).map_err(refused)).collect(),
+    let sent: Vec<UserContent> = match content {
+        Content::Text(text) => vec![UserContent::text(text.as_str())],
+        Content::Blocks(blocks) => {
+            let sent = blocks.iter().map(|block| human_block(block).map_err(refused));
+            sent.collect::<Result<_, _>>()?
+        }
+    };
+    let is_blank = |part: &UserContent| matches!(part, UserContent::Text(text) if text.text.trim().is_empty());
+    if sent.iter().all(is_blank) {
+        return Ok(vec![UserContent::text(EMPTY_MESSAGE)]);
     }
+    Ok(sent)
 }
 
-/// Converts the result of a tool. A block that is neither text nor an image is sent as JSON. A result without blocks is
-/// an empty text, as in [`human`].
+/// Converts the result of a tool. A block that is neither text nor an image is sent as JSON. Blank texts beside other
+/// blocks are left out, since Anthropic refuses them. A result without anything else is an empty text, for which
+/// rig-core sends words that say so.
 pub(super) fn tool(content: &Content) -> Vec<ToolResultContent> {
-    match content {
+    let mut sent: Vec<ToolResultContent> = match content {
         Content::Text(text) => vec![ToolResultContent::text(text.as_str())],
-        Content::Blocks(blocks) if blocks.is_empty() => vec![ToolResultContent::text("")],
         Content::Blocks(blocks) => blocks.iter().map(tool_block).collect(),
+    };
+    sent.retain(|part| !matches!(part, ToolResultContent::Text(text) if text.text.trim().is_empty()));
+    if sent.is_empty() {
+        sent.push(ToolResultContent::text(""));
     }
+    sent
 }
 
 fn tool_block(block: &Value) -> ToolResultContent {

@@ -16,6 +16,7 @@ use super::*;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::model::{ModelEvent, ModelRequest, ToolSpec};
 
+mod empty_texts;
 mod names;
 mod replay;
 mod responses;

@@ -108,7 +108,7 @@ impl Tasks for BackgroundTasks {
             let record = self.own_record(scope, task).await?;
             match record.url {
                 None => self.read_task_as_known(record.task, task.clone()).await,
-                Some(_) => self.poll_task(&record).await,
+                Some(_) => Ok(task.with_unknown_past(self.poll_task(&record).await?)),
             }
         })
     }

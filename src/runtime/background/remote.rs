@@ -106,7 +106,10 @@ impl BackgroundTasks {
         }
         // From now on another outcome may follow, even if this server does not learn that the message arrived.
         let before = record.remote.seen.clone();
-        let waits = TaskSnapshot::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
+        let waits = TaskSnapshot {
+            past: before.as_ref().map(TaskSnapshot::past_of_next).unwrap_or_default(),
+            ..TaskSnapshot::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending)
+        };
         let due_at = Some(scope.now().plus(START_TIMEOUT + MARGIN));
         let expected = RemoteWork {
             seen: Some(waits),
@@ -152,7 +155,7 @@ impl BackgroundTasks {
     /// Polls a task on another server. Returns the last known state if that server is out of reach.
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
-            Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot()).await {
+            Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot(record.remote.seen.as_ref())).await {
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -199,7 +202,8 @@ impl BackgroundTasks {
             return Ok(cancelled);
         }
         let (place, agent) = self.remote_thread_of_task(&record).await?;
-        match timeout(STOP_TIMEOUT * 2, stop(&place, &agent, STOP_TIMEOUT)).await {
+        let stopping = stop(&place, &agent, record.remote.seen.as_ref(), STOP_TIMEOUT);
+        match timeout(STOP_TIMEOUT * 2, stopping).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
                 let over = TaskSnapshot {
                     status: TaskStatus::Cancelled,
@@ -299,8 +303,10 @@ impl BackgroundTasks {
         let run = run_of(record, &seen);
         let now = self.core.clock.now();
         let has_come = seen.status.is_outcome();
+        let before = record.remote.seen.as_ref();
         let seen = TaskSnapshot {
             status: seen.status.unreported(),
+            past: before.map(TaskSnapshot::past_of_next).unwrap_or_default(),
             ..seen
         };
         let work = RemoteWork::default().after(
@@ -492,19 +498,20 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Re
 }
 
 /// Cancels the runs of a remote task and its open interrupts. Returns the state after that, or the last one after
-/// `patience`.
+/// `patience`. `before` is the last known state, if the outcomes of earlier runs matter.
 pub(in crate::runtime) async fn stop(
     place: &RemoteThread,
     agent: &SubagentDefinition,
+    before: Option<&TaskSnapshot>,
     patience: Duration,
 ) -> Result<Option<TaskSnapshot>, PeerError> {
     place.cancel_runs().await?;
     let began = Instant::now();
     loop {
-        let seen = place.snapshot().await?;
+        let seen = place.snapshot(before).await?;
         match &seen {
             Some(waits) if waits.status == TaskStatus::Waiting => {
-                let key = format!("{}-over-{}", place.thread, waits.run);
+                let key = place.key_of_cancellation(&waits.run);
                 place
                     .cancel_interrupts(agent.graph_id.as_deref().unwrap_or_default(), &key)
                     .await?;

@@ -24,7 +24,7 @@ use crate::domain::interrupt::{Interrupt, InterruptSource, answered_remotely};
 use crate::domain::machine::MODEL;
 use crate::domain::run::{Resume, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::{PeerError, RemoteRunRequest, StartFailed, is_asked, resume, to_question};
+use crate::peer::{PeerError, RemoteRunRequest, StartFailed, asker, is_asked, resume, to_question};
 use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
 use crate::runtime::audit::store_pending;
@@ -112,8 +112,8 @@ impl Interrupts {
             .as_ref()
             .map(|seen| seen.run.clone())
             .unwrap_or_default();
-        let newest = runs.first().map(|run| run.run_id.to_string());
-        if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.has_key(&key)) {
+        let asker = asker(&runs).map(|run| run.run_id.to_string());
+        if asker.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.has_key(&key)) {
             return Err(ResolveError::Stale("answered, or dropped, where it was asked"));
         }
         let pending = all

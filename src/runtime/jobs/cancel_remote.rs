@@ -112,7 +112,7 @@ impl JobHandler for CancelRemoteHandler {
 impl BackgroundTasks {
     async fn stop_remote_run(&self, work: &RemoteRun) -> Result<(), String> {
         let (place, agent) = self.remote_thread_of_run(work).await?;
-        stop(&place, &agent, POLL_TIMEOUT)
+        stop(&place, &agent, None, POLL_TIMEOUT)
             .await
             .map(drop)
             .map_err(|error| error.to_string())

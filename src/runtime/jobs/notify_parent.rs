@@ -150,11 +150,13 @@ async fn start_notifying_run(
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
-        let earlier = match &record.url {
-            None => status::earlier_outcomes(tx, record.task, &known, &seen).await?,
-            Some(_) => vec![],
+        let seen = match &record.url {
+            None => {
+                let earlier = status::earlier_outcomes(tx, record.task, &known, &seen).await?;
+                TaskSnapshot { earlier, ..seen }
+            }
+            Some(_) => known.with_unknown_past(seen),
         };
-        let seen = TaskSnapshot { earlier, ..seen };
         if !known.new_outcomes(&seen).is_empty() {
             news.push(News { record, known, seen });
         }

@@ -126,9 +126,10 @@ impl BackgroundTasks {
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
         let (place, agent) = self.remote_thread_of_task(record).await?;
+        let before = record.remote.seen.as_ref();
         let seen = match record.remote.cancel_requested {
-            true => stop(&place, &agent, POLL_TIMEOUT).await,
-            false => place.snapshot().await,
+            true => stop(&place, &agent, before, POLL_TIMEOUT).await,
+            false => place.snapshot(before).await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
     }

@@ -75,7 +75,7 @@ impl Interrupts {
             return Ok(JobOutcome::Done);
         };
         let is_answered = match self.tasks.remote_thread_of_run(&work).await {
-            Ok((place, _)) => match timeout(LEASE / 2, place.snapshot()).await {
+            Ok((place, _)) => match timeout(LEASE / 2, place.snapshot(None)).await {
                 Ok(Ok(seen)) => is_answered_remotely(&open, seen.as_ref()),
                 Ok(Err(error)) => out_of_reach(&work, &error.to_string()),
                 Err(_) => out_of_reach(&work, "it took too long"),

@@ -10,6 +10,7 @@ use crate::support::{TestServer, call, eventually, on_both_engines, script, task
 on_both_engines! {
     the_answers_become_the_result_of_the_tool,
     a_wrong_answer_is_refused_and_the_question_stays,
+    an_answer_does_not_reach_a_call_that_is_changed_meanwhile,
     cancelling_is_an_answer,
     a_subagent_asks_and_a_restart_does_not_matter,
     the_stream_shows_the_questions_with_their_schema,
@@ -94,6 +95,44 @@ async fn a_wrong_answer_is_refused_and_the_question_stays(server: TestServer) {
         .ok();
     alice.run(&answered).finishes().await;
     assert_eq!(alice.status().await, "idle");
+}
+
+/// Asks only for a reason.
+fn asks_why(id: &str) -> Value {
+    call(
+        id,
+        "ask_user",
+        json!({"questions": [{"question": "Why?", "type": "text"}]}),
+    )
+}
+
+async fn an_answer_does_not_reach_a_call_that_is_changed_meanwhile(server: TestServer) {
+    server.is_configured_with(AGENTS).await;
+    for is_one_request in [true, false] {
+        let alice = server.human("curious").await;
+        alice.says(script().calls(asks("q1")).says("thanks")).await;
+        let first = alice.question().await;
+        let messages = alice.state().await["values"]["messages"].clone();
+        let changed =
+            json!({"role": "assistant", "content": "", "id": messages[1]["id"], "tool_calls": [asks_why("q1")]});
+        let update = json!({"messages": [changed]});
+        let answer = json!({(first.id()): {"answers": ["blue", "It is calm."]}});
+        let commands = match is_one_request {
+            true => vec![json!({"update": update, "resume": answer})],
+            false => vec![json!({"update": update}), json!({"resume": answer})],
+        };
+        for command in commands {
+            alice.starts(json!({"command": command})).await.finishes().await;
+        }
+        let second = alice.question().await;
+        assert_ne!(second.id(), first.id());
+        assert_eq!(second.0["value"]["questions"].as_array().map(Vec::len), Some(1));
+        let answer = json!({"answers": ["It is deep."]});
+        alice.resumes(answer).await.finishes().await;
+        let said = alice.transcript().await;
+        assert_eq!(said[2], "ask_user: Question: Why?\nAnswer: It is deep.");
+        assert_eq!(said[3], "ai: thanks");
+    }
 }
 
 async fn cancelling_is_an_answer(server: TestServer) {

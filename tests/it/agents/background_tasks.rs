@@ -57,13 +57,18 @@ async fn starts_a_task(human: &Human, agent: &str, work: impl ToString) {
     human.says(script().calls(call).says("it is under way")).await;
 }
 
-/// Has an agent send its task a further message.
-async fn tells(human: &Human, task: &Value, message: impl ToString) {
-    let call = call(
-        "u1",
+/// Returns a call that sends a task a further message.
+pub(crate) fn tell(id: &str, task: &Value, message: impl ToString) -> Value {
+    call(
+        id,
         "update_async_task",
         json!({"task_id": task["task_id"], "message": message.to_string()}),
-    );
+    )
+}
+
+/// Has an agent send its task a further message.
+async fn tells(human: &Human, task: &Value, message: impl ToString) {
+    let call = tell("u1", task, message);
     human.says(script().calls(call).says("told")).await;
 }
 
@@ -102,7 +107,7 @@ pub(crate) async fn knows_an_outcome(human: &Human) {
 }
 
 /// Waits until an agent has been notified of so many outcomes and is idle. Returns the status and the run of each.
-async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
+pub(crate) async fn knows_outcomes(human: &Human, count: usize) -> Vec<(Value, Value)> {
     eventually(async || human.status().await == "idle" && notifications(human).await.len() == count).await;
     let told = notifications(human).await;
     told.iter()
@@ -116,7 +121,7 @@ fn outcomes<const N: usize>(runs: &[Value], expected: [(&str, usize); N]) -> [(V
 }
 
 /// Returns the results that an agent was told.
-async fn results(human: &Human) -> Vec<String> {
+pub(crate) async fn results(human: &Human) -> Vec<String> {
     let said = human.transcript().await;
     let result = |line: &String| {
         line.split_once("\n\nIts result:\n")

@@ -6,6 +6,7 @@ use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use serde_json::{Value, json};
 
 use super::branches::{APART, leaves_a_branch};
+use crate::support::viewer::Viewer;
 use crate::support::{Human, TestServer, approval, eventually, lookup, mail, on_both_engines, script, task};
 
 on_both_engines! {
@@ -13,6 +14,7 @@ on_both_engines! {
     an_answer_by_id_is_for_one_thread,
     a_subagent_goes_on_in_a_copy,
     a_subagent_below_another_one_goes_on_in_a_copy,
+    the_tree_of_agents_of_a_copy_shows_who_waits_there,
     what_has_been_answered_is_not_done_again_in_a_copy,
     questions_about_single_calls_are_asked_in_a_copy,
     a_copy_of_a_copy_waits,
@@ -173,6 +175,38 @@ async fn a_subagent_below_another_one_goes_on_in_a_copy(server: TestServer) {
     assert_eq!(alice.status().await, "interrupted");
     alice.resumes(approval()).await.finishes().await;
     assert_eq!(alice.transcript().await, said);
+}
+
+/// Returns the tree of the agents on a thread.
+async fn tree_of(server: &TestServer, human: &Human) -> Value {
+    let viewer = Viewer::of(server, &human.thread);
+    viewer.succeeds("agent.getTree", json!({})).await["tree"].clone()
+}
+
+async fn the_tree_of_agents_of_a_copy_shows_who_waits_there(server: TestServer) {
+    let alice = server.human("deep").await;
+    let inner = script().calls(mail("m1", "bob")).says("sent from below");
+    let middle = script().calls(task("t2", "researcher", inner)).says("passed on");
+    alice
+        .says(script().calls(task("t1", "researcher", middle)).says("done"))
+        .await;
+    let bob = is_copied(&alice, 1).await;
+    let here = tree_of(&server, &alice).await;
+    let there = tree_of(&server, &bob).await;
+    let levels = |tree: &Value| -> Vec<Value> {
+        let below = |node: &Value| node["children"][0].clone();
+        let nodes = [tree.clone(), below(tree), below(&below(tree))];
+        nodes
+            .iter()
+            .map(|node| json!([node["graph_name"], node["status"]]))
+            .collect()
+    };
+    assert_eq!(there["status"], "interrupted", "{there}");
+    assert_eq!(levels(&there), levels(&here));
+    let task = bob.state().await["tasks"][0]["id"].clone();
+    let namespace = &there["children"][0]["namespace"];
+    assert_eq!(*namespace, json!([format!("tools:{}", task.as_str().expect("an id"))]));
+    assert_eq!(there["children"][0]["children"][0]["namespace"][0], namespace[0]);
 }
 
 async fn what_has_been_answered_is_not_done_again_in_a_copy(server: TestServer) {

@@ -28,6 +28,7 @@ on_both_engines! {
     invalid_arguments_are_refused_by_field,
     a_failing_tool_is_reported_and_its_siblings_go_on,
     a_failure_can_end_the_run,
+    each_call_that_failed_has_its_own_error_in_the_state,
     a_tool_that_takes_too_long_is_reported,
     an_unknown_tool_is_answered_with_the_known_names,
     arguments_that_are_not_json_are_an_error_result,
@@ -150,6 +151,29 @@ async fn a_failure_can_end_the_run(server: TestServer) {
         crate::support::transcript(&alice.says("again").await).last().unwrap(),
         "ai: echo: again"
     );
+}
+
+async fn each_call_that_failed_has_its_own_error_in_the_state(server: TestServer) {
+    let agent = "[agents.curious]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\nask_user = true\n\
+        tools = [\"lookup\", \"fail_hard\"]\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("curious").await;
+    let question = json!({"questions": [{"question": "Why?", "type": "text"}]});
+    let fails = |id: &str, why: &str| call(id, "fail_hard", json!({"why": why}));
+    let calls = [
+        call("q1", "ask_user", question),
+        fails("f1", "the first"),
+        lookup("c1", "x"),
+        fails("f2", "the second"),
+    ];
+    alice.says(script().calls_all(calls).says("never")).await;
+    let state = alice.state().await;
+    let tasks = state["tasks"].as_array().expect("tasks").iter();
+    let errors: Vec<&str> = tasks.map(|task| task["error"].as_str().unwrap_or_default()).collect();
+    assert_eq!(errors.len(), 3, "{state}");
+    assert_eq!(errors[0], "", "it asks");
+    assert!(errors[1].contains("the first"), "{errors:?}");
+    assert!(errors[2].contains("the second"), "{errors:?}");
 }
 
 async fn a_tool_that_takes_too_long_is_reported(server: TestServer) {

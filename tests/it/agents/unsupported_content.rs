@@ -38,8 +38,8 @@ on_both_engines! {
     a_refusal_that_is_not_about_content_is_not_repeated,
     a_request_that_is_refused_without_its_media_fails_as_before,
     media_in_the_result_of_a_tool_are_named,
-    a_message_without_blocks_is_an_empty_text,
-    a_result_without_blocks_is_an_empty_text,
+    a_message_without_blocks_is_sent_as_an_empty_one,
+    a_result_without_blocks_is_sent_as_an_empty_one,
     a_long_message_is_shown_with_its_beginning_and_its_end,
     the_length_of_messages_that_are_shown_whole_is_a_setting,
 }
@@ -173,7 +173,7 @@ async fn media_in_the_result_of_a_tool_are_named(server: TestServer) {
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: a report");
 }
 
-async fn a_message_without_blocks_is_an_empty_text(server: TestServer) {
+async fn a_message_without_blocks_is_sent_as_an_empty_one(server: TestServer) {
     for agent in ["openai", "anthropic", "google_genai", "ollama"] {
         let alice = server.human(agent).await;
         server
@@ -181,6 +181,8 @@ async fn a_message_without_blocks_is_an_empty_text(server: TestServer) {
             .will([Turn::Says("hello"), Turn::Says("what is it?"), Turn::Says("I see")]);
         alice.says("hello").await;
         assert_eq!(sends(&alice, &[]).await, "success", "{agent}");
+        let asked = bodies(&server).pop().expect("a request");
+        assert!(asked.contains("(empty message)"), "{agent}: {asked}");
         assert_eq!(
             transcript(&alice.says("this").await).last().unwrap(),
             "ai: I see",
@@ -189,7 +191,7 @@ async fn a_message_without_blocks_is_an_empty_text(server: TestServer) {
     }
 }
 
-async fn a_result_without_blocks_is_an_empty_text(server: TestServer) {
+async fn a_result_without_blocks_is_sent_as_an_empty_one(server: TestServer) {
     for agent in ["openai", "anthropic", "google_genai", "ollama"] {
         let alice = server.human(agent).await;
         let call = json!({"name": "lookup", "args": {}, "id": "c1", "type": "tool_call"});
@@ -200,6 +202,8 @@ async fn a_result_without_blocks_is_an_empty_text(server: TestServer) {
         server.models.will([Turn::Says("nothing")]);
         alice.starts(json!({"input": null})).await.finishes().await;
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: nothing", "{agent}");
+        let asked = bodies(&server).pop().expect("a request");
+        assert!(asked.contains("(no tool output)"), "{agent}: {asked}");
     }
 }
 

@@ -391,6 +391,26 @@ fn check_as_json_has_the_configuration_and_every_diagnostic() {
 }
 
 #[test]
+fn commands_that_do_not_listen_work_with_any_address() {
+    let folder = folder(&[]);
+    let everywhere = [("ADJUTANT_LISTEN", "0.0.0.0:0")];
+    for arguments in [
+        ["migrate"].as_slice(),
+        &["vacuum"],
+        &["keys", "list"],
+        &["mcp", "list"],
+        &["export-user", "ada"],
+    ] {
+        let (is_done, said) = ends_with(folder.path(), arguments, &everywhere);
+        assert!(is_done, "{arguments:?}: {said}");
+    }
+    for command in ["serve", "check", "doctor"] {
+        let (is_done, said) = ends_with(folder.path(), &[command], &everywhere);
+        assert!(!is_done && said.contains("--insecure-no-auth"), "{command}: {said}");
+    }
+}
+
+#[test]
 fn the_policies_of_an_agent_are_explained_in_their_order() {
     let configuration = format!(
         "{AGENT}todos = true\nask_user = true\ninterrupt_mode = \"per_call\"\n\

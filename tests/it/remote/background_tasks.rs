@@ -9,7 +9,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
-use crate::agents::background_tasks::{about, answered, has_run, notifications, start, the_task};
+use crate::agents::background_tasks::{
+    about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
+};
 use crate::remote::awaited::Peer;
 use crate::support::proxy::ProxyState;
 use crate::support::{
@@ -100,6 +102,9 @@ on_both_engines! {
     a_check_of_a_task_reads_the_remote_server_or_the_last_known_status,
     a_further_message_interrupts_a_remote_task,
     one_further_message_can_wait_for_the_end_of_a_remote_task,
+    a_result_of_a_remote_task_is_reported_although_a_message_follows_at_once,
+    a_question_of_a_remote_task_is_reported_although_a_message_waits_behind_it,
+    an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task,
     a_finished_remote_task_continues_with_a_further_message,
     a_task_on_an_unreachable_server_is_cancelled,
     a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server,
@@ -290,6 +295,119 @@ async fn one_further_message_can_wait_for_the_end_of_a_remote_task(server: TestS
     let work = there(&peer, &task);
     has_run(&work, 2).await;
     assert_eq!(work.transcript().await.last().unwrap(), "ai: echo: and then");
+    peer.finish().await;
+}
+
+/// Returns a second server with a background agent `calm` that takes messages after its work, and whose outcomes are
+/// notified.
+async fn notifying_peer(server: &TestServer) -> Peer {
+    Peer::named_by(server, |base| chief(base, "").replace("notify_parent = false", "")).await
+}
+
+async fn a_result_of_a_remote_task_is_reported_although_a_message_follows_at_once(server: TestServer) {
+    let peer = notifying_peer(&server).await;
+    let (alice, task) = with_a_task(&server, &peer, "calm").await;
+    alice
+        .says(script().calls(tell("u1", &task, "and then")).says("told"))
+        .await;
+    peer.server.tools.let_go("lookup");
+    let told = knows_outcomes(&alice, 2).await;
+    let runs = runs_there(&peer, &task).await;
+    let expected = [1, 0].map(|at| (json!("success"), runs[at]["run_id"].clone()));
+    assert_eq!(told, expected);
+    assert_eq!(results(&alice).await, ["the long text", "echo: and then"]);
+    let known = the_task(&alice).await;
+    assert_eq!(known["status"], "success");
+    assert_eq!(known["reported_run_id"], runs[0]["run_id"]);
+    // What is reported is not reported again.
+    alice
+        .says(script().calls(tell("u2", &task, "and at last")).says("told"))
+        .await;
+    knows_outcomes(&alice, 3).await;
+    let said = ["the long text", "echo: and then", "echo: and at last"];
+    assert_eq!(results(&alice).await, said);
+    peer.finish().await;
+}
+
+async fn a_question_of_a_remote_task_is_reported_although_a_message_waits_behind_it(server: TestServer) {
+    let peer = notifying_peer(&server).await;
+    peer.server
+        .is_reconfigured(
+            "[agents.agent]\n",
+            "[agents.agent]\non_pending_interrupt = \"reject\"\n",
+        )
+        .await;
+    let alice = server.human("away").await;
+    peer.server.tools.hold("lookup");
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(mail("m1", "a@b.c"))
+        .says("it is sent");
+    alice
+        .says(script().calls(start("a1", "calm", work)).says("it is under way"))
+        .await;
+    let task = the_task(&alice).await;
+    peer.server.tools.called("lookup", 1).await;
+    alice
+        .says(script().calls(tell("u1", &task, "and then")).says("told"))
+        .await;
+    peer.server.tools.let_go("lookup");
+    let told = knows_outcomes(&alice, 1).await;
+    assert_eq!(told, [(json!("waiting"), task["run_id"].clone())]);
+    let here = Human::at(server.client(), "away", task["thread_id"].as_str().unwrap());
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    here.resolves(&here.question().await, approval).await.ok();
+    let told = knows_outcomes(&alice, 3).await;
+    // The answer was sent last, and went first.
+    let runs = runs_there(&peer, &task).await;
+    let expected = [("waiting", 2), ("success", 0), ("success", 1)];
+    assert_eq!(
+        told,
+        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
+    );
+    assert_eq!(results(&alice).await, ["it is sent", "echo: and then"]);
+    peer.finish().await;
+}
+
+async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    let work = script().calls(mail("m1", "a@b.c"));
+    alice
+        .says(script().calls(start("a1", "far", work)).says("it is under way"))
+        .await;
+    knows_outcomes(&alice, 1).await;
+    let task = the_task(&alice).await;
+    let work = there(&peer, &task);
+    let question = work.question().await;
+    peer.server.tools.hold("lookup");
+    let message = script().calls(lookup("l1", "x")).says("the long text");
+    alice
+        .says(script().calls(tell("u1", &task, message)).says("told"))
+        .await;
+    peer.server.tools.called("lookup", 1).await;
+    // The answer comes in the moment in which the message begins: the question is still open, and is dropped then.
+    peer.server
+        .executes_sql("update interrupts set status = 'pending', resolved_at = null, touched_by = null, before = null")
+        .await;
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    work.resolves(&question, approval).await.ok();
+    peer.server
+        .executes_sql(
+            "update interrupts set status = 'dropped', resolution = null, resumed_by = null, touched_by = null, \
+             before = null",
+        )
+        .await;
+    peer.server.tools.let_go("lookup");
+    let runs = has_run(&work, 3).await;
+    assert_eq!(runs[0]["status"], "error");
+    let told = knows_outcomes(&alice, 2).await;
+    let expected = [("waiting", 2), ("success", 1)];
+    assert_eq!(
+        told,
+        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
+    );
+    assert_eq!(results(&alice).await, ["the long text"]);
     peer.finish().await;
 }
 

@@ -113,6 +113,70 @@ fn a_write_keeps_a_step_that_waits_unless_it_changes_the_calls() {
     }
 }
 
+/// Returns an update after which call `a` has other arguments.
+fn changes_a() -> Update {
+    let mut message = calling(&["b"]);
+    if let Role::Ai { tool_calls, .. } = &mut message.role {
+        let args = Map::from_iter([("to".to_owned(), json!("eve"))]);
+        tool_calls.push(ToolCall::new("a", "send", args));
+    }
+    Update::messages([message])
+}
+
+#[test]
+fn a_call_that_an_update_changes_does_not_get_the_answers_that_were_for_others() {
+    let asker = |call: &str| InterruptSource::Call(call.to_owned());
+    let mut machine = in_tools(&["a", "b"]);
+    for at in [0, 1] {
+        let asked = machine.call_asked(at, vec![question()]).remove(0);
+        assert!(machine.resolve(&asked.id, json!("yes")));
+    }
+    let task = machine.call_task(0);
+    machine.carry_update(&bare_plan(), START, changes_a(), id());
+    assert!(machine.answers_to(&asker("a")).is_empty());
+    assert_eq!(machine.answers_to(&asker("b")).len(), 1, "this call is the same");
+    assert_eq!(machine.call_task(0), task, "it is the same step");
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![0, 1]));
+}
+
+#[test]
+fn an_open_question_of_a_call_that_an_update_changes_is_asked_again_after_its_answer() {
+    let asker = InterruptSource::Call("a".to_owned());
+    let mut machine = in_tools(&["a", "b"]);
+    let open = machine.call_asked(0, vec![question()]).remove(0);
+    machine.carry_update(&bare_plan(), START, changes_a(), id());
+    let mut machine = reloaded(&machine);
+    assert_eq!(machine.open_questions().count(), 1, "it can be answered");
+    assert!(machine.resolve(&open.id, json!("yes")));
+    assert!(machine.answers_to(&asker).is_empty());
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![0, 1]));
+    let again = machine.call_asked(0, vec![question()]).remove(0);
+    assert_ne!(again.id, open.id);
+    assert!(machine.resolve(&again.id, json!("no")));
+    assert_eq!(machine.answers_to(&asker)[0].1, json!("no"));
+}
+
+#[test]
+fn a_decision_about_an_unknown_outcome_is_not_for_the_changed_call() {
+    for is_answered_first in [true, false] {
+        let mut machine = in_tools(&["a", "b"]);
+        let unknown = Question {
+            kind: QuestionKind::UnknownOutcome,
+            ..question()
+        };
+        let open = machine.call_asked(0, vec![unknown]).remove(0);
+        if is_answered_first {
+            assert!(machine.resolve(&open.id, json!("again")));
+        }
+        machine.carry_update(&bare_plan(), START, changes_a(), id());
+        if !is_answered_first {
+            assert!(machine.resolve(&open.id, json!("again")));
+        }
+        assert_eq!(machine.take_decision("a"), None);
+        assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
+    }
+}
+
 #[test]
 fn a_write_as_a_node_keeps_the_hook_that_follows_it() {
     for (next, before) in [(0, MODEL), (1, "B.after_model")] {
