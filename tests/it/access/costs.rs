@@ -17,12 +17,22 @@ on_postgres! {
 const TABLES: [&str; 4] = ["api_keys", "auth_tickets", "daily_usage", "thread_bytes"];
 
 /// The statements that a request has made.
-struct Statements(Vec<String>);
+struct Statements {
+    all: Vec<String>,
+    /// The lines of the log, each with the statements that were sent together.
+    lines: Vec<String>,
+}
 
 impl Statements {
     /// Returns the number of stored entries of the audit.
     fn entries(&self) -> usize {
-        self.count(|line| line.contains("insert into audit"))
+        self.count(|text| text.starts_with("insert into audit"))
+    }
+
+    /// Returns the number of stored entries that were sent alone.
+    fn entries_alone(&self) -> usize {
+        let lines = self.lines.iter().filter(|line| line.contains("insert into audit"));
+        lines.filter(|line| !line.contains("; ")).count()
     }
 
     /// Returns how often the ownership of a resource was read to decide about a request.
@@ -39,13 +49,13 @@ impl Statements {
     fn transactions_of_entries(&self) -> usize {
         let mut changes: Vec<&str> = vec![];
         let mut found = 0;
-        for text in self.0.iter().filter_map(|line| beginning(line)) {
+        for text in &self.all {
             if text.starts_with("begin immediate") {
                 changes.clear();
             } else if ["insert", "update", "delete"].iter().any(|word| text.starts_with(word)) {
                 changes.push(text);
             } else if text == "commit" {
-                let is_of_entries = !changes.is_empty() && changes.iter().all(|text| text.contains("audit"));
+                let is_of_entries = !changes.is_empty() && changes.iter().all(|text| text.contains("into audit"));
                 found += usize::from(is_of_entries);
             }
         }
@@ -53,13 +63,19 @@ impl Statements {
     }
 
     fn count(&self, is_meant: impl Fn(&str) -> bool) -> usize {
-        self.0.iter().filter(|line| is_meant(line)).count()
+        self.all.iter().filter(|text| is_meant(text)).count()
     }
 }
 
-/// Returns the first words of the statement in a line of the log.
-fn beginning(line: &str) -> Option<&str> {
-    line.split_once("summary=\"")?.1.split('"').next()
+/// Returns the statements in a line of the log. A short one is in its summary only.
+fn statements_in(line: &str) -> Vec<String> {
+    let field = |name: &str| {
+        let (_, rest) = line.split_once(&format!("{name}=\""))?;
+        let text = rest.split('"').next()?.replace("\\n", " ");
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let text = field("db.statement").or_else(|| field("summary")).unwrap_or_default();
+    text.split("; ").map(|text| text.trim().to_owned()).collect()
 }
 
 /// Waits for the lines of all requests that have been answered. Lines are logged in their order, so they are there when
@@ -79,7 +95,11 @@ async fn statements_of(server: &TestServer, root: &Client, work: impl Future) ->
     logs_all_lines(server, root).await;
     let text = server.log().text();
     let lines = text.lines().filter(|line| line.contains("sqlx::query"));
-    Statements(lines.map(str::to_owned).collect())
+    let lines: Vec<String> = lines.map(str::to_owned).collect();
+    Statements {
+        all: lines.iter().flat_map(|line| statements_in(line)).collect(),
+        lines,
+    }
 }
 
 /// A server that logs its statements, with the keys of its callers.
@@ -94,13 +114,14 @@ async fn a_request_with_a_key_adds_one_statement_and_no_transaction(server: Test
     let root = keys.client("root");
     let ann = keys.client("ann");
     let assert_cost = |name: &str, entries: usize, decisions: usize, statements: Statements| {
-        let all = &statements.0;
+        let all = &statements.lines;
         assert!(!all.is_empty(), "{name}: the statements are not in the log");
         assert_eq!(statements.entries(), entries, "{name}: {all:#?}");
         assert_eq!(statements.decisions(), decisions, "{name}: {all:#?}");
         assert_eq!(statements.others(), 0, "{name}: {all:#?}");
         if server.engine == Engine::Sqlite {
             assert_eq!(statements.transactions_of_entries(), 0, "{name}: {all:#?}");
+            assert_eq!(statements.entries_alone(), 0, "{name}: {all:#?}");
         }
     };
 
