@@ -30,6 +30,7 @@ use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::Position;
+use crate::domain::stored::StoredWrites;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "checkpoints";
@@ -223,7 +224,7 @@ impl<'a> NewRow<'a> {
         Ok(Self {
             placed,
             segment,
-            writes: packer.encode(&at("writes"), &entry.writes)?,
+            writes: packer.encode(&at("writes"), &StoredWrites(&entry.writes))?,
             shown,
             position: packer.encode(&at("position"), placed.position)?,
         })

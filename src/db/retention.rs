@@ -9,6 +9,7 @@ use super::engine::on_engine;
 use super::{DbResult, Tx, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
+use crate::domain::stored::StoredWrites;
 use crate::domain::time::Timestamp;
 
 /// Prunes the history of a thread: keeps only the newest state of the main agent, as one checkpoint, and the histories
@@ -23,7 +24,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
         let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
         let mut packer = Packer::of_thread(tx, thread).await?;
-        let writes = packer.encode(&checkpoints::cell("writes", &head.id.0), &[state.as_update()])?;
+        let writes = packer.encode(&checkpoints::cell("writes", &head.id.0), &StoredWrites(&[state.as_update()]))?;
         packer.store(tx, Holder::Entry { thread, seq: head.seq }).await?;
         on_engine!(tx, |conn| query(COLLAPSE)
             .bind(head.id.0)

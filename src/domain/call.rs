@@ -11,6 +11,7 @@ use super::item::ItemChange;
 use super::machine::Failure;
 use super::message::{Content, Message, Role, ToolCall, ToolStatus};
 use super::state::{State, Update};
+use super::stored;
 
 /// A tool call of the current step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,7 +39,7 @@ pub struct DelegationResult {
     /// The outcome: an error if the subagent has failed.
     pub status: ToolStatus,
     /// The writes of the subagent to shared fields and files. They become part of the output of the call.
-    #[serde(default)]
+    #[serde(default, serialize_with = "stored::update")]
     pub writes: Update,
 }
 
@@ -108,13 +109,14 @@ impl CallStatus {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolOutput {
     /// The result message, and the other writes of the call.
+    #[serde(serialize_with = "stored::update")]
     pub writes: Update,
     /// True if the agent ends once all calls of the step are complete (a tool that returns directly, structured
     /// output).
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "stored::is_default")]
     pub ends: bool,
     /// True if the log already has this output as an event of its own.
-    #[serde(default, rename = "shown")]
+    #[serde(default, rename = "shown", skip_serializing_if = "stored::is_default")]
     pub is_logged: bool,
     /// Writes to the Store. They are stored together with the output and are no longer part of it then.
     #[serde(skip)]

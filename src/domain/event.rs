@@ -16,6 +16,7 @@ use super::machine::Failure;
 use super::message::Message;
 use super::run::{Run, RunStatus};
 use super::state::Update;
+use super::stored;
 use super::time::Timestamp;
 use super::visibility::Visibility;
 
@@ -119,6 +120,7 @@ pub enum Fact {
     /// An agent started or resumed, with the state of checkpoint `base`.
     Started {
         /// The checkpoint that the agent starts from; none on an empty lane.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<CheckpointId>,
         /// The checkpoint after which the step at `base` began, if it was carried on to there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,6 +151,7 @@ pub enum Fact {
         /// The index of the call in the step.
         call: usize,
         /// The writes of the call.
+        #[serde(serialize_with = "stored::update")]
         writes: Update,
     },
     /// A model's answer ended early, after pieces of it were streamed. It is part of no state and is not sent to a
@@ -193,9 +196,10 @@ pub enum Fact {
         /// The status.
         status: RunStatus,
         /// The failure, if it failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<Failure>,
         /// True if the agent waits for answers, or stopped at a breakpoint of the client.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "stored::is_default")]
         waits: bool,
         /// The usage up to here; set when the event is stored.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::quota::millionths;
+use super::stored;
 
 /// The default of `repeated_failures`.
 pub const REPEATED_FAILURES: u32 = 5;
@@ -45,24 +46,30 @@ pub struct Limits {
     pub tree: Option<Box<Limits>>,
 }
 
-/// The usage of a run, or the sum of several runs.
+/// The usage of a run, or the sum of several runs, as it is stored: counters that are 0 are left out.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
     /// Model calls.
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub model_calls: u64,
     /// Tool calls, delegations included.
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub tool_calls: u64,
     /// Input tokens.
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub input_tokens: u64,
     /// Output tokens.
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub output_tokens: u64,
     /// Delegations.
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub children: u64,
     /// The cost of the answers of models that have a price, in millionths.
-    #[serde(skip_serializing_if = "is_free")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub cost_micros: u64,
     /// Running time in seconds; for several runs, the sum.
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub seconds: f64,
 }
 

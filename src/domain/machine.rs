@@ -23,6 +23,7 @@ use super::id::{CheckpointId, InterruptId, RunId, StepBase, TaskId};
 use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
+use super::stored;
 
 mod copied;
 mod external;
@@ -60,10 +61,10 @@ pub struct Position {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that the current step has asked, from which their ids are derived.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "stored::is_default")]
     pub questions: u32,
     /// The number of steps that this run has taken, including hooks.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "stored::is_default")]
     pub taken: u32,
     /// The failure of the current step, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

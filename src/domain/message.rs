@@ -67,6 +67,19 @@ pub enum Role {
     Remove,
 }
 
+impl Role {
+    /// Returns the `type` of a message of this author.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Human => "human",
+            Self::System => "system",
+            Self::Ai { .. } => "ai",
+            Self::Tool { .. } => "tool",
+            Self::Remove => "remove",
+        }
+    }
+}
+
 /// The status of a tool result, as the model reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -94,10 +107,13 @@ pub struct ToolCall {
 }
 
 fn tool_call() -> String {
-    "tool_call".to_owned()
+    ToolCall::KIND.to_owned()
 }
 
 impl ToolCall {
+    /// The `type` of a call.
+    pub const KIND: &'static str = "tool_call";
+
     /// Creates a call of the tool `name`.
     pub fn new(id: impl Into<String>, name: impl Into<String>, args: Map<String, Value>) -> Self {
         Self {

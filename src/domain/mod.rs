@@ -61,6 +61,7 @@ pub mod secret;
 pub mod serde_messages;
 pub mod size;
 pub mod state;
+pub mod stored;
 pub mod suggestion;
 pub mod summarization;
 pub mod tenant;

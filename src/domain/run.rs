@@ -13,6 +13,7 @@ use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, T
 use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
+use super::stored;
 use super::time::Timestamp;
 use super::trace::RunTrace;
 use super::visibility::Visibility;
@@ -213,68 +214,68 @@ impl RunStatus {
 #[serde(default)]
 pub struct RunRequest {
     /// The input for the agent; none to continue from the thread's state.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub input: Option<Value>,
     /// The command, sent instead of input.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub command: Option<Command>,
     /// `tags`, `recursion_limit`, `configurable` and `metadata`, as given.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub config: Map<String, Value>,
     /// The context of the run, readable by tools and policies.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub context: Map<String, Value>,
     /// The stream modes that the client requested.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub stream_mode: Vec<String>,
     /// True if streams include the events of subagents.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub stream_subgraphs: bool,
     /// True if stream events carry ids.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub stream_resumable: bool,
     /// The nodes to stop before; `*` for all.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub interrupt_before: Vec<String>,
     /// The nodes to stop after; `*` for all.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub interrupt_after: Vec<String>,
     /// The checkpoint to start from, if not the newest.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub checkpoint: Option<CheckpointId>,
     /// The strategy for a thread that is busy.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub multitask: Multitask,
     /// True if the run, once it is queued, begins only when no interrupt of its thread is pending.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub after_answers: bool,
     /// True if the thread was created for this run alone and is deleted with it.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub temporary: bool,
     /// True if a temporary thread is kept until the request's idempotency key expires, so that a repeated request can
     /// follow the same run.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub held: bool,
     /// The agent, resolved at admission. From then on `config` and `context` include the assistant's settings.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub agent: Option<AssignedAgent>,
     /// The ancestors of the run, if it belongs to a background task.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub background: Option<TaskLineage>,
     /// The user on whose behalf the run works. None without authentication.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub caller: Option<RunCaller>,
     /// The priority among the runs of the tenant, from 0 to [`MAX_PRIORITY`](super::account::MAX_PRIORITY).
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub priority: u8,
     /// The place of the run in a trace, if traces are on.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub trace: Option<RunTrace>,
     /// The request to compact the conversation instead of running the agent.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub compaction: Option<CompactionRequest>,
     /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "stored::is_default")]
     pub extra: Map<String, Value>,
 }
 
@@ -284,10 +285,6 @@ pub struct RunRequest {
 pub struct CompactionRequest {
     /// The number of newest messages to keep; that of the agent's settings when none.
     pub keep_messages: Option<u64>,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// The beginning of the keys that name the authenticated user in the context of a run. Clients cannot set them.

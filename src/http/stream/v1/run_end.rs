@@ -7,6 +7,7 @@ use crate::domain::id::RunId;
 use crate::domain::limits::Totals;
 use crate::domain::machine::Failure;
 use crate::domain::run::RunStatus;
+use crate::http::wire::child_run::UsageView;
 
 /// `usage`: the usage of the run.
 pub(super) fn usage(run: RunId, used: &Totals) -> Frame {
@@ -31,8 +32,8 @@ pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&To
 /// Adds the usage to `data`.
 fn with_totals(mut data: Value, used: Option<&Totals>) -> Value {
     if let Some(Totals { own, tree }) = used {
-        data["usage"] = json!(own);
-        data["tree_usage"] = json!(tree);
+        data["usage"] = json!(UsageView::from(*own));
+        data["tree_usage"] = json!(tree.map(UsageView::from));
     }
     data
 }

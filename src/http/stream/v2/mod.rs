@@ -19,6 +19,7 @@ use crate::domain::limits::Totals;
 use crate::domain::machine::{Failure, MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::run::RunStatus;
 use crate::domain::state::State;
+use crate::http::wire::child_run::UsageView;
 use crate::http::wire::interrupt::with_agent;
 use agent::TrackedAgent;
 pub use filter::{Channel, Filter, whole_number};
@@ -361,8 +362,8 @@ impl V2Presenter {
                     data["error"] = json!(error.map_or("the run failed", |failure| &failure.message));
                 }
                 if let Some(Totals { own, tree }) = used {
-                    data["usage"] = json!(own);
-                    tree.iter().for_each(|tree| data["tree_usage"] = json!(tree));
+                    data["usage"] = json!(UsageView::from(*own));
+                    tree.iter().for_each(|tree| data["tree_usage"] = json!(UsageView::from(*tree)));
                 }
                 data
             },

@@ -87,14 +87,7 @@ impl Serialize for MessageJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let message = self.0;
         let mut map = serializer.serialize_map(None)?;
-        let kind = match &message.role {
-            Role::Human => "human",
-            Role::System => "system",
-            Role::Ai { .. } => "ai",
-            Role::Tool { .. } => "tool",
-            Role::Remove => "remove",
-        };
-        map.serialize_entry("type", kind)?;
+        map.serialize_entry("type", message.role.word())?;
         if message.is_ai() {
             map.serialize_entry("content", &blocks(message))?;
         } else {
