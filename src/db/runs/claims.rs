@@ -241,6 +241,18 @@ impl RunRowUpdate<'_> {
     }
 }
 
+/// The end of a run of the main agent, as its row says it.
+#[derive(Debug, Clone, Copy)]
+pub struct EndOfRun<'a> {
+    /// The status.
+    pub status: RunStatus,
+    /// The failure, if it failed.
+    pub error: Option<&'a Failure>,
+    /// True if work is left, which another run may continue. Without any, nothing needs the definition that the run is
+    /// pinned to, and the row names it no longer.
+    pub waits: bool,
+}
+
 /// The condition on run `$1` that locks its thread until the end of the transaction. A condition holds before the row of
 /// the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a statement more.
 macro_rules! and_thread_is_locked {
@@ -276,30 +288,31 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpda
     Ok(held == 1)
 }
 
-/// Checks like [`check_fence`], and stores the final status of the run in the same statement. The thread is locked as by
+/// Checks like [`check_fence`], and stores the end of the run in the same statement. The thread is locked as by
 /// [`threads::lock`], since the end of a run changes it.
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
     holder: LeaseHolder,
-    status: RunStatus,
-    error: Option<&Failure>,
+    end: EndOfRun<'_>,
     trace: RunRowUpdate<'_>,
 ) -> DbResult<bool> {
     const SQLITE: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
-        usage = coalesce($8, usage) where run_id = $1 and worker = $2 and fence = $3";
+        usage = coalesce($8, usage), definition = case when $9 then definition end \
+        where run_id = $1 and worker = $2 and fence = $3";
     const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("no key update"));
     let sql = tx.either(SQLITE, POSTGRES);
-    let error = encode_error(tx, holder.run, error).await?;
+    let error = encode_error(tx, holder.run, end.error).await?;
     let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(sql)
         .bind(holder.run.0)
         .bind(holder.worker.0)
         .bind(holder.fence)
         .bind(trace.at.0)
-        .bind(status.word())
+        .bind(end.status.word())
         .bind(error)
         .bind(trace.seq)
         .bind(usage)
+        .bind(end.waits)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

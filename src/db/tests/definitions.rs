@@ -1,8 +1,10 @@
 use serde_json::json;
 
 use super::{Db, on_both, page, read, run_at, stored_thread, write};
+use crate::db::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::{definitions, runs, threads};
 use crate::definition::{AgentDefinition, Digest, Provenance};
+use crate::domain::id::WorkerId;
 use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -11,6 +13,7 @@ on_both!(
     only_a_changed_definition_gets_a_new_version,
     an_agent_of_a_client_is_listed_until_it_is_removed,
     a_definition_is_kept_while_a_run_needs_it,
+    a_run_that_has_ended_without_work_left_needs_no_definition,
     changes_are_counted,
 );
 
@@ -95,22 +98,61 @@ async fn an_agent_of_a_client_is_listed_until_it_is_removed(db: Db) {
     assert_eq!(read!(db, |tx| definitions::find(tx, &Digest("none".to_owned()))), None);
 }
 
+/// Returns the request of a run that is pinned to a definition.
+fn request_under(prompt: &str) -> RunRequest {
+    let definition = Some(saying(prompt).digest());
+    let agent = Some(AssignedAgent {
+        graph_id: "a".to_owned(),
+        version: 1,
+        definition,
+    });
+    RunRequest {
+        agent,
+        ..RunRequest::default()
+    }
+}
+
+async fn a_run_that_has_ended_without_work_left_needs_no_definition(db: Db) {
+    for (prompt, waits) in [("waits", true), ("done", false)] {
+        store_version(&db, "a", prompt, 1).await;
+        let thread = stored_thread(&db).await;
+        let mut run = run_at(thread, 1);
+        run.request = request_under(prompt);
+        let id = run.id;
+        let worker = WorkerId::mint();
+        write!(db, |tx| runs::insert(tx, &run, None));
+        let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
+        let holder = LeaseHolder {
+            run: id,
+            worker,
+            fence: claim.fence,
+        };
+        let end = EndOfRun {
+            status: RunStatus::Success,
+            error: None,
+            waits,
+        };
+        let at = RunRowUpdate::at(Timestamp(3));
+        assert!(write!(db, |tx| runs::end_fenced(tx, holder, end, at)));
+        let change = threads::ThreadChange {
+            status: Some(ThreadStatus::Interrupted),
+            ..Default::default()
+        };
+        write!(db, |tx| threads::set(tx, thread, change, Timestamp(4)));
+    }
+    write!(db, |tx| definitions::forget_versions(tx, "a", 2));
+    assert_eq!(write!(db, |tx| definitions::sweep(tx, Timestamp(100))), 1);
+    for (prompt, is_there) in [("waits", true), ("done", false)] {
+        let digest = saying(prompt).digest();
+        let found = read!(db, |tx| definitions::find(tx, &digest));
+        assert_eq!(found.is_some(), is_there, "{prompt}");
+    }
+}
+
 async fn a_definition_is_kept_while_a_run_needs_it(db: Db) {
     for prompt in ["waits", "runs", "done", "listed"] {
         store_version(&db, "a", prompt, 1).await;
     }
-    let under = |prompt: &str| {
-        let definition = Some(saying(prompt).digest());
-        let agent = Some(AssignedAgent {
-            graph_id: "a".to_owned(),
-            version: 1,
-            definition,
-        });
-        RunRequest {
-            agent,
-            ..RunRequest::default()
-        }
-    };
     for (prompt, status) in [
         ("waits", RunStatus::Success),
         ("runs", RunStatus::Pending),
@@ -118,7 +160,7 @@ async fn a_definition_is_kept_while_a_run_needs_it(db: Db) {
     ] {
         let thread = stored_thread(&db).await;
         let mut run = run_at(thread, 1);
-        (run.request, run.status) = (under(prompt), status);
+        (run.request, run.status) = (request_under(prompt), status);
         write!(db, |tx| runs::insert(tx, &run, None));
         let status = (prompt == "waits").then_some(ThreadStatus::Interrupted);
         let change = threads::ThreadChange {

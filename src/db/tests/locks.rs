@@ -10,7 +10,7 @@ use super::runs::claimed_run;
 use super::{Db, run_at, stored_thread, with_postgres, write};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, NewEvent};
-use crate::db::runs::{LeaseHolder, RunRowUpdate};
+use crate::db::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::{DbResult, Tx, runs, threads};
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::Lane;
@@ -49,7 +49,12 @@ async fn store_step(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> D
 /// Stores the end of a run, as its journal does.
 async fn end_run(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbResult<Option<threads::LeftThread>> {
     let trace = RunRowUpdate::at(Timestamp(3));
-    assert!(runs::end_fenced(tx, holder, RunStatus::Success, None, trace).await?);
+    let end = EndOfRun {
+        status: RunStatus::Success,
+        error: None,
+        waits: false,
+    };
+    assert!(runs::end_fenced(tx, holder, end, trace).await?);
     let left = threads::ThreadAfterRun {
         run: holder.run,
         status: ThreadStatus::Idle,

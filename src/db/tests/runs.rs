@@ -355,7 +355,16 @@ async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
         seq: Some(seq),
         ..runs::RunRowUpdate::at(Timestamp(seq))
     };
-    assert!(write!(db, |tx| runs::end_fenced(tx, holder, status, None, trace)));
+    assert!(write!(db, |tx| runs::end_fenced(tx, holder, end_with(status, None), trace)));
+}
+
+/// Returns the end of a run that leaves no work.
+fn end_with(status: RunStatus, error: Option<&Failure>) -> runs::EndOfRun<'_> {
+    runs::EndOfRun {
+        status,
+        error,
+        waits: false,
+    }
 }
 
 async fn a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands(db: Db) {
@@ -520,8 +529,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(!write!(db, |tx| runs::end_fenced(
         tx,
         holder(id, old, fence),
-        status,
-        error.as_ref(),
+        end_with(status, error.as_ref()),
         runs::RunRowUpdate::at(Timestamp(6))
     )));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
@@ -530,8 +538,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(write!(db, |tx| runs::end_fenced(
         tx,
         holder(id, new, newer),
-        status,
-        error.as_ref(),
+        end_with(status, error.as_ref()),
         runs::RunRowUpdate::at(Timestamp(7))
     )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");

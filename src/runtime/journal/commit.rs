@@ -7,7 +7,7 @@ use super::Rest;
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::events::NewEvent;
 use crate::db::interrupts::InterruptRecord;
-use crate::db::runs::RunRowUpdate;
+use crate::db::runs::{EndOfRun, RunRowUpdate};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
@@ -163,7 +163,12 @@ pub(super) async fn write_batch(
     };
     let held = match &batch.ended {
         Some(end) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, run_context.holder(), end.status, end.error.as_ref(), trace).await?
+            let end = EndOfRun {
+                status: end.status,
+                error: end.error.as_ref(),
+                waits: end.waits,
+            };
+            db::runs::end_fenced(tx, run_context.holder(), end, trace).await?
         }
         Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };

@@ -534,12 +534,12 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
 async fn sums_and_usage(server: &TestServer) -> [i64; 2] {
     let usage = match server.engine {
         Engine::Sqlite => {
-            "select coalesce(sum(json_extract(usage, '$.input_tokens') + json_extract(usage, '$.output_tokens')), 0) \
-             from runs where usage is not null"
+            "select coalesce(sum(coalesce(json_extract(usage, '$.input_tokens'), 0) \
+             + coalesce(json_extract(usage, '$.output_tokens'), 0)), 0) from runs where usage is not null"
         }
         Engine::Postgres => {
-            "select coalesce(sum((usage::jsonb->>'input_tokens')::bigint + (usage::jsonb->>'output_tokens')::bigint), \
-             0)::bigint from runs where usage is not null"
+            "select coalesce(sum(coalesce((usage::jsonb->>'input_tokens')::bigint, 0) \
+             + coalesce((usage::jsonb->>'output_tokens')::bigint, 0)), 0)::bigint from runs where usage is not null"
         }
     };
     let sums = "select cast(coalesce(sum(tokens), 0) as bigint) from daily_usage";
