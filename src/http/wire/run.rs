@@ -288,7 +288,12 @@ impl RunCreate {
         } else {
             "async"
         };
-        let mut extra = Object::from_iter([("durability".to_owned(), json!(given.unwrap_or(older)))]);
+        let durability = given.unwrap_or(older);
+        let mut extra = Object::new();
+        // Without it, responses say `async`.
+        if durability != "async" {
+            extra.insert("durability".to_owned(), json!(durability));
+        }
         if let Some(webhook) = &self.webhook {
             extra.insert("webhook".to_owned(), json!(webhook));
         }
