@@ -1,4 +1,4 @@
-//! A thread that goes on for thousands of turns, with tools, files, compactions and kills.
+//! A thread that goes on for thousands of turns, with tools, files, compactions and kills; and the bytes of a run.
 //!
 //! `ADJUTANT_SOAK_TURNS` sets the number of turns; with 2000 there is a kill every 100 turns.
 
@@ -55,12 +55,14 @@ fn turn(number: u64) -> String {
         .to_string()
 }
 
+/// The statement that reads the size of a SQLite database.
+const SQLITE_SIZE: &str =
+    "select (page_count - freelist_count) * page_size from pragma_page_count(), pragma_freelist_count(), pragma_page_size()";
+
 impl TestServer {
     async fn usage(&self) -> Usage {
         let sql = match self.engine {
-            Engine::Sqlite => {
-                "select (page_count - freelist_count) * page_size from pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
-            }
+            Engine::Sqlite => SQLITE_SIZE,
             Engine::Postgres => "select pg_database_size(current_database())",
         };
         Usage {
@@ -87,7 +89,50 @@ async fn is_killed_during(server: &TestServer, alice: &Human, number: u64, rando
     assert_eq!(run.status().await, "success", "turn {number}");
 }
 
-on_both_engines! { a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing }
+on_both_engines! {
+    a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing,
+    a_run_of_one_step_takes_few_bytes,
+}
+
+/// An agent without anything but a model.
+const PLAIN_AGENT: &str = r#"
+[agents.plain]
+model = "scripted:lab"
+system_prompt = "You answer."
+general_purpose_subagent = { enabled = false }
+"#;
+
+/// The turns between which the bytes of a run of one step are measured.
+const MEASURED: [u64; 2] = [20, 140];
+
+/// Counts the bytes of the whole database on SQLite, and on Postgres those of the rows, since its files also have rows
+/// that are to be vacuumed. A message of a human takes about 110 bytes here and an answer 90.
+async fn a_run_of_one_step_takes_few_bytes(server: TestServer) {
+    const ROWS: &str = "select cast((select sum(pg_column_size(r.*)) from runs r) \
+        + (select sum(pg_column_size(c.*)) from checkpoints c) + (select sum(pg_column_size(e.*)) from events e) as bigint)";
+    let sql = match server.engine {
+        Engine::Sqlite => SQLITE_SIZE,
+        Engine::Postgres => ROWS,
+    };
+    let most = match server.engine {
+        Engine::Sqlite => 2_000,
+        Engine::Postgres => 2_600,
+    };
+    server.is_configured_with(PLAIN_AGENT).await;
+    let alice = server.human("plain").await;
+    let mut sizes = vec![];
+    for number in 1..=MEASURED[1] {
+        let text = format!("answer number {number}, of a length that one sentence of an assistant has, more or less.");
+        alice.says(script().says(&text)).await;
+        if MEASURED.contains(&number) {
+            sizes.push(server.number_in_database(sql).await);
+        }
+    }
+    let runs = i64::try_from(MEASURED[1] - MEASURED[0]).expect("a number");
+    let each = (sizes[1] - sizes[0]) / runs;
+    println!("{each} bytes for a run of one step");
+    assert!(each <= most, "{each} bytes for a run of one step");
+}
 
 async fn a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing(server: TestServer) {
     let turns = number("ADJUTANT_SOAK_TURNS").unwrap_or(TURNS);
