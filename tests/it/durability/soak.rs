@@ -56,8 +56,8 @@ fn turn(number: u64) -> String {
 }
 
 /// The statement that reads the size of a SQLite database.
-const SQLITE_SIZE: &str =
-    "select (page_count - freelist_count) * page_size from pragma_page_count(), pragma_freelist_count(), pragma_page_size()";
+const SQLITE_SIZE: &str = "select (page_count - freelist_count) * page_size \
+    from pragma_page_count(), pragma_freelist_count(), pragma_page_size()";
 
 impl TestServer {
     async fn usage(&self) -> Usage {
