@@ -24,7 +24,10 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
         let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
         let mut packer = Packer::of_thread(tx, thread).await?;
-        let writes = packer.encode(&checkpoints::cell("writes", &head.id.0), &StoredWrites(&[state.as_update()]))?;
+        let writes = packer.encode(
+            &checkpoints::cell("writes", &head.id.0),
+            &StoredWrites(&[state.as_update()]),
+        )?;
         packer.store(tx, Holder::Entry { thread, seq: head.seq }).await?;
         on_engine!(tx, |conn| query(COLLAPSE)
             .bind(head.id.0)

@@ -355,7 +355,12 @@ async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
         seq: Some(seq),
         ..runs::RunRowUpdate::at(Timestamp(seq))
     };
-    assert!(write!(db, |tx| runs::end_fenced(tx, holder, end_with(status, None), trace)));
+    assert!(write!(db, |tx| runs::end_fenced(
+        tx,
+        holder,
+        end_with(status, None),
+        trace
+    )));
 }
 
 /// Returns the end of a run that leaves no work.

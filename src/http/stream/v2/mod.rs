@@ -363,7 +363,8 @@ impl V2Presenter {
                 }
                 if let Some(Totals { own, tree }) = used {
                     data["usage"] = json!(UsageView::from(*own));
-                    tree.iter().for_each(|tree| data["tree_usage"] = json!(UsageView::from(*tree)));
+                    tree.iter()
+                        .for_each(|tree| data["tree_usage"] = json!(UsageView::from(*tree)));
                 }
                 data
             },
