@@ -59,6 +59,7 @@ on_both_engines! {
     a_late_join_with_a_position_misses_nothing,
     an_empty_position_is_no_position,
     the_events_of_a_join_can_be_filtered,
+    messages_are_joined_under_either_name,
     a_slow_reader_delays_no_run,
     a_disconnect_cancels_the_run_only_on_request,
 }
@@ -365,6 +366,27 @@ async fn the_events_of_a_join_can_be_filtered(server: TestServer) {
     let frames = server.client().get_stream(&path, Some("-1")).await.rest().await;
     assert!(!frames.is_empty());
     assert!(frames.iter().all(|frame| frame.event == "updates"), "{frames:#?}");
+}
+
+async fn messages_are_joined_under_either_name(server: TestServer) {
+    let alice = server.human("agent").await;
+    for created in ["messages", "messages-tuple"] {
+        let more = json!({"stream_mode": ["values", created], "stream_resumable": true});
+        let stream = alice.streams("hello", more).await;
+        let run = alice.run_of_id(&stream.run_id());
+        stream.rest().await;
+        let mut joined = vec![];
+        for asked in ["messages", "messages-tuple"] {
+            let path = format!("{}/stream?stream_mode={asked}", run.path);
+            joined.push(server.client().get_stream(&path, Some("-1")).await.rest().await);
+        }
+        assert_eq!(joined[0], joined[1], "{created}");
+        assert!(!joined[0].is_empty(), "{created}");
+        assert!(
+            joined[0].iter().all(|frame| frame.event.starts_with("messages")),
+            "{joined:#?}"
+        );
+    }
 }
 
 async fn a_slow_reader_delays_no_run(server: TestServer) {
