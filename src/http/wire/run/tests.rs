@@ -66,6 +66,22 @@ fn words_are_checked() {
 }
 
 #[test]
+fn the_words_of_the_javascript_sdk_for_the_completion_have_no_effect_on_a_thread() {
+    let thread = ThreadId::mint();
+    for word in ["complete", "continue", "delete", "keep"] {
+        let body = json!({"assistant_id": "a", "on_completion": word});
+        let on_thread: RunCreate = serde_json::from_value(body.clone()).expect("the shape is right");
+        let checked = on_thread.check(RunScope::Thread(thread), &Arc::new(Identity::unauthenticated()));
+        let target = checked.map(|checked| checked.new_run.target).ok();
+        assert_eq!(target, Some(Target::Thread(thread)), "{word}");
+        assert_eq!(read(body).is_ok(), ["delete", "keep"].contains(&word), "{word}");
+    }
+    let odd: RunCreate = serde_json::from_value(json!({"assistant_id": "a", "on_completion": "odd"})).expect("JSON");
+    let checked = odd.check(RunScope::Thread(thread), &Arc::new(Identity::unauthenticated()));
+    assert!(checked.is_err_and(|error| error.message().starts_with("on_completion: is \"odd\"")));
+}
+
+#[test]
 fn configurable_and_context_mirror_each_other() {
     let new_run = good(json!({"assistant_id": "a", "context": {"user": 7}}));
     assert_eq!(new_run.request.config["configurable"], json!({"user": 7}));
