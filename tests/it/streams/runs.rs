@@ -60,6 +60,7 @@ on_both_engines! {
     an_empty_position_is_no_position,
     the_events_of_a_join_can_be_filtered,
     messages_are_joined_under_either_name,
+    the_calls_of_tools_are_streamed,
     a_slow_reader_delays_no_run,
     a_disconnect_cancels_the_run_only_on_request,
 }
@@ -366,6 +367,31 @@ async fn the_events_of_a_join_can_be_filtered(server: TestServer) {
     let frames = server.client().get_stream(&path, Some("-1")).await.rest().await;
     assert!(!frames.is_empty());
     assert!(frames.iter().all(|frame| frame.event == "updates"), "{frames:#?}");
+}
+
+async fn the_calls_of_tools_are_streamed(server: TestServer) {
+    let alice = server.human("agent").await;
+    let failing = crate::support::call("f1", "fail", json!({"why": "no"}));
+    let text = script().calls(lookup("c1", "x")).calls(failing).says("done");
+    let stream = alice.streams(text, json!({"stream_mode": ["tools"]})).await;
+    let frames = stream.rest().await;
+    let told: Vec<&Value> = frames
+        .iter()
+        .filter(|frame| frame.event == "tools")
+        .map(|frame| &frame.data)
+        .collect();
+    assert_eq!(told.len(), 4, "{told:#?}");
+    let input = json!({"query": "x"});
+    let start = json!({"event": "on_tool_start", "toolCallId": "c1", "name": "lookup", "input": input});
+    assert_eq!(told[0], &start);
+    assert_eq!(told[1]["event"], "on_tool_end");
+    assert_eq!(told[1]["output"]["content"], "found x");
+    assert_eq!(told[2]["toolCallId"], "f1");
+    assert_eq!(told[3]["event"], "on_tool_error");
+    assert!(
+        told[3]["error"].as_str().is_some_and(|error| !error.is_empty()),
+        "{told:#?}"
+    );
 }
 
 async fn messages_are_joined_under_either_name(server: TestServer) {

@@ -199,6 +199,22 @@ async function aChatThatBranches() {
   page.close();
 }
 
+async function theProgressOfTools() {
+  const told = [];
+  const tab = new Tab();
+  const page = new Page({
+    apiUrl, apiKey, assistantId: "agent", callerOptions: { fetch: tab.fetch }, onToolEvent: ({ event }) => told.push(event),
+  }, ({ messages, toolProgress }) => ({ messages, toolProgress }));
+  const failing = callsTool("f1", "fail", { why: "no" });
+  await page.submit(typed(script(callsTool("c1", "lookup", { query: "x" }), failing, { text: "done" })), chat);
+  assert.ok(tab.bodies("POST", /runs\/stream$/)[0].stream_mode.includes("tools"));
+  assert.equal(page.shown.messages.at(-1).content, "done");
+  assert.deepEqual(told, ["on_tool_start", "on_tool_end", "on_tool_start", "on_tool_error"]);
+  const shown = page.shown.toolProgress.map(({ toolCallId, name, state, input }) => [toolCallId, name, state, input]);
+  assert.deepEqual(shown, [["c1", "lookup", "completed", { query: "x" }], ["f1", "fail", "error", { why: "no" }]]);
+  page.close();
+}
+
 async function aChatThatAsks() {
   const page = await chatPage(new Tab());
   await page.submit(typed(script(task("t1", "mailer", script(mail, { text: "sent" })), { text: "done" })), chat);
@@ -245,7 +261,7 @@ async function leanMetadata() {
   assert.ok(few < many / 2, `${few} of ${many} pieces have all of the metadata`);
 }
 
-const scenes = [leanMetadata, aConversationWithApproval, theTasksOfAPlan, stepByStep, leavingAndComingBack, aChatThatBranches, aChatThatAsks];
+const scenes = [leanMetadata, aConversationWithApproval, theTasksOfAPlan, stepByStep, leavingAndComingBack, aChatThatBranches, theProgressOfTools, aChatThatAsks];
 const chosen = process.argv.slice(3);
 for (const scene of scenes.filter(({ name }) => chosen.length === 0 || chosen.includes(name))) {
   try {

@@ -43,7 +43,8 @@ fn a_stream_mode_is_a_word_or_a_list() {
         error.starts_with("stream_mode[1]: is \"odd\", but allowed are: values, "),
         "{error}"
     );
-    assert!(read(json!({"assistant_id": "a", "stream_mode": ["tools"]})).is_err());
+    assert!(read(json!({"assistant_id": "a", "stream_mode": ["lifecycle"]})).is_err());
+    assert!(read(json!({"assistant_id": "a", "stream_mode": ["values", "tools"]})).is_ok());
 }
 
 #[test]
