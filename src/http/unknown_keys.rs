@@ -15,7 +15,7 @@ const IGNORED_IN_RUNS: [&str; 3] = ["langsmith_tracer", "raise_error", "strict_r
 
 /// Further keys of batches by the SDKs: the own options of the JavaScript SDK, which sends them along with the request,
 /// and `thread_id`, which is a field of the Python SDK's type. The runs of a batch have threads of their own.
-const IGNORED_IN_BATCHES: [&str; 20] = [
+const IGNORED_IN_BATCHES: [&str; 21] = [
     "_langsmithTracer",
     "afterSeconds",
     "assistantId",
@@ -34,6 +34,7 @@ const IGNORED_IN_BATCHES: [&str; 20] = [
     "streamMode",
     "streamResumable",
     "streamSubgraphs",
+    "strictResume",
     "threadId",
     "thread_id",
 ];

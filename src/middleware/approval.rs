@@ -390,8 +390,8 @@ fn writes_of(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Upd
                 edits.insert(call.id.clone(), json!({"name": name, "args": args}));
                 None
             }
-            Decision::Reject { message } => Some(Message::tool(call, ToolStatus::Error, rejection(call, message))),
-            Decision::Respond { message } => Some(Message::tool(call, ToolStatus::Success, message)),
+            Decision::Reject { message } => Some(rejected(call, message)),
+            Decision::Respond { message } => Some(responded(call, message)),
         };
         update.messages.extend(result.map(Arc::new));
     }
@@ -451,12 +451,29 @@ impl ApprovalCheck {
                 action: edited_action,
                 approved,
             },
-            Decision::Reject { message } => Self::Answer(ToolOutput::error(call, rejection(call, message))),
-            Decision::Respond { message } => {
-                Self::Answer(ToolOutput::message(Message::tool(call, ToolStatus::Success, message)))
-            }
+            Decision::Reject { message } => Self::Answer(ToolOutput::message(rejected(call, message))),
+            Decision::Respond { message } => Self::Answer(ToolOutput::message(responded(call, message))),
         })
     }
+}
+
+/// Returns the result of a call that a reviewer has rejected.
+fn rejected(call: &ToolCall, reason: Option<String>) -> Message {
+    let result = Message::tool(call, ToolStatus::Error, rejection(call, reason));
+    marked(result, DecisionKind::Reject)
+}
+
+/// Returns the result of a call that a reviewer has made up in place of the tool.
+fn responded(call: &ToolCall, text: String) -> Message {
+    marked(Message::tool(call, ToolStatus::Success, text), DecisionKind::Respond)
+}
+
+/// Marks a result as that of a decision, under the keys by which LangChain's clients know it from that of a tool.
+fn marked(mut result: Message, decision: DecisionKind) -> Message {
+    let kwargs = &mut result.additional_kwargs;
+    kwargs.insert("lc_source".to_owned(), json!("hitl_interrupt_decision"));
+    kwargs.insert("lc_data".to_owned(), json!({"decision": decision}));
+    result
 }
 
 fn rejection(call: &ToolCall, reason: Option<String>) -> String {

@@ -43,6 +43,8 @@ pub(super) async fn write(
         digest,
         sizes,
     } = write;
+    // What is written as the input of a turn is written as its beginning.
+    let as_node = as_node.map(|node| if node == INPUT { START.to_owned() } else { node });
     let ends = as_node.as_deref() == Some(END);
     // The end alone withdraws open questions, which needs no approver.
     if !ends || !update.is_empty() {

@@ -136,6 +136,8 @@ fn check_priority(priority: Option<u8>, caller: &Identity) -> Result<(), ApiErro
 
 /// The longest delay of a run: a year.
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
+/// The words that the types of the JavaScript SDK have for `on_completion`.
+const COMPLETIONS_OF_SDK: [&str; 2] = ["complete", "continue"];
 
 impl RunCreate {
     /// Validates the request of a caller, to whom a thread that the run creates belongs.
@@ -184,9 +186,11 @@ impl RunCreate {
             self.if_not_exists.as_deref(),
             &[("reject", false), ("create", true)],
         )?;
+        // On a thread they have no effect, as on other servers of this API.
+        let of_sdk = |word: &&str| scope != RunScope::Stateless && COMPLETIONS_OF_SDK.contains(word);
         let keep = word(
             "on_completion",
-            self.on_completion.as_deref(),
+            self.on_completion.as_deref().filter(|word| !of_sdk(word)),
             &[("delete", false), ("keep", true)],
         )?;
         Ok(match scope {

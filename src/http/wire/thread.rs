@@ -265,6 +265,10 @@ impl ThreadSearch {
         if extract.len() > MAX_EXTRACTS {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
         }
+        if !extract.values().all(|path| begins_with_column(path)) {
+            let reason = format!("has a path that begins with none of: {}", COLUMNS.join(", "));
+            return Err(Invalid::new("extract", reason).into());
+        }
         if self.ids.as_ref().is_some_and(|ids| ids.len() > MAX_IDS) {
             return Err(Invalid::new("ids", format!("has more than {MAX_IDS} entries")).into());
         }
@@ -370,6 +374,11 @@ impl ThreadView {
     }
 }
 
+/// Returns whether a path of [`extract_path`] begins with a column of threads.
+fn begins_with_column(path: &str) -> bool {
+    COLUMNS.contains(&path.split(['.', '[']).next().unwrap_or_default())
+}
+
 /// The value at a path like `values.messages[-1].content`; null if there is none.
 pub fn extract_path(value: &Value, path: &str) -> Value {
     let mut found = value;
@@ -456,6 +465,31 @@ mod tests {
                 .check(AccessScope::Server)
                 .is_err_and(|e| e.message().starts_with("limit: "))
         );
+    }
+
+    #[test]
+    fn a_path_to_extract_begins_with_a_column() {
+        let check = |path: &str| {
+            let search = ThreadSearch {
+                extract: Some(BTreeMap::from([("it".to_owned(), path.to_owned())])),
+                ..ThreadSearch::default()
+            };
+            search.check(AccessScope::Server).map(|checked| checked.extract)
+        };
+        for path in [
+            "values",
+            "values.messages[-1].content",
+            "metadata.tag",
+            "interrupts",
+            "status",
+        ] {
+            assert!(check(path).is_ok(), "{path}");
+        }
+        for path in ["", "value.messages", "messages[0]", "valuesmessages", "[0]"] {
+            let refused =
+                check(path).is_err_and(|error| error.message().starts_with("extract: has a path that begins"));
+            assert!(refused, "{path}");
+        }
     }
 
     #[test]

@@ -195,6 +195,29 @@ async fn an_edit_leaves_the_answer_as_it_is_and_notes_what_runs() {
     );
 }
 
+/// The marks by which clients know the result of a decision.
+fn marks_of(decision: &str) -> Map<String, Value> {
+    let marks = json!({"lc_source": "hitl_interrupt_decision", "lc_data": {"decision": decision}});
+    marks.as_object().cloned().unwrap_or_default()
+}
+
+#[test]
+fn the_result_of_a_decision_about_a_single_call_is_marked() {
+    let answers = [
+        ("reject", json!({"type": "reject"})),
+        (
+            "respond",
+            json!({"decisions": [{"type": "respond", "message": "paid by hand"}]}),
+        ),
+    ];
+    for (decision, answer) in answers {
+        let Some(ApprovalCheck::Answer(output)) = ApprovalCheck::of(&call("p", "pay"), &answer) else {
+            panic!("{decision} has no result");
+        };
+        assert_eq!(output.writes.messages[0].additional_kwargs, marks_of(decision));
+    }
+}
+
 #[tokio::test]
 async fn rejections_and_responses_are_results() {
     let calls = [mail("m"), call("p", "pay"), call("q", "pay")];
@@ -202,12 +225,17 @@ async fn rejections_and_responses_are_results() {
         {"type": "reject", "message": "not now"}, {"type": "reject"}, {"type": "respond", "message": "paid by hand"},
     ]);
     let update = decided_by(&saying(&calls), decisions).await;
-    let results: Vec<Message> = update
+    let mut results: Vec<Message> = update
         .messages
         .iter()
         .skip(1)
         .map(|message| (**message).clone())
         .collect();
+    let marks: Vec<Map<String, Value>> = results
+        .iter_mut()
+        .map(|result| std::mem::take(&mut result.additional_kwargs))
+        .collect();
+    assert_eq!(marks, ["reject", "reject", "respond"].map(marks_of));
     let default = "User rejected the tool call for `pay` with id p. The tool was not executed. \
         Do not retry this tool call unless the user explicitly requests it.";
     let expected = [

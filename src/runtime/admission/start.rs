@@ -649,6 +649,7 @@ async fn settle_questions(
         if matches!(new_run.target, Target::Stateless { .. }) {
             return Err(StartError::ResumeNeedsThread);
         }
+        check_goes_on(new_run)?;
         return interrupts::resolve(tx, run, resolution, &new_run.caller).await;
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
@@ -666,6 +667,16 @@ async fn settle_questions(
     Err(StartError::QuestionPending(
         open.into_iter().map(|asked| asked.interrupt.id).collect(),
     ))
+}
+
+/// Refuses answers beside a jump. It would leave the step that asked, and what was approved would not happen.
+fn check_goes_on(new_run: &NewRun) -> Result<(), Invalid> {
+    let command = new_run.request.command.as_ref();
+    if command.is_none_or(|command| command.goto.is_empty()) {
+        return Ok(());
+    }
+    let reason = "cannot be given together with answers in `command.resume`: it would leave the step that asked";
+    Err(Invalid::new("command.goto", reason))
 }
 
 async fn enter_thread(

@@ -17,6 +17,7 @@ on_both_engines! {
     a_goto_cancels_the_interrupt,
     a_goto_to_the_end_ends_the_turn,
     an_answer_may_contain_an_update,
+    an_answer_beside_a_goto_is_refused_and_the_question_stays,
     a_send_to_the_model_replaces_its_input,
     calls_can_be_sent_to_the_tools_node,
     an_unknown_node_is_ignored_and_two_nodes_are_refused,
@@ -95,6 +96,29 @@ async fn an_answer_may_contain_an_update(server: TestServer) {
     assert_eq!(transcript(&values).last().unwrap(), "ai: sent it");
     assert_eq!(values["files"]["/a.txt"]["content"], "A");
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn an_answer_beside_a_goto_is_refused_and_the_question_stays(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent it")).await;
+    let question = alice.question().await;
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    for goto in [
+        json!("model"),
+        json!("__end__"),
+        json!([{"node": "tools", "input": mail("m2", "eve")}]),
+    ] {
+        for path in ["/runs", "/runs/wait", "/runs/stream"] {
+            let body = json!({"assistant_id": "agent", "command": {"resume": approval, "goto": goto}});
+            let detail = server.client().post(&alice.path(path), body).await.refused(422);
+            assert!(detail.starts_with("command.goto: cannot be given together"), "{detail}");
+        }
+    }
+    assert_eq!(alice.question().await.id(), question.id());
+    assert_eq!(alice.runs().await.len(), 1);
+    let values = commands(&server, &alice, json!({"resume": approval, "goto": []})).await;
+    assert_eq!(transcript(&values).last().unwrap(), "ai: sent it");
+    assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
 }
 
 async fn a_send_to_the_model_replaces_its_input(server: TestServer) {

@@ -38,6 +38,7 @@ on_both_engines! {
     the_state_at_any_checkpoint_can_be_read,
     the_tasks_that_a_cancelled_run_leaves_open_have_its_error,
     a_client_can_update_the_state,
+    a_write_as_the_input_begins_a_turn,
     an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused,
     a_write_as_the_end_withdraws_the_question,
     a_write_as_the_end_stops_subagents_that_wait,
@@ -263,6 +264,19 @@ async fn a_client_can_update_the_state(server: TestServer) {
     write(&server, &alice, as_start).await;
     assert_eq!(&alice.state().await["next"], &json!(["model"]));
     assert_eq!(alice.status().await.as_str(), "interrupted");
+}
+
+async fn a_write_as_the_input_begins_a_turn(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let input = json!({"messages": [{"role": "user", "content": "two"}]});
+    write(&server, &alice, json!({"values": input, "as_node": "__input__"})).await;
+    assert_eq!(alice.state().await["next"], json!(["model"]));
+    assert_eq!(alice.status().await, "interrupted");
+    alice.starts(json!({"input": null})).await.finishes().await;
+    let said = ["human: one", "ai: echo: one", "human: two", "ai: echo: two"];
+    assert_eq!(alice.transcript().await, said);
+    assert_eq!(alice.status().await, "idle");
 }
 
 async fn an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused(server: TestServer) {

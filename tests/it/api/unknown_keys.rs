@@ -99,7 +99,8 @@ async fn extra_keys_of_the_sdks_are_ignored(server: TestServer) {
     let client = server.client();
     let tracer = json!({"langsmith_tracer": {"project_name": "p"}, "strict_resume": true, "raise_error": false, "feedback_keys": ["a"]});
     client.post("/runs/wait", run_body(tracer.clone())).await.ok();
-    let options = json!({"assistantId": "agent", "streamMode": "values", "multitaskStrategy": "reject", "signal": {}});
+    let options = json!({"assistantId": "agent", "streamMode": "values", "multitaskStrategy": "reject", "signal": {},
+        "strictResume": true});
     let thread = client.thread().await;
     let on_thread = run_body(json!({"thread_id": thread}));
     let runs = client

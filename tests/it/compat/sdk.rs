@@ -59,8 +59,8 @@ pub(crate) fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
     Some(command)
 }
 
-/// The packages of the scripts for v1: the SDK, and a renderer for its React hook.
-pub(crate) const RUNS: [&str; 2] = ["@langchain/langgraph-sdk", "react-test-renderer"];
+/// The packages of the scripts for v1: the newest SDK, and a renderer for its React hook.
+pub(crate) const RUNS: [&str; 2] = ["sdk-1-15", "react-test-renderer"];
 /// The packages of the scripts for v2: two versions of the SDK, and WebSockets.
 pub(crate) const THREADS: [&str; 3] = ["sdk-1-11", "sdk-1-15", "ws"];
 /// The packages of the page in a browser.

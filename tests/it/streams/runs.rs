@@ -59,6 +59,8 @@ on_both_engines! {
     a_late_join_with_a_position_misses_nothing,
     an_empty_position_is_no_position,
     the_events_of_a_join_can_be_filtered,
+    messages_are_joined_under_either_name,
+    the_calls_of_tools_are_streamed,
     a_slow_reader_delays_no_run,
     a_disconnect_cancels_the_run_only_on_request,
 }
@@ -365,6 +367,52 @@ async fn the_events_of_a_join_can_be_filtered(server: TestServer) {
     let frames = server.client().get_stream(&path, Some("-1")).await.rest().await;
     assert!(!frames.is_empty());
     assert!(frames.iter().all(|frame| frame.event == "updates"), "{frames:#?}");
+}
+
+async fn the_calls_of_tools_are_streamed(server: TestServer) {
+    let alice = server.human("agent").await;
+    let failing = crate::support::call("f1", "fail", json!({"why": "no"}));
+    let text = script().calls(lookup("c1", "x")).calls(failing).says("done");
+    let stream = alice.streams(text, json!({"stream_mode": ["tools"]})).await;
+    let frames = stream.rest().await;
+    let told: Vec<&Value> = frames
+        .iter()
+        .filter(|frame| frame.event == "tools")
+        .map(|frame| &frame.data)
+        .collect();
+    assert_eq!(told.len(), 4, "{told:#?}");
+    let input = json!({"query": "x"});
+    let start = json!({"event": "on_tool_start", "toolCallId": "c1", "name": "lookup", "input": input});
+    assert_eq!(told[0], &start);
+    assert_eq!(told[1]["event"], "on_tool_end");
+    assert_eq!(told[1]["output"]["content"], "found x");
+    assert_eq!(told[2]["toolCallId"], "f1");
+    assert_eq!(told[3]["event"], "on_tool_error");
+    assert!(
+        told[3]["error"].as_str().is_some_and(|error| !error.is_empty()),
+        "{told:#?}"
+    );
+}
+
+async fn messages_are_joined_under_either_name(server: TestServer) {
+    let alice = server.human("agent").await;
+    for created in ["messages", "messages-tuple"] {
+        let more = json!({"stream_mode": ["values", created], "stream_resumable": true});
+        let stream = alice.streams("hello", more).await;
+        let run = alice.run_of_id(&stream.run_id());
+        stream.rest().await;
+        let mut joined = vec![];
+        for asked in ["messages", "messages-tuple"] {
+            let path = format!("{}/stream?stream_mode={asked}", run.path);
+            joined.push(server.client().get_stream(&path, Some("-1")).await.rest().await);
+        }
+        assert_eq!(joined[0], joined[1], "{created}");
+        assert!(!joined[0].is_empty(), "{created}");
+        assert!(
+            joined[0].iter().all(|frame| frame.event.starts_with("messages")),
+            "{joined:#?}"
+        );
+    }
 }
 
 async fn a_slow_reader_delays_no_run(server: TestServer) {

@@ -153,6 +153,9 @@ async fn an_invalid_answer_is_refused_and_the_interrupt_stays_pending(server: Te
         let params = json!({"interrupt_id": id, "response": response});
         assert_eq!(viewer.refused("input.respond", params).await, "invalid_argument");
     }
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    let beside_jump = json!({"interrupt_id": id, "response": approval, "goto": "model"});
+    assert_eq!(viewer.refused("input.respond", beside_jump).await, "invalid_argument");
     let unknown = json!({"interrupt_id": "0".repeat(32), "response": {}});
     assert_eq!(viewer.refused("input.respond", unknown).await, "no_such_interrupt");
     viewer

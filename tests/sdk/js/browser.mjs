@@ -7,7 +7,7 @@ import { modules } from "./modules.mjs";
 
 const { createElement, useEffect, useState } = modules("react");
 const { create } = modules("react-test-renderer");
-const { useStream } = modules("@langchain/langgraph-sdk/react");
+const { useStream } = modules("sdk-1-15/react");
 
 const ORIGIN = "http://localhost:3000";
 const SENT_UNASKED = ["accept", "accept-language", "content-language"];

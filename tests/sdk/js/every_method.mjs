@@ -8,9 +8,10 @@ import { randomUUID } from "node:crypto";
 
 import { callsTool, collect, contents, human, last, modules, script } from "./modules.mjs";
 
-const { Client } = modules("@langchain/langgraph-sdk");
+const { Client } = modules("sdk-1-15");
 
 const EXCUSED = {
+  "threads.stream": "the stream of a thread, which has a script of its own: threads.mjs",
   "threads.patchState": "the platform has no such endpoint any more: `PATCH /threads/{id}/state` is answered with 404",
 };
 
@@ -99,7 +100,9 @@ async function useThreads(tag) {
   await refused(threads.create({ threadId }), 409);
   const again = await threads.create({ threadId, ifExists: "do_nothing", ttl: { ttl: 30, strategy: "delete" } });
   assert.deepEqual(again.metadata, thread.metadata);
+  assert.equal((await threads.get(threadId, { include: ["ttl"] })).ttl.strategy, "delete");
   assert.equal((await threads.update(threadId, { metadata: { a: 1 }, ttl: 90 })).metadata.a, 1);
+  assert.equal(await threads.update(threadId, { metadata: { b: 1 }, returnMinimal: true }), undefined);
   const values = await runs.wait(threadId, "agent", { input: human("hello") });
   const after = await threads.get(threadId);
   assert.deepEqual([after.status, after.values, after.metadata.tag], ["idle", values, tag]);
@@ -108,6 +111,8 @@ async function useThreads(tag) {
     select: ["thread_id", "status"], values: { messages: values.messages },
   });
   assert.deepEqual(found, [{ thread_id: threadId, status: "idle" }]);
+  const [extracted] = await threads.search({ ids: [threadId], select: ["status"], extract: { said: "values.messages[-1].content" } });
+  assert.deepEqual(extracted, { status: "idle", extracted: { said: "echo: hello" } });
   assert.equal(await threads.count({ metadata: { tag }, status: "idle" }), 1);
   assert.equal(await threads.count({ metadata: { tag }, status: "busy" }), 0);
   assert.equal(await threads.count({ values: { messages: values.messages } }), 1);
@@ -115,7 +120,9 @@ async function useThreads(tag) {
   const copy = await threads.copy(threadId);
   assert.notEqual(copy.thread_id, threadId);
   assert.deepEqual((await threads.getState(copy.thread_id)).values, values);
-  await threads.delete(copy.thread_id);
+  assert.deepEqual(await threads.prune([copy.thread_id], { strategy: "keep_latest" }), { pruned_count: 1 });
+  assert.deepEqual((await threads.getState(copy.thread_id)).values, values);
+  assert.deepEqual(await threads.prune([copy.thread_id, randomUUID()]), { pruned_count: 1 });
   await refused(threads.get(copy.thread_id), 404);
   const told = await threads.create({
     graphId: "agent",
@@ -139,6 +146,12 @@ async function useStates() {
   const values = await runs.wait(threadId, "agent", { input: human("two") });
   const history = await threads.getHistory(threadId, { limit: 100 });
   assert.deepEqual([history[0].values, history[0].next], [values, []]);
+  const select = ["values.messages", "next"];
+  const part = { values: { messages: values.messages }, next: [] };
+  assert.deepEqual(await threads.getState(threadId, undefined, { select }), part);
+  assert.deepEqual(await threads.getState(threadId, history[0].checkpoint, { select }), part);
+  assert.deepEqual(await threads.getState(threadId, history[0].checkpoint.checkpoint_id, { select }), part);
+  assert.deepEqual(await threads.getHistory(threadId, { limit: 1, select }), [part]);
   const at = history.findIndex((state) => JSON.stringify(state.values) === JSON.stringify(first));
   const { checkpoint } = history[at];
   assert.deepEqual((await threads.getState(threadId, checkpoint)).values, first);
@@ -189,8 +202,8 @@ async function useRuns(tag) {
   const created = [];
   const options = {
     metadata: { tag }, config: { tags: ["t"], recursion_limit: 50 }, context: { user: "u1" }, multitaskStrategy: "enqueue",
-    ifNotExists: "create", onCompletion: "keep", afterSeconds: 0, durability: "sync", checkpointDuring: true,
-    onRunCreated: (run) => created.push(run),
+    ifNotExists: "create", onCompletion: "complete", afterSeconds: 0, durability: "sync", checkpointDuring: true,
+    strictResume: true, onRunCreated: (run) => created.push(run),
   };
   const ask = human(script(callsTool("c1", "lookup", { query: "x" }), { text: "done" }));
   const values = await runs.wait(threadId, "agent", { ...options, input: ask, onDisconnect: "continue", raiseError: true });
@@ -201,7 +214,7 @@ async function useRuns(tag) {
 
   const parts = await collect(runs.stream(threadId, "agent", {
     ...options, input: human("more"), streamMode: ["values", "updates", "messages-tuple"], streamSubgraphs: true, streamResumable: true,
-    feedbackKeys: ["thumb"], onDisconnect: "cancel",
+    streamNamespaces: ["tools"], feedbackKeys: ["thumb"], onDisconnect: "cancel",
   }));
   assert.deepEqual([parts[0].event, parts[0].data.run_id], ["metadata", created[1].run_id]);
   assert.deepEqual([...new Set(ids(parts, "event"))].sort(), ["messages", "metadata", "updates", "values"]);
@@ -236,7 +249,7 @@ async function useBackgroundRuns(tag) {
   const mail = human(script(callsTool("m1", "send_email", { to: "bob", body: "hi" }), { text: "handled" }));
   const asked = await runs.wait(threadId, "agent", { input: mail });
   assert.equal(asked.__interrupt__[0].value.action_requests[0].name, "send_email");
-  const answered = await runs.wait(threadId, "agent", { command: { resume: { decisions: [{ type: "approve" }] } } });
+  const answered = await runs.wait(threadId, "agent", { command: { resume: { decisions: [{ type: "approve" }] } }, strictResume: true });
   assert.equal(last(answered), "handled");
 
   const status = async (run) => (await runs.get(threadId, run.run_id)).status;
@@ -248,11 +261,17 @@ async function useBackgroundRuns(tag) {
   await runs.cancel(threadId, undone.run_id, true, "rollback");
   await refused(runs.get(threadId, undone.run_id), 404);
   const unheard = await runs.create(threadId, "agent", { input: slow(), afterSeconds: 3600 });
-  await runs.cancel(threadId, unheard.run_id);
+  await runs.cancel(threadId, unheard.run_id, false, "interrupt", { reason: "taken" });
   assert.equal(await status(unheard), "interrupted");
+  const many = await Promise.all([1, 2].map(() => runs.create(threadId, "agent", { input: slow(), afterSeconds: 3600 })));
+  await runs.cancelMany({ threadId, runIds: ids(many, "run_id"), action: "interrupt" });
+  for (const run of many) assert.equal(await status(run), "interrupted");
+  const waiting = await runs.create(threadId, "agent", { input: slow(), afterSeconds: 3600 });
+  await runs.cancelMany({ status: "pending" });
+  assert.equal(await status(waiting), "interrupted");
   await threads.delete(threadId);
 
-  const body = { assistantId: "agent", metadata: { tag }, on_completion: "keep" };
+  const body = { assistantId: "agent", metadata: { tag }, on_completion: "keep", strictResume: true };
   const batch = await runs.createBatch([{ ...body, input: human("a") }, { ...body, input: human("b") }]);
   assert.deepEqual(batch.map((run) => run.metadata.tag), [tag, tag]);
   for (const run of batch) {
@@ -269,7 +288,8 @@ async function useCrons(tag) {
   const every = {
     schedule: NEW_YEAR, input: human("happy new year"), metadata: { tag }, config: { tags: ["t"] }, context: { user: "u1" },
     interruptBefore: ["tools"], interruptAfter: ["tools"], multitaskStrategy: "enqueue", ifNotExists: "create",
-    checkpointDuring: true, durability: "async", enabled: false,
+    checkpointDuring: true, durability: "async", enabled: false, timezone: "UTC", streamMode: ["values"],
+    streamSubgraphs: true, streamResumable: true, endTime: "2099-01-01T00:00:00Z",
   };
   const bound = await crons.createForThread(threadId, "agent", every);
   const free = await crons.create("agent", { ...every, onRunCompleted: "keep" });
@@ -280,7 +300,8 @@ async function useCrons(tag) {
   }
   const changed = await crons.update(free.cron_id, {
     schedule: "30 12 * * *", endTime: "2099-01-01T00:00:00Z", input: human("lunch"), metadata: { tag, more: 1 }, config: { tags: ["u"] },
-    interruptBefore: [], interruptAfter: [], onRunCompleted: "delete", enabled: false,
+    interruptBefore: [], interruptAfter: [], onRunCompleted: "delete", enabled: false, timezone: "UTC", streamMode: ["updates"],
+    streamSubgraphs: false, streamResumable: false, durability: "sync",
   });
   assert.deepEqual([changed.schedule, changed.on_run_completed, changed.metadata], ["30 12 * * *", "delete", { tag, more: 1 }]);
   assert.deepEqual([changed.payload.input, new Date(changed.end_time).getUTCFullYear()], [human("lunch"), 2099]);
@@ -289,6 +310,8 @@ async function useCrons(tag) {
   });
   assert.deepEqual(found, [{ cron_id: bound.cron_id }]);
   assert.equal(await crons.count({ assistantId: bound.assistant_id, threadId }), 1);
+  assert.deepEqual((await crons.search({ metadata: { tag } })).length, 2);
+  assert.equal(await crons.count({ metadata: { tag } }), 2);
   for (const cron of [bound, free]) {
     await crons.delete(cron.cron_id);
     await refused(crons.delete(cron.cron_id), 404);

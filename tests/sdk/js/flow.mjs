@@ -8,7 +8,7 @@ import { pathToFileURL } from "node:url";
 const modules = createRequire(process.env.ADJUTANT_TEST_NODE_MODULES
   ? pathToFileURL(`${process.env.ADJUTANT_TEST_NODE_MODULES}/`)
   : import.meta.url);
-const { Client } = modules("@langchain/langgraph-sdk");
+const { Client } = modules("sdk-1-15");
 
 const client = new Client({ apiUrl: process.argv[2] });
 

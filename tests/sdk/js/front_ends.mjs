@@ -7,7 +7,7 @@ import { randomUUID } from "node:crypto";
 import { callsTool, modules, script, task } from "./modules.mjs";
 import { Page, Tab } from "./browser.mjs";
 
-const { Client } = modules("@langchain/langgraph-sdk");
+const { Client } = modules("sdk-1-15");
 const apiUrl = process.argv[2];
 // A server without authentication ignores it.
 const apiKey = process.env.LANGGRAPH_API_KEY ?? "key";
@@ -76,7 +76,9 @@ async function aConversationWithApproval() {
   assert.deepEqual(told, ["created", "finish"]);
   const { value } = page.shown.interrupt;
   assert.deepEqual(value.action_requests[0].args, { to: "bob", body: "hi" });
-  assert.deepEqual(value.review_configs[0], { action_name: "send_email", allowed_decisions: ["approve", "edit", "reject"] });
+  // The hook adds the names in the style of JavaScript.
+  const [{ action_name: reviewed, allowed_decisions: allowed }] = value.review_configs;
+  assert.deepEqual([reviewed, allowed], ["send_email", ["approve", "edit", "reject"]]);
   assert.equal(page.shown.files["/plan.md"].content, "first");
   assert.ok(page.shown.messages.every(({ id, type }) => id && type));
   const calls = page.shown.messages.flatMap(({ tool_calls: made }) => made ?? []);
@@ -197,6 +199,22 @@ async function aChatThatBranches() {
   page.close();
 }
 
+async function theProgressOfTools() {
+  const told = [];
+  const tab = new Tab();
+  const page = new Page({
+    apiUrl, apiKey, assistantId: "agent", callerOptions: { fetch: tab.fetch }, onToolEvent: ({ event }) => told.push(event),
+  }, ({ messages, toolProgress }) => ({ messages, toolProgress }));
+  const failing = callsTool("f1", "fail", { why: "no" });
+  await page.submit(typed(script(callsTool("c1", "lookup", { query: "x" }), failing, { text: "done" })), chat);
+  assert.ok(tab.bodies("POST", /runs\/stream$/)[0].stream_mode.includes("tools"));
+  assert.equal(page.shown.messages.at(-1).content, "done");
+  assert.deepEqual(told, ["on_tool_start", "on_tool_end", "on_tool_start", "on_tool_error"]);
+  const shown = page.shown.toolProgress.map(({ toolCallId, name, state, input }) => [toolCallId, name, state, input]);
+  assert.deepEqual(shown, [["c1", "lookup", "completed", { query: "x" }], ["f1", "fail", "error", { why: "no" }]]);
+  page.close();
+}
+
 async function aChatThatAsks() {
   const page = await chatPage(new Tab());
   await page.submit(typed(script(task("t1", "mailer", script(mail, { text: "sent" })), { text: "done" })), chat);
@@ -243,7 +261,7 @@ async function leanMetadata() {
   assert.ok(few < many / 2, `${few} of ${many} pieces have all of the metadata`);
 }
 
-const scenes = [leanMetadata, aConversationWithApproval, theTasksOfAPlan, stepByStep, leavingAndComingBack, aChatThatBranches, aChatThatAsks];
+const scenes = [leanMetadata, aConversationWithApproval, theTasksOfAPlan, stepByStep, leavingAndComingBack, aChatThatBranches, theProgressOfTools, aChatThatAsks];
 const chosen = process.argv.slice(3);
 for (const scene of scenes.filter(({ name }) => chosen.length === 0 || chosen.includes(name))) {
   try {

@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 
 import { human, modules, script } from "./modules.mjs";
 
-const { Client } = modules("@langchain/langgraph-sdk");
+const { Client } = modules("sdk-1-15");
 const client = new Client({ apiUrl: process.argv[2] });
 
 const call = (id, name, args) => ({ id, name, args });

@@ -40,6 +40,7 @@ mod step_starts;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod tool_events;
 mod trace_records;
 mod values;
 
@@ -228,7 +229,7 @@ impl V1Presenter {
             self.note_interrupt_origins(event);
             return out;
         }
-        if modes.has(StreamMode::Events) {
+        if modes.include_calls() {
             self.start_calls(event, &mut out);
         }
         self.restrict_modes(modes);
@@ -442,6 +443,9 @@ impl V1Presenter {
         }
         if self.modes.has(StreamMode::Events) {
             trace_records::end_call(&self.info, agent, call, update, out);
+        }
+        if self.modes.has(StreamMode::Tools) {
+            out.extend(tool_events::end_call(agent, update));
         }
         if self.modes.has(StreamMode::Updates) {
             out.push(values::updates(agent, TOOLS, update, false));

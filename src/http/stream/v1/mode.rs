@@ -25,11 +25,13 @@ pub enum StreamMode {
     Events,
     /// The usage at the end.
     Usage,
+    /// The start and the end of each tool call.
+    Tools,
 }
 
 impl StreamMode {
     /// All modes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Values,
         Self::Updates,
         Self::Messages,
@@ -40,6 +42,7 @@ impl StreamMode {
         Self::Debug,
         Self::Events,
         Self::Usage,
+        Self::Tools,
     ];
 
     /// The word in requests.
@@ -55,6 +58,7 @@ impl StreamMode {
             Self::Debug => "debug",
             Self::Events => "events",
             Self::Usage => "usage",
+            Self::Tools => "tools",
         }
     }
 
@@ -96,6 +100,11 @@ impl Modes {
         self.has(StreamMode::Messages) || self.has(StreamMode::MessagesTuple) || self.has(StreamMode::Events)
     }
 
+    /// Returns true if the starts of calls are requested in any form.
+    pub(super) fn include_calls(self) -> bool {
+        self.has(StreamMode::Events) || self.has(StreamMode::Tools)
+    }
+
     /// Returns true if tasks or checkpoints are requested in any form.
     pub(super) fn include_steps(self) -> bool {
         self.has(StreamMode::Tasks) || self.has(StreamMode::Checkpoints) || self.has(StreamMode::Debug)
@@ -103,7 +112,10 @@ impl Modes {
 
     /// Returns true if a mode needs the state.
     pub(super) fn require_state(self) -> bool {
-        self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.include_steps()
+        self.has(StreamMode::Values)
+            || self.has(StreamMode::Events)
+            || self.has(StreamMode::Tools)
+            || self.include_steps()
     }
 }
 

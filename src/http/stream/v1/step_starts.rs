@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::agent::PresentedAgent;
 use super::next_tasks::NextTasks;
-use super::{V1Presenter, trace_records};
+use super::{StreamMode, V1Presenter, tool_events, trace_records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
@@ -21,6 +21,8 @@ pub(super) enum StartKind {
     Tasks = 1,
     /// The records of tool calls.
     Calls = 2,
+    /// The tool calls in the mode `tools`.
+    Tools = 3,
 }
 
 /// The start of a step, and whether it is late.
@@ -121,17 +123,16 @@ impl V1Presenter {
         }
     }
 
-    /// Records the calls whose start `event` reveals: those of its own agent, or of the agents above it.
+    /// Sends the calls whose start `event` reveals: those of its own agent, or of the agents above it.
     pub(super) fn start_calls(&mut self, event: &Event, out: &mut Vec<Frame>) {
         for lane in self.at_or_above(&event.origin) {
             let is_own = lane == event.origin.lane;
-            let Some(agent) = self.agents.get_mut(&lane) else {
+            let Some(agent) = self.agents.get(&lane) else {
                 continue;
             };
             if agent.calls_started || is_own && !NextTasks::are_calls(&event.body) {
                 continue;
             }
-            agent.calls_started = true;
             let made_before = match &event.body {
                 EventBody::Entry(entry) if is_own => entry.logged_writes.as_slice(),
                 EventBody::Entry(_)
@@ -140,11 +141,22 @@ impl V1Presenter {
                 | EventBody::Begun(_)
                 | EventBody::Output { .. } => &[],
             };
-            let mut frames = vec![];
-            trace_records::start_calls(&self.info, agent, made_before, &mut frames);
-            let start = Start::of(StartKind::Calls, agent.fold.head, event);
-            self.starts.take(lane, start, &mut frames);
-            out.append(&mut frames);
+            let head = agent.fold.head;
+            let mut records = vec![];
+            if self.modes.has(StreamMode::Events) {
+                trace_records::start_calls(&self.info, agent, made_before, &mut records);
+            }
+            let mut calls = vec![];
+            if self.modes_for(&agent.fold.origin).has(StreamMode::Tools) {
+                tool_events::start_calls(agent, made_before, &mut calls);
+            }
+            if let Some(agent) = self.agents.get_mut(&lane) {
+                agent.calls_started = true;
+            }
+            for (kind, mut frames) in [(StartKind::Calls, records), (StartKind::Tools, calls)] {
+                self.starts.take(lane, Start::of(kind, head, event), &mut frames);
+                out.append(&mut frames);
+            }
         }
     }
 

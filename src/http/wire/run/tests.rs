@@ -43,7 +43,8 @@ fn a_stream_mode_is_a_word_or_a_list() {
         error.starts_with("stream_mode[1]: is \"odd\", but allowed are: values, "),
         "{error}"
     );
-    assert!(read(json!({"assistant_id": "a", "stream_mode": ["tools"]})).is_err());
+    assert!(read(json!({"assistant_id": "a", "stream_mode": ["lifecycle"]})).is_err());
+    assert!(read(json!({"assistant_id": "a", "stream_mode": ["values", "tools"]})).is_ok());
 }
 
 #[test]
@@ -63,6 +64,22 @@ fn words_are_checked() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn the_words_of_the_javascript_sdk_for_the_completion_have_no_effect_on_a_thread() {
+    let thread = ThreadId::mint();
+    for word in ["complete", "continue", "delete", "keep"] {
+        let body = json!({"assistant_id": "a", "on_completion": word});
+        let on_thread: RunCreate = serde_json::from_value(body.clone()).expect("the shape is right");
+        let checked = on_thread.check(RunScope::Thread(thread), &Arc::new(Identity::unauthenticated()));
+        let target = checked.map(|checked| checked.new_run.target).ok();
+        assert_eq!(target, Some(Target::Thread(thread)), "{word}");
+        assert_eq!(read(body).is_ok(), ["delete", "keep"].contains(&word), "{word}");
+    }
+    let odd: RunCreate = serde_json::from_value(json!({"assistant_id": "a", "on_completion": "odd"})).expect("JSON");
+    let checked = odd.check(RunScope::Thread(thread), &Arc::new(Identity::unauthenticated()));
+    assert!(checked.is_err_and(|error| error.message().starts_with("on_completion: is \"odd\"")));
 }
 
 #[test]

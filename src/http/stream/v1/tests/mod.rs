@@ -17,6 +17,7 @@ mod messages;
 mod resume;
 mod runs;
 mod steps;
+mod tools;
 
 /// An agent that a test drives.
 pub(super) struct Agent {

@@ -36,7 +36,7 @@ fn stored(play: &Play) -> Vec<Event> {
         .collect()
 }
 
-const ALL: [StreamMode; 9] = [
+const ALL: [StreamMode; 10] = [
     StreamMode::Values,
     StreamMode::Updates,
     StreamMode::Messages,
@@ -46,6 +46,7 @@ const ALL: [StreamMode; 9] = [
     StreamMode::Checkpoints,
     StreamMode::Debug,
     StreamMode::Events,
+    StreamMode::Tools,
 ];
 
 /// The frames as their ids, their names and what they say. The rest of their data names the thread of the reader.
@@ -72,6 +73,7 @@ fn a_replay_is_resumed_after_any_frame_with_the_next_one() {
     check_every_position(&play, &stored, &[StreamMode::MessagesTuple]);
     check_every_position(&play, &stored, &[StreamMode::Messages]);
     check_every_position(&play, &stored, &[StreamMode::Tasks, StreamMode::MessagesTuple]);
+    check_every_position(&play, &stored, &[StreamMode::Tools]);
     check_every_position(&play, &stored, &ALL);
 }
 

@@ -1,0 +1,88 @@
+//! The mode `tools`.
+
+use super::*;
+
+#[test]
+fn each_call_starts_and_ends_with_its_result() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    let calls = [
+        call("c1", "lookup", json!({"q": "x"})),
+        call("c2", "search", json!({"q": "y"})),
+    ];
+    play.say(&mut main, "m1", "", &calls);
+    play.answer(&mut main, 1, "found y", true);
+    play.answer(&mut main, 0, "found x", false);
+    play.tools(&mut main);
+    play.say(&mut main, "m2", "done", &[]);
+    play.end(&main);
+    let frames = play.all(&[StreamMode::Tools], false);
+    let told: Vec<Value> = frames
+        .iter()
+        .filter(|frame| frame.event.word == "tools")
+        .map(data)
+        .collect();
+    let start = |id: &str, name: &str, input: Value| json!({"event": "on_tool_start", "toolCallId": id, "name": name, "input": input});
+    let starts = [
+        start("c1", "lookup", json!({"q": "x"})),
+        start("c2", "search", json!({"q": "y"})),
+    ];
+    assert_eq!(told[..2], starts);
+    let ends: Vec<Value> = told[2..]
+        .iter()
+        .map(|end| json!([end["event"], end["toolCallId"], end["name"], end["output"]["content"]]))
+        .collect();
+    let expected = [
+        json!(["on_tool_end", "c2", "search", "found y"]),
+        json!(["on_tool_end", "c1", "lookup", "found x"]),
+    ];
+    assert_eq!(ends, expected);
+}
+
+#[test]
+fn the_calls_of_subagents_are_sent_with_the_events_of_subagents_only() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(
+        &mut main,
+        "m1",
+        "",
+        &[call("c1", "task", json!({"description": "look"}))],
+    );
+    let mut child = play.child(&main, 0, "c1");
+    play.start(&child, false);
+    play.input(&mut child, "look");
+    play.say(&mut child, "s1", "", &[call("c2", "lookup", json!({}))]);
+    play.answer(&mut child, 0, "it is x", false);
+    play.tools(&mut child);
+    play.say(&mut child, "s2", "it is x", &[]);
+    play.end(&child);
+    play.answer(&mut main, 0, "it is x", false);
+    play.tools(&mut main);
+    play.end(&main);
+    for subgraphs in [false, true] {
+        let frames = play.all(&[StreamMode::Tools], subgraphs);
+        let events = frames.iter().filter(|frame| frame.event.word == "tools");
+        let told: Vec<Value> = events
+            .map(|frame| {
+                let tool = data(frame);
+                json!([tool["event"], tool["toolCallId"], frame.event.namespace.is_some()])
+            })
+            .collect();
+        let own = [
+            json!(["on_tool_start", "c1", false]),
+            json!(["on_tool_end", "c1", false]),
+        ];
+        let below = [json!(["on_tool_start", "c2", true]), json!(["on_tool_end", "c2", true])];
+        let [begins, ends] = own;
+        let expected = match subgraphs {
+            true => [vec![begins], below.to_vec(), vec![ends]].concat(),
+            false => vec![begins, ends],
+        };
+        assert_eq!(told, expected);
+    }
+}
