@@ -14,6 +14,8 @@ use crate::domain::time::Timestamp;
 use crate::tool::ProgressEvent;
 
 fn definition(url: String) -> ToolDefinition {
+    // The other addresses answer, however busy the machine is.
+    let timeout_s = if url.ends_with("/slow") { 0.3 } else { 30.0 };
     ToolDefinition {
         kind: ToolKind::Http,
         builtin: None,
@@ -24,7 +26,7 @@ fn definition(url: String) -> ToolDefinition {
             "authorization".to_owned(),
             "Bearer hush-hush".to_owned(),
         )])),
-        timeout_s: 0.3,
+        timeout_s,
         max_retries: 0,
         after_crash: AfterCrash::Ask,
         on_error: OnError::Report,

@@ -69,12 +69,9 @@ impl Statements {
 
 /// Returns the statements in a line of the log. A short one is in its summary only.
 fn statements_in(line: &str) -> Vec<String> {
-    let field = |name: &str| {
-        let (_, rest) = line.split_once(&format!("{name}=\""))?;
-        let text = rest.split('"').next()?.replace("\\n", " ");
-        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-    };
-    let text = field("db.statement").or_else(|| field("summary")).unwrap_or_default();
+    let line: Value = serde_json::from_str(line).expect("a line of JSON");
+    let field = |name: &str| line["fields"][name].as_str().filter(|text| !text.is_empty());
+    let text = field("db.statement").or_else(|| field("summary")).expect("a statement");
     text.split("; ").map(|text| text.trim().to_owned()).collect()
 }
 
