@@ -234,6 +234,9 @@ pub(super) enum Readers {
 /// The number of connections to SQLite for reads, and for searches.
 const SQLITE_READERS: u32 = 4;
 const STATEMENTS: usize = 256;
+/// The number of prepared statements of a connection to SQLite. The same statement is another one where it is sent together
+/// with others.
+const SQLITE_STATEMENTS: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time in which a connection has to answer when it is checked before its next use.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -311,7 +314,7 @@ pub(super) fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .foreign_keys(true)
         // A commit that was reported must survive a loss of power.
         .synchronous(SqliteSynchronous::Full)
-        .statement_cache_capacity(STATEMENTS)
+        .statement_cache_capacity(SQLITE_STATEMENTS)
         // Long histories are read in one go; a short buffer would make the reading and the SQLite thread wait for each
         // other.
         .row_buffer_size(512)

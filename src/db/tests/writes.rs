@@ -1,13 +1,19 @@
 use std::time::Duration;
 
 use super::{Db, Refusal, on_both, read, stored_thread, thread_at, write};
-use crate::db::{DbError, DbResult, threads};
+use crate::db::{DbError, DbResult, Tx, checkpoints, events, threads};
 use crate::domain::access::AccessScope;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::time::Timestamp;
 
 on_both!(
     concurrent_writes_all_succeed,
     a_failed_job_does_not_affect_others,
     a_refused_job_leaves_nothing_behind,
+    a_job_whose_last_statement_fails_fails_alone,
+    a_statement_sees_those_before_it,
     a_savepoint_undoes_one_part,
     a_panicking_job_does_not_affect_others,
     a_job_finishes_without_its_caller,
@@ -97,6 +103,68 @@ async fn a_refused_job_leaves_nothing_behind(db: Db) {
         });
         futures::future::join_all(writes).await;
     }
+}
+
+/// Stores an event with this number, by a statement that may wait for the next one.
+async fn store_event(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<()> {
+    let event = events::NewEvent {
+        thread,
+        seq,
+        run: RunId::mint(),
+        lane: Lane::Main,
+        fact: &Fact::Undone,
+        at: Timestamp(1),
+    };
+    events::insert(tx, &[event]).await
+}
+
+async fn a_job_whose_last_statement_fails_fails_alone(db: Db) {
+    // The job runs alone, and together with others in one transaction.
+    for together in [1, 16] {
+        let writes = (0..together).map(|n| {
+            let db = db.clone();
+            async move {
+                let thread = thread_at(n);
+                let id = thread.id;
+                let fails = n % 3 == 0;
+                let written = db
+                    .write(move |tx| {
+                        Box::pin(async move {
+                            threads::insert(tx, &thread).await?;
+                            store_event(tx, id, 1).await?;
+                            // A number is taken once.
+                            store_event(tx, id, if fails { 1 } else { 2 }).await
+                        })
+                    })
+                    .await;
+                assert_eq!(matches!(written, Err(DbError::Conflict(_))), fails, "{written:?}");
+                assert_eq!(written.is_err(), fails, "{written:?}");
+                let found = read!(db, |tx| threads::find(tx, id));
+                assert_eq!(found.is_none(), fails);
+            }
+        });
+        futures::future::join_all(writes).await;
+    }
+}
+
+async fn a_statement_sees_those_before_it(db: Db) {
+    let id = stored_thread(&db).await;
+    let seen = db
+        .write(move |tx| {
+            Box::pin(async move {
+                let mut seen = vec![];
+                for seq in 1..=100 {
+                    store_event(tx, id, seq).await?;
+                    if seq % 30 == 0 {
+                        seen.push(checkpoints::max_seq(tx, id).await?);
+                    }
+                }
+                DbResult::Ok(seen)
+            })
+        })
+        .await;
+    assert_eq!(seen.expect("a write"), [30, 60, 90]);
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 100);
 }
 
 async fn a_savepoint_undoes_one_part(db: Db) {
