@@ -17,6 +17,7 @@ const FLAGS = [
   "--no-first-run",
   "--disable-background-networking",
   "--disable-component-update",
+  "--disable-extensions",
   "--disable-sync",
   "--no-proxy-server",
 ];

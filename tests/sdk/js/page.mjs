@@ -29,7 +29,7 @@ const pages = createServer(({ url }, response) => {
   response.end(isCode ? code : '<!doctype html><meta charset="utf-8"><div id="root"></div><script type="module" src="/chat.js"></script>');
 });
 await new Promise((resolve) => pages.listen(0, "127.0.0.1", resolve));
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--no-proxy-server"] });
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--no-proxy-server", "--disable-extensions"] });
 
 async function opens(query = {}) {
   const page = await browser.newPage();

@@ -35,11 +35,14 @@ const bundles = {
     return bundle("svelte", "main.js", { plugins: [svelte(modules("svelte/compiler"))], conditions: ["svelte", "browser"] });
   },
 };
+// Pages are opened and loaded anew many times.
+const built = {};
+const bundleOf = (path) => (bundles[path] ? (built[path] ??= bundles[path]()) : undefined);
 const types = { html: "text/html", css: "text/css", js: "text/javascript", mjs: "text/javascript" };
 async function serve({ url }, response) {
   const path = new URL(url, "http://x").pathname;
   try {
-    const content = path === "/empty" ? "<!doctype html>" : await (bundles[path]?.() ?? readFile(join(examples, path)));
+    const content = path === "/empty" ? "<!doctype html>" : await (bundleOf(path) ?? readFile(join(examples, path)));
     response.setHeader("content-type", types[path.split(".").at(-1)] ?? "text/html");
     response.end(content);
   } catch (error) {
@@ -96,7 +99,7 @@ const network = new Network();
 const throughNetwork = await listen(network.http);
 const pagesServer = createServer(serve);
 const pages = await listen(pagesServer);
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--no-proxy-server"] });
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--no-proxy-server", "--disable-extensions"] });
 
 async function opens(name, api = server) {
   const page = await browser.newPage();
