@@ -10,8 +10,13 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
+<<<<<<< HEAD
 use crate::support::server::{python_with, skipped};
 use crate::support::{TestServer, on_both_engines};
+=======
+use crate::support::server::skipped;
+use crate::support::{TestServer, on_both_engines, without_postgres};
+>>>>>>> ccee5a6e (The pages of the examples and of the React hook are played on SQLite alone)
 
 /// Returns a Python that has the SDK.
 pub(crate) fn python() -> Option<String> {
@@ -108,10 +113,14 @@ on_both_engines! {
     the_javascript_sdk_answers_questions_and_single_calls,
     the_python_sdk_follows_threads,
     the_javascript_sdk_follows_threads,
-    a_page_in_a_browser_follows_threads,
     every_method_of_the_python_sdk_works,
     every_method_of_the_javascript_sdk_works,
     the_public_chat_pages_work,
+}
+
+// What the page receives on each engine is what the scripts above receive.
+without_postgres! {
+    a_page_in_a_browser_follows_threads,
 }
 
 async fn the_python_sdk_drives_the_whole_flow(server: TestServer) {

@@ -1,9 +1,10 @@
 //! The pages of `examples/web` and the code of `docs/front-ends.md`, played in a browser.
 
 use crate::compat::sdk::{chromium, in_javascript, runs_to_its_end};
-use crate::support::{TestServer, on_both_engines};
+use crate::support::{TestServer, without_postgres};
 
-on_both_engines! {
+// What a page receives on each engine is tested with the same clients outside a browser, in `sdk.rs` and in `streams`.
+without_postgres! {
     the_page_without_a_build_works,
     the_page_with_react_works,
     the_page_with_svelte_works,
