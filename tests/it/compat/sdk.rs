@@ -10,13 +10,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-<<<<<<< HEAD
 use crate::support::server::{python_with, skipped};
-use crate::support::{TestServer, on_both_engines};
-=======
-use crate::support::server::skipped;
 use crate::support::{TestServer, on_both_engines, without_postgres};
->>>>>>> ccee5a6e (The pages of the examples and of the React hook are played on SQLite alone)
 
 /// Returns a Python that has the SDK.
 pub(crate) fn python() -> Option<String> {
