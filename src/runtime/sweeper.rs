@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+
 use super::dispatcher::Dispatcher;
 use super::run_context::RunContext;
 use super::shared::Core;
@@ -30,6 +32,12 @@ impl Default for Retention {
     }
 }
 
+/// The time for which the thread of a stateless run stays after the end of the run while there are other servers: a client
+/// that waits there gets the values from the database.
+const FOR_OTHER_SERVERS: Duration = Duration::from_secs(5);
+/// The longest that the thread stays for readers here.
+const FOR_READERS: Duration = Duration::from_secs(5);
+
 /// Deletes the copies of threads that a crash left unfinished. `at_start` is set before clients are served, see
 /// [`db::copies::sweep`].
 pub(super) async fn sweep_copies(core: &Core, at_start: bool) -> DbResult<()> {
@@ -51,14 +59,19 @@ impl Dispatcher {
         if !request.temporary || request.held || self.core.shutdown.soft().is_cancelled() {
             return;
         }
-        for _ in 0..200 {
-            // This function holds one reference itself.
-            if Arc::strong_count(&run_context.log) <= 1 {
-                break;
-            }
-            let pause = tokio::time::sleep(Duration::from_millis(25));
-            if self.core.shutdown.soft().run_until_cancelled(pause).await.is_none() {
-                // The sweeper deletes the thread when its TTL has ended, on any server.
+        let soft = self.core.shutdown.soft();
+        if run_context.has_company && soft.run_until_cancelled(sleep(FOR_OTHER_SERVERS)).await.is_none() {
+            // The sweeper deletes the thread when its TTL has ended, on any server.
+            return;
+        }
+        let end = Instant::now() + FOR_READERS;
+        // This function holds one reference itself.
+        while Arc::strong_count(&run_context.log) > 1 && Instant::now() < end {
+            if soft
+                .run_until_cancelled(sleep(Duration::from_millis(25)))
+                .await
+                .is_none()
+            {
                 return;
             }
         }

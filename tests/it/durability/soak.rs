@@ -96,7 +96,7 @@ on_both_engines! {
 
 /// An agent without anything but a model.
 const PLAIN_AGENT: &str = r#"
-[agents.plain]
+[agents.terse]
 model = "scripted:lab"
 system_prompt = "You answer."
 general_purpose_subagent = { enabled = false }
@@ -119,7 +119,7 @@ async fn a_run_of_one_step_takes_few_bytes(server: TestServer) {
         Engine::Postgres => 2_600,
     };
     server.is_configured_with(PLAIN_AGENT).await;
-    let alice = server.human("plain").await;
+    let alice = server.human("terse").await;
     let mut sizes = vec![];
     for number in 1..=MEASURED[1] {
         let text = format!("answer number {number}, of a length that one sentence of an assistant has, more or less.");
