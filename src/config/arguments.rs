@@ -445,7 +445,7 @@ pub struct CommandLineSettings {
     /// The work of a server. Only `serve` has an option for it.
     #[arg(skip)]
     pub role: Option<ServerRole>,
-    /// Whether the command listens at no configured address, so that it may be any.
+    /// True if the command does not listen, so that the configured address may be any.
     #[arg(skip)]
     pub listens_nowhere: bool,
     /// The settings from the environment, `ADJUTANT_SECTION__KEY`.

@@ -138,7 +138,8 @@ pub struct NewCheckpoint<'a> {
 /// Stores a checkpoint. Returns its segment.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted.
+/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
+/// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await
 }
@@ -234,35 +235,40 @@ impl<'a> NewRow<'a> {
 async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
         node, run_id, writes, shown, position, created_at, carried_from) values ";
-    tx.statement(SQL)
-        .push_rows(rows, |values, row| {
-            let NewRow {
-                placed,
-                segment,
-                writes,
-                shown,
-                position,
-            } = row;
-            let entry = placed.entry;
-            values
-                .push_bind(entry.id.0)
-                .push_bind(placed.thread.0)
-                .push_bind(lane_id(placed.lane))
-                .push_bind(placed.seq)
-                .push_bind(segment)
-                .push_bind(entry.parent.map(|parent| parent.0))
-                .push_bind(entry.step)
-                .push_bind(entry.source.word())
-                .push_bind(entry.node.as_str())
-                .push_bind(placed.run.map(|run| run.0))
-                .push_bind(writes)
-                .push_bind(shown)
-                .push_bind(position)
-                .push_bind(placed.at.0)
-                .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
-        })
-        .execute_later()
-        .await
+    let at_once = tx.rows_at_once(15, MAX_ROWS);
+    let mut rows = rows.into_iter().peekable();
+    while rows.peek().is_some() {
+        tx.statement(SQL)
+            .push_rows(rows.by_ref().take(at_once), |values, row| {
+                let NewRow {
+                    placed,
+                    segment,
+                    writes,
+                    shown,
+                    position,
+                } = row;
+                let entry = placed.entry;
+                values
+                    .push_bind(entry.id.0)
+                    .push_bind(placed.thread.0)
+                    .push_bind(lane_id(placed.lane))
+                    .push_bind(placed.seq)
+                    .push_bind(segment)
+                    .push_bind(entry.parent.map(|parent| parent.0))
+                    .push_bind(entry.step)
+                    .push_bind(entry.source.word())
+                    .push_bind(entry.node.as_str())
+                    .push_bind(placed.run.map(|run| run.0))
+                    .push_bind(writes)
+                    .push_bind(shown)
+                    .push_bind(position)
+                    .push_bind(placed.at.0)
+                    .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
+            })
+            .execute_later()
+            .await?;
+    }
+    Ok(())
 }
 
 /// Sets the position of a checkpoint on behalf of run `by` of the main agent, so that [`restore_positions`] can undo

@@ -37,7 +37,7 @@ pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;
 pub(super) use postgres::{PostgresConn, PostgresPool, pool_hosts};
-pub(super) use sqlite::{EndError, FailedPart, Opening, SqliteConn, first_row};
+pub(super) use sqlite::{EndError, FailedPart, PlainStatements, SqliteConn, first_row};
 pub(super) use vector::Vector;
 
 /// A database system.
@@ -86,18 +86,28 @@ impl<'c> Tx<'c> {
         Self::of(Conn::Sqlite(SqliteConn::new(conn)), parts, access)
     }
 
-    /// Begins a job of the writer of SQLite. `opening` is sent with its first statement.
+    /// Begins a transaction on SQLite. `opening` is sent with its first statement.
+    pub(super) fn opened_sqlite(
+        conn: &'c mut SqliteConnection,
+        parts: &'c TxParts,
+        access: &RowAccess,
+        opening: PlainStatements,
+    ) -> Self {
+        Self::of(Conn::Sqlite(SqliteConn::opened(conn, opening)), parts, access)
+    }
+
+    /// Begins a job of the writer of SQLite, whose statements may wait. It ends with [`Self::end_job`].
     pub(super) fn of_sqlite_job(
         conn: &'c mut SqliteConnection,
         parts: &'c TxParts,
         access: &RowAccess,
-        opening: Opening,
+        opening: PlainStatements,
     ) -> Self {
         Self::of(Conn::Sqlite(SqliteConn::of_job(conn, opening)), parts, access)
     }
 
     /// Returns the opening of a job on SQLite if it was not sent, since the job has no statement.
-    pub(super) fn unsent_opening(&self) -> Opening {
+    pub(super) fn unsent_opening(&self) -> PlainStatements {
         match &self.conn {
             Conn::Sqlite(conn) => conn.unsent_opening(),
             Conn::Postgres(_) => &[],
@@ -114,7 +124,7 @@ impl<'c> Tx<'c> {
 
     /// Ends a job on SQLite with these statements, see [`SqliteConn::end_job`]. A transaction on Postgres is ended by its
     /// driver.
-    pub(super) async fn end_job(&mut self, end: Opening) -> Result<(), EndError> {
+    pub(super) async fn end_job(&mut self, end: PlainStatements) -> Result<(), EndError> {
         match &mut self.conn {
             Conn::Sqlite(conn) => conn.end_job(end).await,
             Conn::Postgres(_) => Ok(()),
@@ -231,11 +241,11 @@ pub(super) enum Readers {
     Postgres(PostgresPool),
 }
 
-/// The number of connections to SQLite for reads, and for searches.
-const SQLITE_READERS: u32 = 4;
+/// The number of connections to SQLite for searches.
+const SQLITE_SEARCHES: u32 = 4;
 const STATEMENTS: usize = 256;
-/// The number of prepared statements of a connection to SQLite. The same statement is another one where it is sent together
-/// with others.
+/// The number of prepared texts of a connection to SQLite. A statement that is sent with others is part of a text of its own
+/// for each combination.
 const SQLITE_STATEMENTS: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time in which a connection has to answer when it is checked before its next use.
@@ -298,7 +308,7 @@ pub(super) async fn open(
         let pool = sqlite_pool(&outfit.listening.reach);
         let searches = pool.connect_with(options.clone()).await?;
         let (queue, inbox) = queue::new();
-        let readers = reader::on_sqlite(inbox, &outfit, &options, SQLITE_READERS);
+        let readers = reader::on_sqlite(inbox, &outfit.parts, &options, &outfit.closing);
         for reader in readers {
             spawn("database reader", reader);
         }
@@ -467,7 +477,7 @@ fn postgres_pool(
 
 fn sqlite_pool(reach: &Arc<Reachability>) -> PoolOptions<Sqlite> {
     let reach = Arc::clone(reach);
-    pool::<Sqlite>(SQLITE_READERS).before_acquire(move |conn, meta| {
+    pool::<Sqlite>(SQLITE_SEARCHES).before_acquire(move |conn, meta| {
         let is_trusted = reach.trusts(meta.idle_for);
         Box::pin(async move {
             if is_trusted {

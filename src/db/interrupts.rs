@@ -175,7 +175,8 @@ fn encode_resolution(sealer: &Sealer, id: &InterruptId, answer: Option<&Value>) 
 /// replaces the earlier interrupt and its answer. [`restore`] brings the earlier one back.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when the thread was deleted.
+/// [`DbError::Conflict`] when the thread was deleted: by the end of the transaction, see
+/// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
         task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq, ordinal, expires_at) \

@@ -319,7 +319,7 @@ impl Db {
     /// Runs `job` on one consistent view of the database, with the [access](RowAccess) of the current task. The job must
     /// not write.
     ///
-    /// The transaction is dropped, not ended. Dropping also rolls it back, and the caller does not wait for that.
+    /// The caller does not wait for the end of the transaction, which keeps nothing.
     ///
     /// # Errors
     /// Those of the job, [`DbError::Unbound`] when the task does not say for whom it works, and
@@ -452,7 +452,7 @@ impl Db {
         Ok(())
     }
 
-    /// Accepts no more writes, finishes the accepted ones, and closes all connections.
+    /// Accepts no more jobs, finishes the accepted ones, and closes all connections.
     pub async fn close(&self) {
         self.0.closing.cancel();
         self.0.writers.wait().await;

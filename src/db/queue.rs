@@ -6,6 +6,7 @@ use std::panic::AssertUnwindSafe;
 use futures::FutureExt;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
 
 use super::engine::Tx;
 use super::error::{DbError, DbResult};
@@ -32,6 +33,8 @@ pub(super) struct QueuedJob {
     job: TransactionJob,
     /// For whom the job works.
     pub(super) access: RowAccess,
+    /// The span of the caller.
+    span: Span,
     answer: oneshot::Sender<DbResult<()>>,
 }
 
@@ -45,15 +48,20 @@ pub(super) struct CompletedJob {
 impl QueuedJob {
     /// Runs the job, without ending the transaction.
     pub(super) async fn run(self, tx: &mut Tx<'_>) -> CompletedJob {
-        // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
-        let kept = match AssertUnwindSafe(self.job.run(tx)).catch_unwind().await {
-            Ok(kept) => kept,
-            Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
-        };
         CompletedJob {
-            kept,
+            kept: run_to_end(self.job, tx).instrument(self.span).await,
             answer: self.answer,
         }
+    }
+
+    /// Runs the job like [`Self::run`]; none if its caller is gone before the end.
+    pub(super) async fn run_while_awaited(self, tx: &mut Tx<'_>) -> Option<CompletedJob> {
+        let mut answer = self.answer;
+        let kept = tokio::select! {
+            kept = run_to_end(self.job, tx).instrument(self.span) => kept,
+            () = answer.closed() => return None,
+        };
+        Some(CompletedJob { kept, answer })
     }
 
     /// Returns whether nobody waits for the job any more.
@@ -81,6 +89,15 @@ impl CompletedJob {
     }
 }
 
+/// Runs a job and returns whether its writes are to be kept.
+async fn run_to_end(job: TransactionJob, tx: &mut Tx<'_>) -> DbResult<bool> {
+    // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
+    match AssertUnwindSafe(job.run(tx)).catch_unwind().await {
+        Ok(kept) => kept,
+        Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
+    }
+}
+
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
@@ -88,11 +105,16 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 impl TransactionQueue {
-    /// Queues a job that works for whom `access` says, and waits until its transaction has ended.
+    /// Queues a job that works for whom `access` says, and waits for its answer.
     pub(super) async fn run(&self, access: RowAccess, job: TransactionJob) -> DbResult<()> {
         let (answer, outcome) = oneshot::channel();
         self.0
-            .send(QueuedJob { job, access, answer })
+            .send(QueuedJob {
+                job,
+                access,
+                span: Span::current(),
+                answer,
+            })
             .await
             .map_err(|_| DbError::Closed)?;
         // A dropped job took too long. The queue is closed only when the database is closed.

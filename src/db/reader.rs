@@ -16,29 +16,31 @@ use sqlx::{
 };
 use tokio::sync::Mutex;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::engine::{Opening, PostgresPool, Tx, TxParts, acquire};
-use super::error::DbResult;
+use super::engine::{PlainStatements, PostgresPool, Tx, TxParts, acquire};
+use super::error::{DbError, DbResult};
 use super::queue::{JobReceiver, QueuedJob, next};
-use super::writer::WriterParts;
 
+/// The number of readers of SQLite.
+const READERS: usize = 4;
 /// The statements that begin and end a snapshot.
-const BEGIN: Opening = &["begin"];
+const BEGIN: PlainStatements = &["begin"];
 const END: &str = "rollback";
 
 /// Returns readers of SQLite, which share a queue.
 pub(super) fn on_sqlite(
     inbox: JobReceiver,
-    outfit: &WriterParts,
+    parts: &TxParts,
     options: &SqliteConnectOptions,
-    count: u32,
+    closing: &CancellationToken,
 ) -> Vec<BoxFuture<'static, ()>> {
     let inbox = Arc::new(Mutex::new(inbox));
-    let reader = |_| {
+    let reader = || {
         let inbox = Arc::clone(&inbox);
-        let closing = outfit.closing.clone();
+        let closing = closing.clone();
         let mut reader = SqliteReader {
-            parts: outfit.parts.clone(),
+            parts: parts.clone(),
             options: options.clone(),
             conn: None,
         };
@@ -52,7 +54,7 @@ pub(super) fn on_sqlite(
         });
         reading
     };
-    (0..count).map(reader).collect()
+    (0..READERS).map(|_| reader()).collect()
 }
 
 /// A reader of SQLite.
@@ -87,14 +89,19 @@ impl SqliteReader {
 
 async fn read_in_snapshot(conn: &mut SqliteConnection, parts: &TxParts, job: QueuedJob) -> sqlx::Result<()> {
     let access = job.access.clone();
-    let mut tx = Tx::of_sqlite_job(&mut *conn, parts, &access, BEGIN);
-    let done = job.run(&mut tx).await;
+    let mut tx = Tx::opened_sqlite(&mut *conn, parts, &access, BEGIN);
+    // The connection is for other readers once the caller is gone.
+    let done = job.run_while_awaited(&mut tx).await;
     if let Some(error) = tx.take_opening_error() {
-        done.tell(Err(error.into()));
+        if let Some(done) = done {
+            done.tell(Err(DbError::from(error)));
+        }
         return Err(sqlx::Error::BeginFailed);
     }
     let has_begun = tx.unsent_opening().is_empty();
-    done.tell(Ok(()));
+    if let Some(done) = done {
+        done.tell(Ok(()));
+    }
     if has_begun {
         raw_sql(END).execute(&mut *conn).await?;
     }

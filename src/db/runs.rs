@@ -236,7 +236,8 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 /// Stores a new run. A run that starts at once is held by `worker`.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it.
+/// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it: by the end of the transaction, see
+/// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \

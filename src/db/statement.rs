@@ -12,8 +12,11 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Arguments, AssertSqlSafe, Either, Encode, FromRow, Postgres, Sqlite, Type, query_as_with, query_with};
 
-use super::engine::{Conn, PostgresConn, SqliteConn, first_row};
+use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row};
 use super::{DbResult, Tx};
+
+/// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
+const MOST_VALUES: usize = 60;
 
 /// A value of a statement on either engine.
 pub(super) trait SqlValue<'q>:
@@ -68,6 +71,14 @@ impl<'c> Tx<'c> {
             target,
             sql: sql.into(),
             bound: 0,
+        }
+    }
+
+    /// Returns how many rows with this number of values a statement takes: at most `most`.
+    pub(super) fn rows_at_once(&self, values: usize, most: usize) -> usize {
+        match self.engine() {
+            Engine::Sqlite => (MOST_VALUES / values).clamp(1, most),
+            Engine::Postgres => most,
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{EndError, FailedPart, FileLock, Opening, PostgresPool, Tx, TxParts, acquire};
+use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
 use super::queue::{CompletedJob, JobReceiver, QueuedJob, next};
@@ -132,11 +132,11 @@ async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut V
 }
 
 /// The statements that begin the transaction of one job, of several jobs, and the next job of several.
-const BEGIN_ALONE: Opening = &["begin immediate"];
-const BEGIN_FIRST: Opening = &["begin immediate", "savepoint job"];
-const BEGIN_NEXT: Opening = &["release job", "savepoint job"];
+const BEGIN_ALONE: PlainStatements = &["begin immediate"];
+const BEGIN_FIRST: PlainStatements = &["begin immediate", "savepoint job"];
+const BEGIN_NEXT: PlainStatements = &["release job", "savepoint job"];
 /// The statement that ends the transaction.
-const COMMIT: Opening = &["commit"];
+const COMMIT: PlainStatements = &["commit"];
 
 /// Runs the jobs, each within a savepoint, so that one job can fail alone. A job that has the transaction for itself needs
 /// no savepoint. What begins and ends a job is sent with its statements.
@@ -148,7 +148,7 @@ async fn run_group(
 ) -> DbResult<()> {
     let is_alone = group.len() == 1;
     let mut opening = if is_alone { BEGIN_ALONE } else { BEGIN_FIRST };
-    let mut tx = Tx::of_sqlite_job(&mut *conn, parts, &RowAccess::Server, opening);
+    let mut tx = Tx::opened_sqlite(&mut *conn, parts, &RowAccess::Server, opening);
     let refreshed = parts.sealing.refresh(&mut tx).await;
     opening = begun(&mut tx)?;
     refreshed?;
@@ -186,7 +186,7 @@ async fn run_group(
 ///
 /// # Errors
 /// When it was sent and failed.
-fn begun(tx: &mut Tx<'_>) -> DbResult<Opening> {
+fn begun(tx: &mut Tx<'_>) -> DbResult<PlainStatements> {
     match tx.take_opening_error() {
         Some(error) => Err(error.into()),
         None => Ok(tx.unsent_opening()),
@@ -197,7 +197,7 @@ fn begun(tx: &mut Tx<'_>) -> DbResult<Opening> {
 ///
 /// # Errors
 /// When the transaction has failed.
-async fn end_job(tx: &mut Tx<'_>, job: &mut CompletedJob, end: Opening) -> DbResult<()> {
+async fn end_job(tx: &mut Tx<'_>, job: &mut CompletedJob, end: PlainStatements) -> DbResult<()> {
     let Err(EndError { part, error }) = tx.end_job(end).await else {
         return Ok(());
     };

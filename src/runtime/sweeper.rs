@@ -32,10 +32,12 @@ impl Default for Retention {
     }
 }
 
-/// The time for which the thread of a stateless run stays after the end of the run while there are other servers: a client
-/// that waits there gets the values from the database.
+/// The time for which the thread of a stateless run stays after the end of the run: on a busy server the client that has
+/// started it may not read yet.
+const FOR_THE_FIRST_READER: Duration = Duration::from_secs(1);
+/// The same while there are other servers: a client that waits there reads from the database.
 const FOR_OTHER_SERVERS: Duration = Duration::from_secs(5);
-/// The longest that the thread stays for readers here.
+/// The longest that the thread stays for readers after that.
 const FOR_READERS: Duration = Duration::from_secs(5);
 
 /// Deletes the copies of threads that a crash left unfinished. `at_start` is set before clients are served, see
@@ -60,7 +62,11 @@ impl Dispatcher {
             return;
         }
         let soft = self.core.shutdown.soft();
-        if run_context.has_company && soft.run_until_cancelled(sleep(FOR_OTHER_SERVERS)).await.is_none() {
+        let at_least = match run_context.has_company {
+            true => FOR_OTHER_SERVERS,
+            false => FOR_THE_FIRST_READER,
+        };
+        if soft.run_until_cancelled(sleep(at_least)).await.is_none() {
             // The sweeper deletes the thread when its TTL has ended, on any server.
             return;
         }

@@ -19,17 +19,17 @@ use sqlx::{
 /// The most statements that wait to be sent together.
 const MOST_WAITING: usize = 64;
 
-/// Statements without values and results that are sent before the first statement of a job.
-pub(in crate::db) type Opening = &'static [&'static str];
+/// Statements without values and results, such as those that begin and end a transaction.
+pub(in crate::db) type PlainStatements = &'static [&'static str];
 
 /// A step of a statement: a row, or its end.
-pub(in crate::db) type Step = Either<SqliteQueryResult, SqliteRow>;
+pub(in crate::db) type StatementStep = Either<SqliteQueryResult, SqliteRow>;
 
 /// The connection of a transaction on SQLite.
 pub(in crate::db) struct SqliteConn<'c> {
     conn: &'c mut SqliteConnection,
     /// What is still to be sent before the next statement.
-    opening: Opening,
+    opening: PlainStatements,
     /// Why the opening failed.
     opening_error: Option<sqlx::Error>,
     /// The statements that wait for the next one.
@@ -125,18 +125,26 @@ impl<'c> SqliteConn<'c> {
         }
     }
 
-    /// Takes a connection for a job of the writer. `opening` is sent with the first statement. Unless the job ends with
-    /// [`Self::end_job`], the statements that wait are not sent, and the transaction has to be rolled back.
-    pub(super) fn of_job(conn: &'c mut SqliteConnection, opening: Opening) -> Self {
+    /// Takes a connection whose transaction begins with `opening`, which is sent with the first statement. Each statement
+    /// is sent at once.
+    pub(super) fn opened(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
         Self {
             opening,
-            may_wait: true,
             ..Self::new(conn)
         }
     }
 
+    /// Takes a connection for a job of the writer, like [`Self::opened`]. Unless the job ends with [`Self::end_job`], the
+    /// statements that wait are not sent, and the transaction has to be rolled back.
+    pub(super) fn of_job(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
+        Self {
+            may_wait: true,
+            ..Self::opened(conn, opening)
+        }
+    }
+
     /// Returns the opening if it was not sent, since there was no statement.
-    pub(in crate::db) fn unsent_opening(&self) -> Opening {
+    pub(in crate::db) fn unsent_opening(&self) -> PlainStatements {
         self.opening
     }
 
@@ -149,19 +157,26 @@ impl<'c> SqliteConn<'c> {
     ///
     /// # Errors
     /// Names the part that has failed. The transaction is still open if that is a statement of the job.
-    pub(in crate::db) async fn end_job(&mut self, end: Opening) -> Result<(), EndError> {
+    pub(in crate::db) async fn end_job(&mut self, end: PlainStatements) -> Result<(), EndError> {
+        if let Some(error) = self.take_opening_error() {
+            let part = FailedPart::Opening;
+            return Err(EndError { part, error });
+        }
         let openings = self.opening.len();
         let mut batch = std::mem::take(&mut self.waiting);
         if openings > 0 && batch.is_empty() {
             return Ok(());
         }
         let before_end = openings + batch.count;
+        let all = before_end + end.len();
         end.iter().for_each(|statement| batch.push(statement, 0));
         let mut ended = 0;
         let mut steps = self.send(batch, 0);
         let error = loop {
             match steps.try_next().await {
-                Ok(None) => return Ok(()),
+                Ok(None) if ended == all => return Ok(()),
+                // The thread of the connection has ended before its statements.
+                Ok(None) => break sqlx::Error::WorkerCrashed,
                 Ok(Some(Either::Left(_))) => ended += 1,
                 Ok(Some(Either::Right(_))) => {}
                 Err(error) => break error,
@@ -207,7 +222,7 @@ impl<'c> SqliteConn<'c> {
     }
 
     /// Sends a statement with those that wait, and returns its steps. Its values are those behind the first `offset` ones.
-    pub(in crate::db) fn send_now(&mut self, sql: &str, offset: usize) -> BoxStream<'_, sqlx::Result<Step>> {
+    pub(in crate::db) fn send_now(&mut self, sql: &str, offset: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
         let mut batch = std::mem::take(&mut self.waiting);
         let before = self.opening.len() + batch.count;
         batch.push(sql, offset);
@@ -220,9 +235,12 @@ impl<'c> SqliteConn<'c> {
     }
 
     /// Sends statements behind the opening, and returns the steps that follow the first `skipped` statements.
-    fn send(&mut self, batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<Step>> {
+    fn send(&mut self, batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
         if let Some(error) = batch.error {
-            return stream::once(ready(Err(sqlx::Error::Encode(error)))).boxed();
+            return failed(sqlx::Error::Encode(error));
+        }
+        if self.opening_error.is_some() {
+            return failed(sqlx::Error::BeginFailed);
         }
         let opening = std::mem::take(&mut self.opening);
         let sql = AssertSqlSafe(behind(opening, &batch.sql));
@@ -231,8 +249,13 @@ impl<'c> SqliteConn<'c> {
     }
 }
 
+/// Returns the steps of statements that are not sent.
+fn failed<'e>(error: sqlx::Error) -> BoxStream<'e, sqlx::Result<StatementStep>> {
+    stream::once(ready(Err(error))).boxed()
+}
+
 /// Returns a statement behind the opening.
-fn behind(opening: Opening, sql: &str) -> String {
+fn behind(opening: PlainStatements, sql: &str) -> String {
     let statements = opening.iter().copied().chain([sql]);
     statements.collect::<Vec<_>>().join("; ")
 }
@@ -240,11 +263,11 @@ fn behind(opening: Opening, sql: &str) -> String {
 /// Leaves out the steps of the first `skipped` statements, of which the first `openings` begin the transaction. If one of
 /// those fails, its error is stored.
 fn without_first<'e>(
-    steps: BoxStream<'e, sqlx::Result<Step>>,
+    steps: BoxStream<'e, sqlx::Result<StatementStep>>,
     openings: usize,
     skipped: usize,
     opening_error: &'e mut Option<sqlx::Error>,
-) -> BoxStream<'e, sqlx::Result<Step>> {
+) -> BoxStream<'e, sqlx::Result<StatementStep>> {
     let mut ended = 0;
     let kept = steps.filter_map(move |step| {
         let is_opening = ended < openings;
@@ -267,7 +290,7 @@ fn without_first<'e>(
 
 /// A query behind the opening.
 struct OpenedQuery<E> {
-    opening: Opening,
+    opening: PlainStatements,
     query: E,
 }
 
@@ -298,11 +321,14 @@ impl fmt::Debug for SqliteConn<'_> {
 impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
     type Database = Sqlite;
 
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Step>>
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<StatementStep>>
     where
         'c: 'e,
         E: 'q + Execute<'q, Sqlite>,
     {
+        if self.opening_error.is_some() {
+            return failed(sqlx::Error::BeginFailed);
+        }
         if !self.waiting.is_empty() {
             // Its values have numbers of their own.
             let sent = async move {
@@ -324,7 +350,8 @@ impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
         'c: 'e,
         E: 'q + Execute<'q, Sqlite>,
     {
-        if self.waiting.is_empty() && self.opening.is_empty() {
+        let is_plain = self.waiting.is_empty() && self.opening.is_empty() && self.opening_error.is_none();
+        if is_plain {
             return self.conn.fetch_optional(query);
         }
         let mut steps = self.fetch_many(query);
@@ -351,7 +378,9 @@ impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
 }
 
 /// Returns the first row of a statement.
-pub(in crate::db) async fn first_row(steps: &mut BoxStream<'_, sqlx::Result<Step>>) -> sqlx::Result<Option<SqliteRow>> {
+pub(in crate::db) async fn first_row(
+    steps: &mut BoxStream<'_, sqlx::Result<StatementStep>>,
+) -> sqlx::Result<Option<SqliteRow>> {
     while let Some(step) = steps.try_next().await? {
         if let Either::Right(row) = step {
             return Ok(Some(row));

@@ -18,6 +18,7 @@ on_both!(
     a_panicking_job_does_not_affect_others,
     a_job_finishes_without_its_caller,
     cancelled_reads_do_not_block_writes,
+    reads_without_a_caller_hold_nothing_up,
     writes_after_closing_are_refused,
 );
 
@@ -274,6 +275,26 @@ async fn closing_finishes_accepted_writes() {
         db.close().await;
     })
     .await;
+}
+
+async fn reads_without_a_caller_hold_nothing_up(db: Db) {
+    let id = stored_thread(&db).await;
+    // More than there are connections.
+    for _ in 0..40 {
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let read = db.read::<(), _>(move |tx| {
+            Box::pin(async move {
+                threads::find(tx, id).await?;
+                let _ = begun.send(());
+                std::future::pending().await
+            })
+        });
+        tokio::select! {
+            _ = read => panic!("the read does not end"),
+            begun = has_begun => begun.expect("the read begins"),
+        }
+    }
+    assert!(read!(db, |tx| threads::find(tx, id)).is_some());
 }
 
 async fn cancelled_reads_do_not_block_writes(db: Db) {

@@ -333,8 +333,8 @@ async fn a_question_of_a_remote_task_is_reported_although_a_message_waits_behind
     let peer = notifying_peer(&server).await;
     peer.server
         .is_reconfigured(
-            "[agents.agent]\n",
-            "[agents.agent]\non_pending_interrupt = \"reject\"\n",
+            "name = \"main-agent\"\n",
+            "name = \"main-agent\"\non_pending_interrupt = \"reject\"\n",
         )
         .await;
     let alice = server.human("away").await;
