@@ -87,9 +87,14 @@ impl Modes {
     pub(super) fn visible(visibility: Visibility) -> Self {
         match visibility {
             Visibility::Full => StreamMode::ALL.into_iter().collect(),
-            Visibility::ToolsOnly => [StreamMode::Updates, StreamMode::Messages, StreamMode::MessagesTuple]
-                .into_iter()
-                .collect(),
+            Visibility::ToolsOnly => [
+                StreamMode::Updates,
+                StreamMode::Messages,
+                StreamMode::MessagesTuple,
+                StreamMode::Tools,
+            ]
+            .into_iter()
+            .collect(),
             Visibility::Status => [StreamMode::Updates].into_iter().collect(),
             Visibility::Hidden => Self::default(),
         }
