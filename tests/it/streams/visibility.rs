@@ -150,7 +150,13 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
         "events",
         "tools",
     ];
-    for modes in [all.as_slice(), &all[..1], &["updates", "messages-tuple"], &["events"], &["tools"]] {
+    for modes in [
+        all.as_slice(),
+        &all[..1],
+        &["updates", "messages-tuple"],
+        &["events"],
+        &["tools"],
+    ] {
         let frames = alice
             .streams(work(), json!({"stream_mode": modes, "stream_subgraphs": true}))
             .await
