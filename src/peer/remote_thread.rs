@@ -359,12 +359,18 @@ fn ended(runs: &[PeerRun]) -> Vec<&PeerRun> {
 }
 
 /// Returns the run whose questions a thread has, if it has any: the last one that has ended with success. None if a run
-/// is at work. The runs are the latest, newest first.
+/// is at work, or a message began after it, which dropped its questions, and failed. The runs are the latest, newest
+/// first.
 pub fn asker(runs: &[PeerRun]) -> Option<&PeerRun> {
     if runs.iter().any(|run| run.status == RunStatus::Running) {
         return None;
     }
-    ended(runs).into_iter().rfind(|run| run.status == RunStatus::Success)
+    let ended = ended(runs);
+    let at = ended.iter().rposition(|run| run.status == RunStatus::Success)?;
+    let mut later = ended.iter().skip(at + 1);
+    // A queued message that was cancelled has not begun, and an answer that failed may have come too late.
+    let are_kept = later.all(|run| !run.status.has_failed() || run.brings_answers());
+    ended.get(at).copied().filter(|_| are_kept)
 }
 
 /// Returns whether a run brought answers and failed.
@@ -524,6 +530,15 @@ mod tests {
         assert_eq!(asker_of(&[run(2, "pending", 5), run(1, "success", 10)]), Some(1));
         assert_eq!(asker_of(&[run(2, "interrupted", 15), run(1, "success", 10)]), Some(1));
         assert_eq!(asker_of(&[run(2, "running", 15), run(1, "success", 10)]), None);
+        for failed in ["error", "timeout"] {
+            assert_eq!(asker_of(&[run(2, failed, 15), run(1, "success", 10)]), None);
+            assert_eq!(asker_of(&[run(2, failed, 5), run(1, "success", 10)]), Some(1));
+            let answer = PeerRun {
+                kwargs: Some(json!({"command": {"resume": "yes"}})),
+                ..run(2, failed, 15)
+            };
+            assert_eq!(asker_of(&[answer, run(1, "success", 10)]), Some(1));
+        }
         assert!(!runs[0].brings_answers());
         let untimed = [2, 1].map(|number| PeerRun {
             updated_at: None,
