@@ -188,7 +188,14 @@ impl RemoteThread {
         };
         let mut error = thread.as_ref().and_then(failure);
         if thread.as_ref().is_some_and(has_late_answer) {
-            while ended.len() > 1 && ended.last().is_some_and(|last| is_failed_answer(last)) {
+            // The thread has the error of its last run alone: an answer before it may have failed at work.
+            while ended.len() > 1
+                && let Some(last) = ended.last().copied().filter(|last| is_failed_answer(last))
+            {
+                if let Some(outcome) = self.outcome_of(last).await? {
+                    error = error.or(outcome.error);
+                    break;
+                }
                 ended.pop();
                 error = None;
             }
@@ -369,7 +376,7 @@ pub fn asker(runs: &[PeerRun]) -> Option<&PeerRun> {
     let at = ended.iter().rposition(|run| run.status == RunStatus::Success)?;
     let mut later = ended.iter().skip(at + 1);
     // A queued message that was cancelled has not begun, and an answer that failed may have come too late.
-    let are_kept = later.all(|run| !run.status.has_failed() || run.brings_answers());
+    let are_kept = later.all(|run| !run.status.has_failed() || is_failed_answer(run));
     ended.get(at).copied().filter(|_| are_kept)
 }
 
@@ -533,12 +540,12 @@ mod tests {
         for failed in ["error", "timeout"] {
             assert_eq!(asker_of(&[run(2, failed, 15), run(1, "success", 10)]), None);
             assert_eq!(asker_of(&[run(2, failed, 5), run(1, "success", 10)]), Some(1));
-            let answer = PeerRun {
-                kwargs: Some(json!({"command": {"resume": "yes"}})),
-                ..run(2, failed, 15)
-            };
-            assert_eq!(asker_of(&[answer, run(1, "success", 10)]), Some(1));
         }
+        let late = PeerRun {
+            kwargs: Some(json!({"command": {"resume": "yes"}})),
+            ..run(2, "error", 15)
+        };
+        assert_eq!(asker_of(&[late, run(1, "success", 10)]), Some(1));
         assert!(!runs[0].brings_answers());
         let untimed = [2, 1].map(|number| PeerRun {
             updated_at: None,
