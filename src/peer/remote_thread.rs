@@ -137,6 +137,11 @@ impl RemoteThread {
     /// # Errors
     /// See [`PeerError`].
     pub async fn snapshot(&self, before: Option<&TaskSnapshot>) -> PeerResult<Option<TaskSnapshot>> {
+        if let Some(before) = before.filter(|before| before.status == TaskStatus::Running)
+            && let Some(seen) = self.unchanged(before).await?
+        {
+            return Ok(Some(seen));
+        }
         let mut runs = self.latest_runs().await?;
         for _ in 0..ATTEMPTS {
             let Some(seen) = self.standing(&runs).await? else {
@@ -164,6 +169,15 @@ impl RemoteThread {
             past: before.map(|before| before.past.clone()).unwrap_or_default(),
             ..TaskSnapshot::of(run.run_id.to_string(), TaskStatus::Running)
         }))
+    }
+
+    /// Returns the snapshot of a running task if nothing has changed since `before`. Most polls end here: they read two
+    /// runs with their inputs instead of [`SEARCHED_RUNS`].
+    async fn unchanged(&self, before: &TaskSnapshot) -> PeerResult<Option<TaskSnapshot>> {
+        match self.peer.runs(self.thread, 2).await {
+            Err(PeerError::Misunderstood(_)) => Ok(None),
+            listed => Ok(still_running(&listed?, before)),
+        }
     }
 
     /// Returns the latest runs, newest first; only the newest one if the list is too long to be read.
@@ -355,6 +369,22 @@ impl RemoteThread {
             sleep(spread(BACKOFF.pause(failures), self.thread)).await;
         }
     }
+}
+
+/// Returns the snapshot of a task whose newest run was running in `before` and still is; none if it is another, or the
+/// run before it is not known to have ended: its outcome would be missing. The runs are the latest, newest first.
+fn still_running(runs: &[PeerRun], before: &TaskSnapshot) -> Option<TaskSnapshot> {
+    let (newest, earlier) = runs.split_first()?;
+    let is_same = newest.status == RunStatus::Running && newest.run_id.to_string() == before.run;
+    let is_known = |run: &PeerRun| {
+        let id = run.run_id.to_string();
+        before.past.iter().any(|past| past.run == id)
+    };
+    let is_unchanged = is_same && earlier.iter().all(is_known);
+    is_unchanged.then(|| TaskSnapshot {
+        past: before.past.clone(),
+        ..newest.snapshot()
+    })
 }
 
 /// Returns the runs that have ended, in the order of their ends.
@@ -554,6 +584,30 @@ mod tests {
         assert_eq!(asker_of(&untimed), Some(2), "they ended in the order of their creation");
     }
 
+    #[test]
+    fn a_task_is_as_before_while_its_newest_run_runs_and_the_run_before_it_is_known() {
+        let id = |number: u128| Uuid::from_u128(number).to_string();
+        let past = PastRun {
+            run: id(1),
+            outcome: None,
+        };
+        let before = TaskSnapshot {
+            past: vec![past],
+            ..TaskSnapshot::of(id(2), TaskStatus::Running)
+        };
+        let at_work = || run(2, "running", 20);
+        let known = [at_work(), run(1, "success", 10)];
+        assert_eq!(still_running(&known, &before), Some(before.clone()));
+        assert_eq!(still_running(&known[..1], &before), Some(before.clone()));
+        assert_eq!(still_running(&[at_work(), run(4, "success", 10)], &before), None);
+        assert_eq!(
+            still_running(&[run(2, "success", 30), run(1, "success", 10)], &before),
+            None
+        );
+        assert_eq!(still_running(&[run(3, "pending", 25), at_work()], &before), None);
+        assert_eq!(still_running(&[], &before), None);
+    }
+
     fn done() -> TaskSnapshot {
         TaskSnapshot::of("r1", TaskStatus::Success)
     }
@@ -568,6 +622,9 @@ mod tests {
         assert_eq!(seen.status, TaskStatus::Success);
         assert_eq!(seen.result.as_deref(), Some("the text"));
         assert_eq!(seen.media.clone(), vec![image]);
+        let past = seen.outcome().expect("an outcome");
+        assert_eq!(past.result, seen.result);
+        assert_eq!(past.media.len(), 0, "they are passed on with the newest outcome alone");
         let used = Usage {
             model_calls: 1,
             ..Usage::default()
