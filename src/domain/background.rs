@@ -406,12 +406,12 @@ impl TaskSnapshot {
         }
     }
 
-    /// Returns the outcome of the newest run alone; none if the run has no outcome yet, waits, or was cancelled.
+    /// Returns the outcome of the newest run alone, for the time when other runs have followed; none if the run has no
+    /// outcome yet, waits, or was cancelled. It has no media: earlier outcomes are reported as text.
     pub fn outcome(&self) -> Option<Box<Self>> {
         match self.status {
             TaskStatus::Success | TaskStatus::Error | TaskStatus::Timeout => Some(Box::new(Self {
                 result: self.result.clone(),
-                media: self.media.clone(),
                 error: self.error.clone(),
                 ..Self::of(self.run.clone(), self.status)
             })),

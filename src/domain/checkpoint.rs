@@ -168,8 +168,8 @@ impl Position {
         tasks
     }
 
-    /// Returns the failure of a task. If none of the calls has failed by itself, the failure of the step is that of all
-    /// its tasks: it was cancelled, for example. A step limit is no failure of a task.
+    /// Returns the failure of a task. If the step did not fail by one of its calls, its failure is that of all its tasks,
+    /// also of calls that had failed before: it was cancelled, for example. A step limit is no failure of a task.
     fn failure_of(&self, task: &Task) -> Option<&Failure> {
         let of_step = self.failure.as_ref()?;
         if of_step.class == "GraphRecursionError" {
@@ -178,7 +178,7 @@ impl Position {
         let Phase::Tools { calls } = &self.phase else {
             return Some(of_step);
         };
-        if self.failed_calls.is_empty() {
+        if !self.failed_calls.values().any(|failure| failure == of_step) {
             return Some(of_step);
         }
         self.failed_calls.get(&calls.get(task.call?)?.id)

@@ -11,6 +11,7 @@ use super::audit::AuditEntryView;
 use super::wire;
 use super::wire::approval::ApprovalView;
 use super::wire::assistant::{AssistantView, VersionView};
+use super::wire::child_run::UsageView;
 use super::wire::cron::CronView;
 use super::wire::delivery::DeliveryView;
 use super::wire::interrupt::InterruptView;
@@ -32,6 +33,7 @@ use crate::db::{
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::audit::AuditEntry;
 use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::item::{ItemFilter, ItemSearch, Namespace};
@@ -367,8 +369,35 @@ fn log_line(thread: ThreadId, event: &LoggedEvent) -> Line {
             Line::new("checkpoint", data)
         }
         Logged::Fact(fact) => {
-            data["event"] = json!(fact);
+            data["event"] = shown_fact(fact);
             Line::new("event", data)
         }
     }
+}
+
+/// Returns an event with the fields that are not stored while they are empty.
+fn shown_fact(fact: &Fact) -> Value {
+    let mut shown = json!(fact);
+    match fact {
+        Fact::Started { base, .. } => shown["base"] = json!(base),
+        Fact::Answered { writes, .. } => shown["writes"] = json!(writes),
+        Fact::Ended { error, waits, used, .. } => {
+            shown["error"] = json!(error);
+            shown["waits"] = json!(waits);
+            if let Some(used) = used {
+                shown["used"]["own"] = json!(UsageView::from(used.own));
+            }
+            if let Some(tree) = used.as_ref().and_then(|used| used.tree) {
+                shown["used"]["tree"] = json!(UsageView::from(tree));
+            }
+        }
+        Fact::Calling { .. }
+        | Fact::BrokenOff { .. }
+        | Fact::FellBack { .. }
+        | Fact::Asked { .. }
+        | Fact::Paused
+        | Fact::Undone
+        | Fact::Custom { .. } => {}
+    }
+    shown
 }

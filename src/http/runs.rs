@@ -490,11 +490,6 @@ fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError>
             modes.push(StreamMode::from_word(word).ok_or_else(|| ApiError::bad_parameter("stream_mode", word))?);
         }
     }
-    // Either name stands for messages in the form with which the run was created.
-    let of_messages = [StreamMode::Messages, StreamMode::MessagesTuple];
-    if modes.iter().any(|mode| of_messages.contains(mode)) {
-        modes.extend(of_messages);
-    }
     Ok((!modes.is_empty()).then_some(modes))
 }
 

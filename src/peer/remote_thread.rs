@@ -137,6 +137,11 @@ impl RemoteThread {
     /// # Errors
     /// See [`PeerError`].
     pub async fn snapshot(&self, before: Option<&TaskSnapshot>) -> PeerResult<Option<TaskSnapshot>> {
+        if let Some(before) = before.filter(|before| before.status == TaskStatus::Running)
+            && let Some(seen) = self.unchanged(before).await?
+        {
+            return Ok(Some(seen));
+        }
         let mut runs = self.latest_runs().await?;
         for _ in 0..ATTEMPTS {
             let Some(seen) = self.standing(&runs).await? else {
@@ -166,6 +171,15 @@ impl RemoteThread {
         }))
     }
 
+    /// Returns the snapshot of a running task if nothing has changed since `before`. Most polls end here: they read two
+    /// runs with their inputs instead of [`SEARCHED_RUNS`].
+    async fn unchanged(&self, before: &TaskSnapshot) -> PeerResult<Option<TaskSnapshot>> {
+        match self.peer.runs(self.thread, 2).await {
+            Err(PeerError::Misunderstood(_)) => Ok(None),
+            listed => Ok(still_running(&listed?, before)),
+        }
+    }
+
     /// Returns the latest runs, newest first; only the newest one if the list is too long to be read.
     async fn latest_runs(&self) -> PeerResult<Vec<PeerRun>> {
         match self.runs().await {
@@ -188,7 +202,14 @@ impl RemoteThread {
         };
         let mut error = thread.as_ref().and_then(failure);
         if thread.as_ref().is_some_and(has_late_answer) {
-            while ended.len() > 1 && ended.last().is_some_and(|last| is_failed_answer(last)) {
+            // The thread has the error of its last run alone: an answer before it may have failed at work.
+            while ended.len() > 1
+                && let Some(last) = ended.last().copied().filter(|last| is_failed_answer(last))
+            {
+                if let Some(outcome) = self.outcome_of(last).await? {
+                    error = error.or(outcome.error);
+                    break;
+                }
                 ended.pop();
                 error = None;
             }
@@ -350,6 +371,22 @@ impl RemoteThread {
     }
 }
 
+/// Returns the snapshot of a task whose newest run was running in `before` and still is; none if it is another, or the
+/// run before it is not known to have ended: its outcome would be missing. The runs are the latest, newest first.
+fn still_running(runs: &[PeerRun], before: &TaskSnapshot) -> Option<TaskSnapshot> {
+    let (newest, earlier) = runs.split_first()?;
+    let is_same = newest.status == RunStatus::Running && newest.run_id.to_string() == before.run;
+    let is_known = |run: &PeerRun| {
+        let id = run.run_id.to_string();
+        before.past.iter().any(|past| past.run == id)
+    };
+    let is_unchanged = is_same && earlier.iter().all(is_known);
+    is_unchanged.then(|| TaskSnapshot {
+        past: before.past.clone(),
+        ..newest.snapshot()
+    })
+}
+
 /// Returns the runs that have ended, in the order of their ends.
 fn ended(runs: &[PeerRun]) -> Vec<&PeerRun> {
     let mut ended: Vec<&PeerRun> = runs.iter().rev().filter(|run| run.status.is_final()).collect();
@@ -359,12 +396,18 @@ fn ended(runs: &[PeerRun]) -> Vec<&PeerRun> {
 }
 
 /// Returns the run whose questions a thread has, if it has any: the last one that has ended with success. None if a run
-/// is at work. The runs are the latest, newest first.
+/// is at work, or a message began after it, which dropped its questions, and failed. The runs are the latest, newest
+/// first.
 pub fn asker(runs: &[PeerRun]) -> Option<&PeerRun> {
     if runs.iter().any(|run| run.status == RunStatus::Running) {
         return None;
     }
-    ended(runs).into_iter().rfind(|run| run.status == RunStatus::Success)
+    let ended = ended(runs);
+    let at = ended.iter().rposition(|run| run.status == RunStatus::Success)?;
+    let mut later = ended.iter().skip(at + 1);
+    // A queued message that was cancelled has not begun, and an answer that failed may have come too late.
+    let are_kept = later.all(|run| !run.status.has_failed() || is_failed_answer(run));
+    ended.get(at).copied().filter(|_| are_kept)
 }
 
 /// Returns whether a run brought answers and failed.
@@ -524,12 +567,45 @@ mod tests {
         assert_eq!(asker_of(&[run(2, "pending", 5), run(1, "success", 10)]), Some(1));
         assert_eq!(asker_of(&[run(2, "interrupted", 15), run(1, "success", 10)]), Some(1));
         assert_eq!(asker_of(&[run(2, "running", 15), run(1, "success", 10)]), None);
+        for failed in ["error", "timeout"] {
+            assert_eq!(asker_of(&[run(2, failed, 15), run(1, "success", 10)]), None);
+            assert_eq!(asker_of(&[run(2, failed, 5), run(1, "success", 10)]), Some(1));
+        }
+        let late = PeerRun {
+            kwargs: Some(json!({"command": {"resume": "yes"}})),
+            ..run(2, "error", 15)
+        };
+        assert_eq!(asker_of(&[late, run(1, "success", 10)]), Some(1));
         assert!(!runs[0].brings_answers());
         let untimed = [2, 1].map(|number| PeerRun {
             updated_at: None,
             ..run(number, "success", 0)
         });
         assert_eq!(asker_of(&untimed), Some(2), "they ended in the order of their creation");
+    }
+
+    #[test]
+    fn a_task_is_as_before_while_its_newest_run_runs_and_the_run_before_it_is_known() {
+        let id = |number: u128| Uuid::from_u128(number).to_string();
+        let past = PastRun {
+            run: id(1),
+            outcome: None,
+        };
+        let before = TaskSnapshot {
+            past: vec![past],
+            ..TaskSnapshot::of(id(2), TaskStatus::Running)
+        };
+        let at_work = || run(2, "running", 20);
+        let known = [at_work(), run(1, "success", 10)];
+        assert_eq!(still_running(&known, &before), Some(before.clone()));
+        assert_eq!(still_running(&known[..1], &before), Some(before.clone()));
+        assert_eq!(still_running(&[at_work(), run(4, "success", 10)], &before), None);
+        assert_eq!(
+            still_running(&[run(2, "success", 30), run(1, "success", 10)], &before),
+            None
+        );
+        assert_eq!(still_running(&[run(3, "pending", 25), at_work()], &before), None);
+        assert_eq!(still_running(&[], &before), None);
     }
 
     fn done() -> TaskSnapshot {
@@ -546,6 +622,9 @@ mod tests {
         assert_eq!(seen.status, TaskStatus::Success);
         assert_eq!(seen.result.as_deref(), Some("the text"));
         assert_eq!(seen.media.clone(), vec![image]);
+        let past = seen.outcome().expect("an outcome");
+        assert_eq!(past.result, seen.result);
+        assert_eq!(past.media.len(), 0, "they are passed on with the newest outcome alone");
         let used = Usage {
             model_calls: 1,
             ..Usage::default()

@@ -544,7 +544,8 @@ async fn rewrite(
     Ok(())
 }
 
-/// Stores the digest of the definition that a run is pinned to: it cannot be found in a sealed request.
+/// Stores the digest of the definition that a run is pinned to: it cannot be found in a sealed request. Runs that have
+/// ended are pinned, too, which is harmless: their definition is only kept for longer.
 async fn pin_definition(tx: &mut Tx<'_>, key: &[KeyPart], request: &str) -> DbResult<()> {
     const SQL: &str = "update runs set definition = $2 where run_id = $1";
     let request: Option<RunRequest> = serde_json::from_str(request).ok();

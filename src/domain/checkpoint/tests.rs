@@ -157,5 +157,14 @@ fn each_call_that_failed_has_its_own_error_and_the_others_have_none() {
     machine.prepare_for_run();
     assert!(errors(&machine).iter().all(Option::is_none), "the calls are repeated");
     machine.position.failure = Some(Failure::cancelled());
-    assert!(errors(&machine).iter().all(Option::is_some), "no call failed by itself");
+    let cancelled = Some(Failure::cancelled().to_task_error());
+    assert!(
+        errors(&machine).iter().all(|error| *error == cancelled),
+        "no call failed by itself"
+    );
+    machine.call_failed(1, Failure::new("ToolError", "one"));
+    assert!(
+        errors(&machine).iter().all(|error| *error == cancelled),
+        "the run was cancelled before the other calls had ended"
+    );
 }

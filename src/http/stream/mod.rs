@@ -168,9 +168,7 @@ impl<L: Log> RunProjection<L> {
         };
         let mut presenter = match filter {
             None => V1Presenter::new(info, requested, subgraphs),
-            Some(filter) => {
-                V1Presenter::new(info, requested.and(filter.into_iter().collect()), subgraphs).without_metadata_frame()
-            }
+            Some(filter) => V1Presenter::new(info, requested.chosen_by(&filter), subgraphs).without_metadata_frame(),
         }
         .with_detail(detail);
         let seen = resume_from.map(|point| {

@@ -9,6 +9,7 @@ use crate::support::{Human, TestServer, eventually, lookup, on_both_engines, scr
 
 on_both_engines! {
     an_admin_exports_everything_of_a_user,
+    exported_events_have_the_fields_that_are_empty,
     an_admin_deletes_a_user_whose_run_is_at_work,
     a_deleted_user_leaves_nothing_in_the_database,
     a_user_of_another_tenant_keeps_everything,
@@ -54,6 +55,37 @@ async fn an_admin_exports_everything_of_a_user(server: TestServer) {
     let audit = root.get("/audit?action=users:export").await.ok();
     assert_eq!(audit[0]["user"], "root", "{audit}");
     assert_eq!(audit[0]["resource"], "user:ann", "{audit}");
+}
+
+async fn exported_events_have_the_fields_that_are_empty(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    let both = [lookup("a", "x"), lookup("b", "y")];
+    ann.says(script().calls_all(both).says("done")).await;
+    let lines = exported(&keys.client("root"), "ann").await;
+    let events = of_type(&lines, "event");
+    let first = |kind: &str| {
+        let found = events.iter().find(|line| line["event"]["fact"] == kind);
+        &found.unwrap_or_else(|| panic!("no {kind} in {events:?}"))["event"]
+    };
+    let started = first("started").as_object().expect("an object");
+    assert_eq!(started.get("base"), Some(&Value::Null));
+    let result = &first("answered")["writes"]["messages"][0];
+    assert_eq!(result["type"], "tool", "{result}");
+    assert_eq!(result["status"], "success", "{result}");
+    assert_eq!(result["additional_kwargs"], json!({}), "{result}");
+    assert_eq!(result["response_metadata"], json!({}), "{result}");
+    let ended = first("ended");
+    assert_eq!(ended["waits"], false, "{ended}");
+    assert!(
+        ended.as_object().is_some_and(|ended| ended.contains_key("error")),
+        "{ended}"
+    );
+    for counted in ["own", "tree"] {
+        let used = &ended["used"][counted];
+        assert_eq!(used["tool_calls"], 2, "{ended}");
+        assert_eq!(used["children"], 0, "{ended}");
+    }
 }
 
 async fn an_admin_deletes_a_user_whose_run_is_at_work(server: TestServer) {

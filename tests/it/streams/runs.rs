@@ -60,6 +60,7 @@ on_both_engines! {
     an_empty_position_is_no_position,
     the_events_of_a_join_can_be_filtered,
     messages_are_joined_under_either_name,
+    of_a_run_with_both_forms_of_messages_a_reader_gets_the_named_one,
     the_calls_of_tools_are_streamed,
     a_slow_reader_delays_no_run,
     a_disconnect_cancels_the_run_only_on_request,
@@ -413,6 +414,32 @@ async fn messages_are_joined_under_either_name(server: TestServer) {
             "{joined:#?}"
         );
     }
+}
+
+async fn of_a_run_with_both_forms_of_messages_a_reader_gets_the_named_one(server: TestServer) {
+    let alice = server.human("agent").await;
+    let more = json!({"stream_mode": ["messages", "messages-tuple"], "stream_resumable": true});
+    let stream = alice.streams("hello", more).await;
+    let run = alice.run_of_id(&stream.run_id());
+    stream.rest().await;
+    let joins = async |asked: &str| {
+        let path = format!("{}/stream?{asked}", run.path);
+        let frames = server.client().get_stream(&path, Some("-1")).await.rest().await;
+        let forms = frames.iter().map(|frame| frame.event == "messages");
+        forms.collect::<Vec<bool>>()
+    };
+    let tuples = joins("stream_mode=messages-tuple").await;
+    assert!(
+        !tuples.is_empty() && tuples.iter().all(|is_tuple| *is_tuple),
+        "{tuples:?}"
+    );
+    let growing = joins("stream_mode=messages").await;
+    assert!(
+        !growing.is_empty() && growing.iter().all(|is_tuple| !is_tuple),
+        "{growing:?}"
+    );
+    let both = joins("stream_mode=messages&stream_mode=messages-tuple").await;
+    assert!(both.contains(&true) && both.contains(&false), "{both:?}");
 }
 
 async fn a_slow_reader_delays_no_run(server: TestServer) {

@@ -148,8 +148,15 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
         "checkpoints",
         "debug",
         "events",
+        "tools",
     ];
-    for modes in [all.as_slice(), &all[..1], &["updates", "messages-tuple"], &["events"]] {
+    for modes in [
+        all.as_slice(),
+        &all[..1],
+        &["updates", "messages-tuple"],
+        &["events"],
+        &["tools"],
+    ] {
         let frames = alice
             .streams(work(), json!({"stream_mode": modes, "stream_subgraphs": true}))
             .await
@@ -167,6 +174,7 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
             assert_eq!(seen, SEEN);
             assert!(text.contains(&format!("updates|{}", namespace("handy"))));
             assert!(!text.contains(&format!("values|{}", namespace("handy"))));
+            assert!(text.contains(&format!("tools|{}", namespace("handy"))));
             assert!(!text.contains(&format!("|{}", namespace("quiet"))));
         }
     }

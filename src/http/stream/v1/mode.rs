@@ -83,13 +83,30 @@ impl Modes {
         Self(self.0 & other.0)
     }
 
+    /// The modes of a run, whose modes these are, that a reader chooses. Either name of messages stands for the form in
+    /// which the run has them, unless the run has the named one.
+    pub fn chosen_by(self, filter: &[StreamMode]) -> Self {
+        let of_messages: Self = [StreamMode::Messages, StreamMode::MessagesTuple].into_iter().collect();
+        let named: Self = filter.iter().copied().collect();
+        let named_messages = named.and(of_messages);
+        if named_messages == Self::default() || self.and(named_messages) != Self::default() {
+            return self.and(named);
+        }
+        self.and(Self(named.0 | of_messages.0))
+    }
+
     /// The modes in which an agent of this visibility is sent. The others reveal its state or its messages.
     pub(super) fn visible(visibility: Visibility) -> Self {
         match visibility {
             Visibility::Full => StreamMode::ALL.into_iter().collect(),
-            Visibility::ToolsOnly => [StreamMode::Updates, StreamMode::Messages, StreamMode::MessagesTuple]
-                .into_iter()
-                .collect(),
+            Visibility::ToolsOnly => [
+                StreamMode::Updates,
+                StreamMode::Messages,
+                StreamMode::MessagesTuple,
+                StreamMode::Tools,
+            ]
+            .into_iter()
+            .collect(),
             Visibility::Status => [StreamMode::Updates].into_iter().collect(),
             Visibility::Hidden => Self::default(),
         }

@@ -1,6 +1,7 @@
 //! The mode `tools`.
 
 use super::*;
+use crate::domain::visibility::Visibility;
 
 #[test]
 fn each_call_starts_and_ends_with_its_result() {
@@ -84,5 +85,43 @@ fn the_calls_of_subagents_are_sent_with_the_events_of_subagents_only() {
             false => vec![begins, ends],
         };
         assert_eq!(told, expected);
+    }
+}
+
+#[test]
+fn of_a_subagent_that_shows_its_tools_the_calls_are_sent_and_of_one_that_shows_its_status_none() {
+    for (visibility, expected) in [
+        (Visibility::ToolsOnly, vec!["on_tool_start", "on_tool_end"]),
+        (Visibility::Status, vec![]),
+    ] {
+        let mut play = Play::new();
+        let mut main = play.main();
+        play.start(&main, false);
+        play.input(&mut main, "hi");
+        play.say(
+            &mut main,
+            "m1",
+            "",
+            &[call("c1", "task", json!({"description": "look"}))],
+        );
+        let mut child = play.child(&main, 0, "c1");
+        Arc::make_mut(&mut child.origin).visibility = visibility;
+        play.start(&child, false);
+        play.input(&mut child, "look");
+        play.say(&mut child, "s1", "musing", &[call("c2", "lookup", json!({"q": "x"}))]);
+        play.answer(&mut child, 0, "found x", false);
+        play.tools(&mut child);
+        play.say(&mut child, "s2", "musing", &[]);
+        play.end(&child);
+        let frames = play.all(&[StreamMode::Tools], true);
+        let of_child = frames.iter().filter(|frame| frame.event.namespace.is_some());
+        let told: Vec<Value> = of_child.map(data).collect();
+        let events: Vec<&str> = told.iter().filter_map(|tool| tool["event"].as_str()).collect();
+        assert_eq!(events, expected, "{visibility:?}");
+        assert!(!json!(told).to_string().contains("musing"), "{told:#?}");
+        if let [start, end] = told.as_slice() {
+            assert_eq!(start["input"], json!({"q": "x"}));
+            assert_eq!(end["output"]["content"], "found x");
+        }
     }
 }
