@@ -118,7 +118,8 @@ async fn a_request_with_a_key_adds_one_statement_and_no_transaction(server: Test
         assert_eq!(statements.others(), 0, "{name}: {all:#?}");
         if server.engine == Engine::Sqlite {
             assert_eq!(statements.transactions_of_entries(), 0, "{name}: {all:#?}");
-            assert_eq!(statements.entries_alone(), 0, "{name}: {all:#?}");
+            // The entry of the request is sent with the commit, that of a decision before it.
+            assert!(statements.entries_alone() <= entries.saturating_sub(1), "{name}: {all:#?}");
         }
     };
 
