@@ -119,7 +119,10 @@ async fn a_request_with_a_key_adds_one_statement_and_no_transaction(server: Test
         if server.engine == Engine::Sqlite {
             assert_eq!(statements.transactions_of_entries(), 0, "{name}: {all:#?}");
             // The entry of the request is sent with the commit, that of a decision before it.
-            assert!(statements.entries_alone() <= entries.saturating_sub(1), "{name}: {all:#?}");
+            assert!(
+                statements.entries_alone() <= entries.saturating_sub(1),
+                "{name}: {all:#?}"
+            );
         }
     };
 
