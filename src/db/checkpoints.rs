@@ -472,7 +472,7 @@ pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
         .await)?)
 }
 
-/// What a run that begins needs to know of its thread.
+/// The summary of a thread's log, for a run that begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub struct LogSummary {
     /// The highest number in the log; 0 for an empty log.

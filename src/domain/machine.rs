@@ -57,7 +57,7 @@ pub struct Position {
     /// The interrupts of the current step, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
-    /// Those open interrupts whose calls have changed since they were raised: their answers are for other calls.
+    /// The open interrupts whose calls have changed since they were raised: their answers are for other calls.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that the current step has asked, from which their ids are derived.

@@ -13,7 +13,9 @@ use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use rustix::process::{Resource, Rlimit, Signal, getppid, nice, set_parent_process_death_signal, setrlimit, setsid};
+use rustix::process::{
+    Resource, Rlimit, Signal, getppid, set_parent_process_death_signal, setpriority_process, setrlimit, setsid,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set,
     set_capabilities, set_no_new_privs,
@@ -32,7 +34,7 @@ const SIGNALS: ABI = ABI::V6;
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// The directories with programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// The increment of the niceness of a command: the server precedes it.
+/// The niceness of a command: the server precedes it.
 const NICENESS: i32 = 10;
 /// The number of files that a process of a command may have open.
 const MAX_OPEN_FILES: u64 = 1_024;
@@ -139,7 +141,7 @@ impl ConfinedCommand {
             setsid().map_err(failed("a session of its own"))?;
         }
         // Less of the processor is a courtesy, no protection.
-        let _ = nice(NICENESS);
+        let _ = setpriority_process(None, NICENESS);
         std::env::set_current_dir(&self.directory)
             .map_err(|error| format!("the directory of the workspace cannot be opened: {error}"))?;
         is_program(&self.shell)?;

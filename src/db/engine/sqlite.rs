@@ -28,9 +28,9 @@ pub(in crate::db) type StatementStep = Either<SqliteQueryResult, SqliteRow>;
 /// The connection of a transaction on SQLite.
 pub(in crate::db) struct SqliteConn<'c> {
     conn: &'c mut SqliteConnection,
-    /// What is still to be sent before the next statement.
+    /// The statements that are still to be sent before the next one.
     opening: PlainStatements,
-    /// Why the opening failed.
+    /// The error of the opening, if it failed.
     opening_error: Option<sqlx::Error>,
     /// The statements that wait for the next one.
     waiting: Batch,
@@ -104,10 +104,10 @@ pub(in crate::db) enum FailedPart {
     End,
 }
 
-/// Why the end of a job has failed.
+/// An error at the end of a job.
 #[derive(Debug)]
 pub(in crate::db) struct EndError {
-    /// What has failed.
+    /// The part that has failed.
     pub(in crate::db) part: FailedPart,
     /// The error of the driver.
     pub(in crate::db) error: sqlx::Error,

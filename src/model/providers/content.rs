@@ -11,7 +11,7 @@ use crate::domain::media::{file_name, media_type};
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
-/// What stands for a human message without any text. rig-core would leave out the message, and the model would be asked
+/// The text for a human message without any. rig-core would leave out the message, and the model would be asked
 /// to go on with its own answer, which some providers refuse.
 const EMPTY_MESSAGE: &str = "(empty message)";
 

@@ -105,7 +105,6 @@ on_both_engines! {
     a_result_of_a_remote_task_is_reported_although_a_message_follows_at_once,
     a_question_of_a_remote_task_is_reported_although_a_message_waits_behind_it,
     an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task,
-    an_answer_that_comes_too_late_does_not_hide_the_failure_of_a_remote_task,
     a_finished_remote_task_continues_with_a_further_message,
     a_task_on_an_unreachable_server_is_cancelled,
     a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server,
@@ -409,48 +408,6 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task
         expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
     );
     assert_eq!(results(&alice).await, ["the long text"]);
-    peer.finish().await;
-}
-
-async fn an_answer_that_comes_too_late_does_not_hide_the_failure_of_a_remote_task(server: TestServer) {
-    let peer = peer_of(&server, "").await;
-    let alice = server.human("away").await;
-    let work = script().calls(mail("m1", "a@b.c")).calls(lookup("l1", "x")).fails(400);
-    alice
-        .says(script().calls(start("a1", "far", work)).says("it is under way"))
-        .await;
-    knows_outcomes(&alice, 1).await;
-    let task = the_task(&alice).await;
-    let work = there(&peer, &task);
-    let question = work.question().await;
-    peer.server.tools.hold("lookup");
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&question, approval.clone()).await.ok();
-    peer.server.tools.called("lookup", 1).await;
-    // A second answer comes in the moment in which the first one begins: the question is still open, and is gone then.
-    peer.server
-        .executes_sql(
-            "update interrupts set status = 'pending', resolution = null, resumed_by = null, resolved_at = null, \
-             touched_by = null, before = null",
-        )
-        .await;
-    work.resolves(&question, approval).await.ok();
-    peer.server
-        .executes_sql(
-            "update interrupts set status = 'dropped', resolution = null, resumed_by = null, touched_by = null, \
-             before = null",
-        )
-        .await;
-    peer.server.tools.let_go("lookup");
-    let runs = has_run(&work, 3).await;
-    assert_eq!([&runs[0]["status"], &runs[1]["status"]], ["error", "error"]);
-    assert_eq!(work.record().await["error"]["error"], "AnswerTooLateError");
-    let told = knows_outcomes(&alice, 2).await;
-    let expected = [("waiting", 2), ("error", 1)];
-    assert_eq!(
-        told,
-        expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
-    );
     peer.finish().await;
 }
 
