@@ -34,6 +34,8 @@ const SIGNALS: ABI = ABI::V6;
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// The directories with programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The file with the niceness of the session of a process, see sched(7).
+const AUTOGROUP: &str = "/proc/self/autogroup";
 /// The niceness of a command: the server precedes it.
 const NICENESS: i32 = 10;
 /// The number of files that a process of a command may have open.
@@ -139,6 +141,9 @@ impl ConfinedCommand {
                 return Err("the supervisor has ended".to_owned());
             }
             setsid().map_err(failed("a session of its own"))?;
+            // Where the kernel shares the processor between sessions, niceness counts within one only. A command that starts
+            // processes all the time would keep its supervisor from running, and root has no limit of processes.
+            let _ = std::fs::write(AUTOGROUP, NICENESS.to_string());
         }
         // Less of the processor is a courtesy, no protection.
         let _ = setpriority_process(None, NICENESS);

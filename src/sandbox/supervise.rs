@@ -8,14 +8,11 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, WaitIdStatus, getpid, pidfd_open, set_child_subreaper, set_dumpable_behavior,
-    setpriority_process,
 };
 
 use super::confine::{ConfinedCommand, Started};
 use super::{CONFINE, CommandEnd, CommandPlan, ROLE, SandboxLayer, bubblewrap, processes};
 
-/// The niceness of a supervisor, which precedes its command.
-const NICENESS: i32 = -10;
 /// The time between two counts of the processes.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
@@ -28,9 +25,6 @@ const MAX_STATUS_BYTES: u64 = 64 * 1024;
 
 /// Supervises the command of the plan on standard input.
 pub(super) fn supervise() -> ExitCode {
-    // A command that starts processes all the time must not delay its supervisor. Only root may do that, and for root the
-    // kernel has no limit of processes.
-    let _ = setpriority_process(None, NICENESS);
     // Whatever started the server may have left descriptors open in it.
     close_fds::set_fds_cloexec_threadsafe(FIRST_OTHER_DESCRIPTOR, &[]);
     let mut line = String::new();
