@@ -141,12 +141,13 @@ impl ConfinedCommand {
                 return Err("the supervisor has ended".to_owned());
             }
             setsid().map_err(failed("a session of its own"))?;
-            // Where the kernel shares the processor between sessions, niceness counts within one only. A command that starts
-            // processes all the time would keep its supervisor from running, and root has no limit of processes.
-            let _ = std::fs::write(AUTOGROUP, NICENESS.to_string());
         }
         // Less of the processor is a courtesy, no protection.
         let _ = setpriority_process(None, NICENESS);
+        // Where the kernel shares the processor between sessions, niceness counts within one only. A command, which has a
+        // session of its own, would keep its supervisor from running if it started processes all the time, and root has
+        // no limit of processes.
+        let _ = fs::write(AUTOGROUP, NICENESS.to_string());
         std::env::set_current_dir(&self.directory)
             .map_err(|error| format!("the directory of the workspace cannot be opened: {error}"))?;
         is_program(&self.shell)?;
