@@ -115,7 +115,7 @@ async fn a_run_of_one_step_takes_few_bytes(server: TestServer) {
         Engine::Postgres => ROWS,
     };
     let most = match server.engine {
-        Engine::Sqlite => 3_200,
+        Engine::Sqlite => 3_000,
         Engine::Postgres => 2_600,
     };
     server.is_configured_with(PLAIN_AGENT).await;
