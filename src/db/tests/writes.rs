@@ -128,13 +128,14 @@ async fn a_job_whose_last_statement_fails_fails_alone(db: Db) {
                 let thread = thread_at(n);
                 let id = thread.id;
                 let fails = n % 3 == 0;
+                let second = if fails { 1 } else { 2 };
                 let written = db
                     .write(move |tx| {
                         Box::pin(async move {
                             threads::insert(tx, &thread).await?;
                             store_event(tx, id, 1).await?;
                             // A number is taken once.
-                            store_event(tx, id, if fails { 1 } else { 2 }).await
+                            store_event(tx, id, second).await
                         })
                     })
                     .await;
