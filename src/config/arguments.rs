@@ -447,7 +447,7 @@ pub struct CommandLineSettings {
     pub role: Option<ServerRole>,
     /// True if the command does not listen, so that the configured address may be any.
     #[arg(skip)]
-    pub listens_nowhere: bool,
+    pub does_not_listen: bool,
     /// The settings from the environment, `ADJUTANT_SECTION__KEY`.
     #[arg(skip)]
     pub environment: EnvironmentSettings,
@@ -461,7 +461,7 @@ impl CommandLineSettings {
     #[must_use]
     pub fn without_listening(&self) -> Self {
         Self {
-            listens_nowhere: true,
+            does_not_listen: true,
             ..self.clone()
         }
     }

@@ -244,7 +244,7 @@ impl Check {
         }
         let settings = &config.files.settings;
         let is_open = config.auth.is_none() && !settings.insecure_no_auth;
-        if is_open && !settings.listens_nowhere && is_public(&server.listen) {
+        if is_open && !settings.does_not_listen && is_public(&server.listen) {
             self.error(&["server", "listen"], format!("`{}` {NEEDS_AUTH}", server.listen));
         }
         if server.max_body_bytes == 0 {

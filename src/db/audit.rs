@@ -70,8 +70,7 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
         .bind(detail)
         .bind(entry.created_at.0)
         .execute_later()
-        .await?;
-    Ok(())
+        .await
 }
 
 /// Stores these entries, except those that are stored already.

@@ -235,40 +235,33 @@ impl<'a> NewRow<'a> {
 async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
         node, run_id, writes, shown, position, created_at, carried_from) values ";
-    let at_once = tx.rows_at_once(15, MAX_ROWS);
-    let mut rows = rows.into_iter().peekable();
-    while rows.peek().is_some() {
-        tx.statement(SQL)
-            .push_rows(rows.by_ref().take(at_once), |values, row| {
-                let NewRow {
-                    placed,
-                    segment,
-                    writes,
-                    shown,
-                    position,
-                } = row;
-                let entry = placed.entry;
-                values
-                    .push_bind(entry.id.0)
-                    .push_bind(placed.thread.0)
-                    .push_bind(lane_id(placed.lane))
-                    .push_bind(placed.seq)
-                    .push_bind(segment)
-                    .push_bind(entry.parent.map(|parent| parent.0))
-                    .push_bind(entry.step)
-                    .push_bind(entry.source.word())
-                    .push_bind(entry.node.as_str())
-                    .push_bind(placed.run.map(|run| run.0))
-                    .push_bind(writes)
-                    .push_bind(shown)
-                    .push_bind(position)
-                    .push_bind(placed.at.0)
-                    .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
-            })
-            .execute_later()
-            .await?;
-    }
-    Ok(())
+    tx.insert_later(SQL, "", 15, rows, |values, row| {
+        let NewRow {
+            placed,
+            segment,
+            writes,
+            shown,
+            position,
+        } = row;
+        let entry = placed.entry;
+        values
+            .push_bind(entry.id.0)
+            .push_bind(placed.thread.0)
+            .push_bind(lane_id(placed.lane))
+            .push_bind(placed.seq)
+            .push_bind(segment)
+            .push_bind(entry.parent.map(|parent| parent.0))
+            .push_bind(entry.step)
+            .push_bind(entry.source.word())
+            .push_bind(entry.node.as_str())
+            .push_bind(placed.run.map(|run| run.0))
+            .push_bind(writes)
+            .push_bind(shown)
+            .push_bind(position)
+            .push_bind(placed.at.0)
+            .push_bind(entry.carried_from.map(|checkpoint| checkpoint.0));
+    })
+    .await
 }
 
 /// Sets the position of a checkpoint on behalf of run `by` of the main agent, so that [`restore_positions`] can undo
@@ -463,13 +456,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
 
 /// Returns the highest number in the log of a thread; 0 when the log is empty.
 pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
-    const SQL: &str = "select coalesce(max(seq), 0) from (\
-        select max(seq) as seq from checkpoints where thread_id = $1 \
-        union all select max(seq) as seq from events where thread_id = $1) newest";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
-        .bind(thread.0)
-        .fetch_one(conn)
-        .await)?)
+    Ok(log_summary(tx, thread).await?.max_seq)
 }
 
 /// The summary of a thread's log, for a run that begins.

@@ -82,28 +82,8 @@ pub(super) enum Conn<'c> {
 }
 
 impl<'c> Tx<'c> {
-    pub(super) fn sqlite(conn: &'c mut SqliteConnection, parts: &'c TxParts, access: &RowAccess) -> Self {
-        Self::of(Conn::Sqlite(SqliteConn::new(conn)), parts, access)
-    }
-
-    /// Begins a transaction on SQLite. `opening` is sent with its first statement.
-    pub(super) fn opened_sqlite(
-        conn: &'c mut SqliteConnection,
-        parts: &'c TxParts,
-        access: &RowAccess,
-        opening: PlainStatements,
-    ) -> Self {
-        Self::of(Conn::Sqlite(SqliteConn::opened(conn, opening)), parts, access)
-    }
-
-    /// Begins a job of the writer of SQLite, whose statements may wait. It ends with [`Self::end_job`].
-    pub(super) fn of_sqlite_job(
-        conn: &'c mut SqliteConnection,
-        parts: &'c TxParts,
-        access: &RowAccess,
-        opening: PlainStatements,
-    ) -> Self {
-        Self::of(Conn::Sqlite(SqliteConn::of_job(conn, opening)), parts, access)
+    pub(super) fn sqlite(conn: SqliteConn<'c>, parts: &'c TxParts, access: &RowAccess) -> Self {
+        Self::of(Conn::Sqlite(conn), parts, access)
     }
 
     /// Returns the opening of a job on SQLite if it was not sent, since the job has no statement.
@@ -299,7 +279,11 @@ pub(super) async fn open(
     outfit
         .parts
         .sealing
-        .check(&mut Tx::sqlite(&mut conn, &outfit.parts, &RowAccess::Server))
+        .check(&mut Tx::sqlite(
+            SqliteConn::new(&mut conn),
+            &outfit.parts,
+            &RowAccess::Server,
+        ))
         .await?;
     let readers = if in_memory {
         Readers::Writer

@@ -54,6 +54,7 @@ fn cell(id: &String) -> ColumnRef<'_, String> {
 /// [`super::DbError::Conflict`] when a number is taken or the thread was deleted: by the end of the transaction, see
 /// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
+    const SQL: &str = "insert into events (thread_id, seq, run_id, lane, body, created_at) values ";
     for batch in facts.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
         for placed in batch {
@@ -66,21 +67,15 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             };
             packer.store(tx, holder).await?;
         }
-        let at_once = tx.rows_at_once(6, MAX_ROWS);
-        let mut rows = rows.into_iter().peekable();
-        while rows.peek().is_some() {
-            tx.statement("insert into events (thread_id, seq, run_id, lane, body, created_at) values ")
-                .push_rows(rows.by_ref().take(at_once), |row, (placed, body)| {
-                    row.push_bind(placed.thread.0)
-                        .push_bind(placed.seq)
-                        .push_bind(placed.run.0)
-                        .push_bind(lane_id(placed.lane))
-                        .push_bind(body)
-                        .push_bind(placed.at.0);
-                })
-                .execute_later()
-                .await?;
-        }
+        tx.insert_later(SQL, "", 6, rows, |row, (placed, body)| {
+            row.push_bind(placed.thread.0)
+                .push_bind(placed.seq)
+                .push_bind(placed.run.0)
+                .push_bind(lane_id(placed.lane))
+                .push_bind(body)
+                .push_bind(placed.at.0);
+        })
+        .await?;
     }
     Ok(())
 }

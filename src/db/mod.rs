@@ -103,7 +103,7 @@ pub use sealing::{MasterKeys, RekeyProgress, RekeyTarget};
 pub use session_lock::SessionLock;
 pub use states::StateCache;
 
-use engine::{Readers, TxParts};
+use engine::{Readers, SqliteConn, TxParts};
 use job::TransactionJob;
 use queue::TransactionQueue;
 use reach::Reachability;
@@ -338,13 +338,7 @@ impl Db {
         let access = RowAccess::required()?;
         match &self.0.readers {
             Readers::Writer => self.0.queue.run(access, job).await,
-            Readers::Sqlite { queue, .. } => {
-                let job = match PendingEntries::current() {
-                    Some(entries) => TransactionJob::new(move |tx| Box::pin(entries.scope(job.run(tx)))),
-                    None => job,
-                };
-                self.in_time(Box::pin(queue.run(access, job))).await
-            }
+            Readers::Sqlite { queue, .. } => self.in_time(Box::pin(queue.run(access, job))).await,
             Readers::Postgres(pool) => {
                 let mut reader = self
                     .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
@@ -389,7 +383,13 @@ impl Db {
         let search = async {
             let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
             let mut transaction = reader.begin().await?;
-            let ran = job.run(&mut Tx::sqlite(&mut transaction, &self.0.parts, &access)).await;
+            let ran = job
+                .run(&mut Tx::sqlite(
+                    SqliteConn::new(&mut transaction),
+                    &self.0.parts,
+                    &access,
+                ))
+                .await;
             drop(transaction);
             reader.finish().await?;
             ran.map(drop)
@@ -437,7 +437,7 @@ impl Db {
         let stored_by_job = Arc::clone(&stored);
         let job_with_entries = TransactionJob::new(move |tx| {
             Box::pin(async move {
-                let is_kept = of_job.clone().scope(job.run(tx)).await?;
+                let is_kept = job.run(tx).await?;
                 if is_kept {
                     // After the job, which may add entries, and which may have to begin without locks.
                     let _ = stored_by_job.set(of_job.insert(tx).await?);

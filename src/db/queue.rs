@@ -4,6 +4,7 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
+use futures::future::Either;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
@@ -11,6 +12,7 @@ use tracing::{Instrument, Span};
 use super::engine::Tx;
 use super::error::{DbError, DbResult};
 use super::job::TransactionJob;
+use super::pending_entries::PendingEntries;
 use super::row_security::RowAccess;
 
 /// The capacity of the queue. When the queue is full, callers wait.
@@ -35,6 +37,8 @@ pub(super) struct QueuedJob {
     pub(super) access: RowAccess,
     /// The span of the caller.
     span: Span,
+    /// The entries of the request for which the caller works.
+    entries: Option<PendingEntries>,
     answer: oneshot::Sender<DbResult<()>>,
 }
 
@@ -49,7 +53,7 @@ impl QueuedJob {
     /// Runs the job, without ending the transaction.
     pub(super) async fn run(self, tx: &mut Tx<'_>) -> CompletedJob {
         CompletedJob {
-            kept: run_to_end(self.job, tx).instrument(self.span).await,
+            kept: run_to_end(self.job, self.entries, tx).instrument(self.span).await,
             answer: self.answer,
         }
     }
@@ -58,15 +62,12 @@ impl QueuedJob {
     pub(super) async fn run_while_awaited(self, tx: &mut Tx<'_>) -> Option<CompletedJob> {
         let mut answer = self.answer;
         let kept = tokio::select! {
-            kept = run_to_end(self.job, tx).instrument(self.span) => kept,
+            // A job whose caller is gone already does not begin.
+            biased;
             () = answer.closed() => return None,
+            kept = run_to_end(self.job, self.entries, tx).instrument(self.span) => kept,
         };
         Some(CompletedJob { kept, answer })
-    }
-
-    /// Returns whether nobody waits for the job any more.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.answer.is_closed()
     }
 
     /// Refuses the job with this error.
@@ -90,9 +91,13 @@ impl CompletedJob {
 }
 
 /// Runs a job and returns whether its writes are to be kept.
-async fn run_to_end(job: TransactionJob, tx: &mut Tx<'_>) -> DbResult<bool> {
+async fn run_to_end(job: TransactionJob, entries: Option<PendingEntries>, tx: &mut Tx<'_>) -> DbResult<bool> {
+    let work = match entries {
+        Some(entries) => Either::Left(entries.scope(job.run(tx))),
+        None => Either::Right(job.run(tx)),
+    };
     // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
-    match AssertUnwindSafe(job.run(tx)).catch_unwind().await {
+    match AssertUnwindSafe(work).catch_unwind().await {
         Ok(kept) => kept,
         Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
     }
@@ -113,6 +118,7 @@ impl TransactionQueue {
                 job,
                 access,
                 span: Span::current(),
+                entries: PendingEntries::current(),
                 answer,
             })
             .await

@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::engine::{PlainStatements, PostgresPool, Tx, TxParts, acquire};
+use super::engine::{PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::queue::{JobReceiver, QueuedJob, next};
 
@@ -68,9 +68,6 @@ struct SqliteReader {
 impl SqliteReader {
     /// Runs a job on one snapshot.
     async fn read(&mut self, job: QueuedJob) {
-        if job.is_abandoned() {
-            return;
-        }
         let conn = match self.conn.take() {
             Some(conn) => Ok(conn),
             None => self.options.connect().await,
@@ -89,7 +86,7 @@ impl SqliteReader {
 
 async fn read_in_snapshot(conn: &mut SqliteConnection, parts: &TxParts, job: QueuedJob) -> sqlx::Result<()> {
     let access = job.access.clone();
-    let mut tx = Tx::opened_sqlite(&mut *conn, parts, &access, BEGIN);
+    let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, BEGIN), parts, &access);
     // The connection is for other readers once the caller is gone.
     let done = job.run_while_awaited(&mut tx).await;
     if let Some(error) = tx.take_opening_error() {

@@ -55,7 +55,7 @@ enum Target<'t, 'c> {
 
 impl<'c> Tx<'c> {
     /// Begins a statement.
-    pub(super) fn statement<'t>(&'t mut self, sql: impl Into<Cow<'static, str>>) -> Statement<'t, 'c> {
+    pub(super) fn statement<'t>(&'t mut self, sql: &'static str) -> Statement<'t, 'c> {
         let target = match &mut self.conn {
             Conn::Sqlite(conn) => Target::Sqlite {
                 offset: conn.bound(),
@@ -69,17 +69,36 @@ impl<'c> Tx<'c> {
         };
         Statement {
             target,
-            sql: sql.into(),
+            sql: Cow::Borrowed(sql),
             bound: 0,
         }
     }
 
-    /// Returns how many rows with this number of values a statement takes: at most `most`.
-    pub(super) fn rows_at_once(&self, values: usize, most: usize) -> usize {
-        match self.engine() {
-            Engine::Sqlite => (MOST_VALUES / values).clamp(1, most),
-            Engine::Postgres => most,
+    /// Stores rows by [`Statement::execute_later`]. `insert` is the text before the rows, up to `values`, and `end` that behind
+    /// them. `bind` binds the `width` values of a row.
+    ///
+    /// # Errors
+    /// As [`Statement::execute_later`].
+    pub(super) async fn insert_later<I>(
+        &mut self,
+        insert: &'static str,
+        end: &'static str,
+        width: usize,
+        rows: Vec<I>,
+        bind: impl Fn(&mut RowValues<'_, '_, '_>, I),
+    ) -> DbResult<()> {
+        let most = match self.engine() {
+            Engine::Sqlite => (MOST_VALUES / width).max(1),
+            Engine::Postgres => rows.len(),
+        };
+        let mut rows = rows.into_iter().peekable();
+        while rows.peek().is_some() {
+            let mut statement = self.statement(insert);
+            statement.push_rows(rows.by_ref().take(most), &bind);
+            statement.sql.to_mut().push_str(end);
+            statement.execute_later().await?;
         }
+        Ok(())
     }
 }
 
@@ -102,30 +121,18 @@ impl Statement<'_, '_> {
         }
     }
 
-    /// Adds a text to the statement.
-    pub(super) fn push(mut self, text: &str) -> Self {
-        self.sql.to_mut().push_str(text);
-        self
-    }
-
-    /// Adds lists of values in brackets, separated by commas, such as the rows of an `insert`. `bind` binds the values of
-    /// an item.
-    pub(super) fn push_rows<I: IntoIterator>(
-        mut self,
-        items: I,
-        mut bind: impl FnMut(&mut RowValues<'_, '_, '_>, I::Item),
-    ) -> Self {
-        for (index, item) in items.into_iter().enumerate() {
+    /// Adds rows to an `insert`: lists of values in brackets, separated by commas.
+    fn push_rows<I: Iterator>(&mut self, rows: I, bind: impl Fn(&mut RowValues<'_, '_, '_>, I::Item)) {
+        for (index, item) in rows.enumerate() {
             let before = if index == 0 { "(" } else { ", (" };
             self.sql.to_mut().push_str(before);
             let mut row = RowValues {
-                statement: &mut self,
+                statement: self,
                 is_empty: true,
             };
             bind(&mut row, item);
             self.sql.to_mut().push(')');
         }
-        self
     }
 
     /// Executes the statement by the end of the transaction at the latest, and before any that follows. If it fails then,
@@ -137,33 +144,10 @@ impl Statement<'_, '_> {
     pub(super) async fn execute_later(self) -> DbResult<()> {
         match self.target {
             Target::Sqlite { conn, offset } => Ok(conn.send_later(&self.sql, offset).await?),
-            target @ Target::Postgres { .. } => {
-                let statement = Self { target, ..self };
-                statement.execute().await.map(drop)
-            }
-        }
-    }
-
-    /// Executes the statement and returns the number of rows that it has changed.
-    ///
-    /// # Errors
-    /// Those of the statement, and of others that waited.
-    pub(super) async fn execute(self) -> DbResult<u64> {
-        match self.target {
-            Target::Sqlite { conn, offset } => {
-                let mut changed = 0;
-                let mut steps = conn.send_now(&self.sql, offset);
-                while let Some(step) = steps.try_next().await? {
-                    if let Either::Left(done) = step {
-                        changed += done.rows_affected();
-                    }
-                }
-                Ok(changed)
-            }
             Target::Postgres { conn, arguments, error } => {
                 encoded(error)?;
-                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
-                Ok(done.rows_affected())
+                query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
+                Ok(())
             }
         }
     }

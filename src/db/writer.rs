@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, Tx, TxParts, acquire};
+use super::engine::{EndError, FailedPart, FileLock, PlainStatements, PostgresPool, SqliteConn, Tx, TxParts, acquire};
 use super::error::{DbError, DbResult};
 use super::notifications::Listening;
 use super::queue::{CompletedJob, JobReceiver, QueuedJob, next};
@@ -148,7 +148,7 @@ async fn run_group(
 ) -> DbResult<()> {
     let is_alone = group.len() == 1;
     let mut opening = if is_alone { BEGIN_ALONE } else { BEGIN_FIRST };
-    let mut tx = Tx::opened_sqlite(&mut *conn, parts, &RowAccess::Server, opening);
+    let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, opening), parts, &RowAccess::Server);
     let refreshed = parts.sealing.refresh(&mut tx).await;
     opening = begun(&mut tx)?;
     refreshed?;
@@ -157,7 +157,7 @@ async fn run_group(
     while let Some(job) = group.pop() {
         let is_last = group.is_empty();
         let access = job.access.clone();
-        let mut tx = Tx::of_sqlite_job(&mut *conn, parts, &access, opening);
+        let mut tx = Tx::sqlite(SqliteConn::of_job(&mut *conn, opening), parts, &access);
         let mut job = job.run(&mut tx).await;
         let ended = match job.is_kept() {
             true => end_job(&mut tx, &mut job, if is_last { COMMIT } else { BEGIN_NEXT }).await,

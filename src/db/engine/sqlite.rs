@@ -115,7 +115,7 @@ pub(in crate::db) struct EndError {
 
 impl<'c> SqliteConn<'c> {
     /// Takes a connection whose transaction has begun, or which needs none. Each statement is sent at once.
-    pub(super) fn new(conn: &'c mut SqliteConnection) -> Self {
+    pub(in crate::db) fn new(conn: &'c mut SqliteConnection) -> Self {
         Self {
             conn,
             opening: &[],
@@ -127,7 +127,7 @@ impl<'c> SqliteConn<'c> {
 
     /// Takes a connection whose transaction begins with `opening`, which is sent with the first statement. Each statement
     /// is sent at once.
-    pub(super) fn opened(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
+    pub(in crate::db) fn opened(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
         Self {
             opening,
             ..Self::new(conn)
@@ -136,7 +136,7 @@ impl<'c> SqliteConn<'c> {
 
     /// Takes a connection for a job of the writer, like [`Self::opened`]. Unless the job ends with [`Self::end_job`], the
     /// statements that wait are not sent, and the transaction has to be rolled back.
-    pub(super) fn of_job(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
+    pub(in crate::db) fn of_job(conn: &'c mut SqliteConnection, opening: PlainStatements) -> Self {
         Self {
             may_wait: true,
             ..Self::opened(conn, opening)

@@ -476,8 +476,7 @@ pub async fn set_child_status(
         .bind(error)
         .bind(now.0)
         .execute_later()
-        .await?;
-    Ok(())
+        .await
 }
 
 /// Sets all running subagents' runs of a thread to `interrupted`. What is done on behalf of run `by` of the main agent

@@ -24,8 +24,7 @@ pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage, by: RunId) ->
         .bind(by.0)
         .bind(usage)
         .execute_later()
-        .await?;
-    Ok(())
+        .await
 }
 
 /// Returns the usage of a run, without the runs below it.

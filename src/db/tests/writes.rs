@@ -79,31 +79,35 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
     );
 }
 
-async fn a_refused_job_leaves_nothing_behind(db: Db) {
-    // The job runs alone, and together with others in one transaction.
+/// Runs a numbered job alone, and then together with others in one transaction.
+async fn alone_and_together<F: Future<Output = ()>>(job: impl Fn(i64) -> F) {
     for together in [1, 16] {
-        let writes = (0..together).map(|n| {
-            let db = db.clone();
-            async move {
-                let thread = thread_at(n);
-                let id = thread.id;
-                let is_refused = n % 2 == 0;
-                let expected = if is_refused { Err(Refusal) } else { Ok(()) };
-                let outcome = db
-                    .write(move |tx| {
-                        Box::pin(async move {
-                            threads::insert(tx, &thread).await?;
-                            expected
-                        })
-                    })
-                    .await;
-                assert_eq!(outcome, expected);
-                let found = read!(db, |tx| threads::find(tx, id));
-                assert_eq!(found.is_none(), is_refused);
-            }
-        });
-        futures::future::join_all(writes).await;
+        futures::future::join_all((0..together).map(&job)).await;
     }
+}
+
+async fn a_refused_job_leaves_nothing_behind(db: Db) {
+    alone_and_together(|n| {
+        let db = db.clone();
+        async move {
+            let thread = thread_at(n);
+            let id = thread.id;
+            let is_refused = n % 2 == 0;
+            let expected = if is_refused { Err(Refusal) } else { Ok(()) };
+            let outcome = db
+                .write(move |tx| {
+                    Box::pin(async move {
+                        threads::insert(tx, &thread).await?;
+                        expected
+                    })
+                })
+                .await;
+            assert_eq!(outcome, expected);
+            let found = read!(db, |tx| threads::find(tx, id));
+            assert_eq!(found.is_none(), is_refused);
+        }
+    })
+    .await;
 }
 
 /// Stores an event with this number, by a statement that may wait for the next one.
@@ -120,33 +124,30 @@ async fn store_event(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<()
 }
 
 async fn a_job_whose_last_statement_fails_fails_alone(db: Db) {
-    // The job runs alone, and together with others in one transaction.
-    for together in [1, 16] {
-        let writes = (0..together).map(|n| {
-            let db = db.clone();
-            async move {
-                let thread = thread_at(n);
-                let id = thread.id;
-                let fails = n % 3 == 0;
-                let second = if fails { 1 } else { 2 };
-                let written = db
-                    .write(move |tx| {
-                        Box::pin(async move {
-                            threads::insert(tx, &thread).await?;
-                            store_event(tx, id, 1).await?;
-                            // A number is taken once.
-                            store_event(tx, id, second).await
-                        })
+    alone_and_together(|n| {
+        let db = db.clone();
+        async move {
+            let thread = thread_at(n);
+            let id = thread.id;
+            let fails = n % 3 == 0;
+            let second = if fails { 1 } else { 2 };
+            let written = db
+                .write(move |tx| {
+                    Box::pin(async move {
+                        threads::insert(tx, &thread).await?;
+                        store_event(tx, id, 1).await?;
+                        // A number is taken once.
+                        store_event(tx, id, second).await
                     })
-                    .await;
-                assert_eq!(matches!(written, Err(DbError::Conflict(_))), fails, "{written:?}");
-                assert_eq!(written.is_err(), fails, "{written:?}");
-                let found = read!(db, |tx| threads::find(tx, id));
-                assert_eq!(found.is_none(), fails);
-            }
-        });
-        futures::future::join_all(writes).await;
-    }
+                })
+                .await;
+            assert_eq!(matches!(written, Err(DbError::Conflict(_))), fails, "{written:?}");
+            assert_eq!(written.is_err(), fails, "{written:?}");
+            let found = read!(db, |tx| threads::find(tx, id));
+            assert_eq!(found.is_none(), fails);
+        }
+    })
+    .await;
 }
 
 async fn a_statement_sees_those_before_it(db: Db) {

@@ -39,18 +39,12 @@ fn checked_terms(metadata: &Map<String, Value>) -> DbResult<BTreeSet<Term>> {
 }
 
 async fn insert_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>) -> DbResult<()> {
-    let at_once = tx.rows_at_once(2, MAX_VALUES);
-    let mut rows = terms.iter().peekable();
-    while rows.peek().is_some() {
-        tx.statement("insert into thread_terms (term, thread_id) values ")
-            .push_rows(rows.by_ref().take(at_once), |row, term| {
-                row.push_bind(term.0).push_bind(thread.0);
-            })
-            .push(" on conflict do nothing")
-            .execute_later()
-            .await?;
-    }
-    Ok(())
+    const SQL: &str = "insert into thread_terms (term, thread_id) values ";
+    let rows = terms.iter().collect();
+    tx.insert_later(SQL, " on conflict do nothing", 2, rows, |row, term: &Term| {
+        row.push_bind(term.0).push_bind(thread.0);
+    })
+    .await
 }
 
 async fn delete_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>) -> DbResult<()> {

@@ -42,19 +42,20 @@ fn each_call_starts_and_ends_with_its_result() {
     assert_eq!(ends, expected);
 }
 
+/// Has the main agent delegate. Returns the subagent, which has not begun.
+fn delegates(play: &mut Play, main: &mut Agent) -> Agent {
+    play.start(main, false);
+    play.input(main, "hi");
+    let order = call("c1", "task", json!({"description": "look"}));
+    play.say(main, "m1", "", &[order]);
+    play.child(main, 0, "c1")
+}
+
 #[test]
 fn the_calls_of_subagents_are_sent_with_the_events_of_subagents_only() {
     let mut play = Play::new();
     let mut main = play.main();
-    play.start(&main, false);
-    play.input(&mut main, "hi");
-    play.say(
-        &mut main,
-        "m1",
-        "",
-        &[call("c1", "task", json!({"description": "look"}))],
-    );
-    let mut child = play.child(&main, 0, "c1");
+    let mut child = delegates(&mut play, &mut main);
     play.start(&child, false);
     play.input(&mut child, "look");
     play.say(&mut child, "s1", "", &[call("c2", "lookup", json!({}))]);
@@ -96,15 +97,7 @@ fn of_a_subagent_that_shows_its_tools_the_calls_are_sent_and_of_one_that_shows_i
     ] {
         let mut play = Play::new();
         let mut main = play.main();
-        play.start(&main, false);
-        play.input(&mut main, "hi");
-        play.say(
-            &mut main,
-            "m1",
-            "",
-            &[call("c1", "task", json!({"description": "look"}))],
-        );
-        let mut child = play.child(&main, 0, "c1");
+        let mut child = delegates(&mut play, &mut main);
         Arc::make_mut(&mut child.origin).visibility = visibility;
         play.start(&child, false);
         play.input(&mut child, "look");
