@@ -12,8 +12,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqliteConnection,
-    SqlitePool, raw_sql,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
 };
 
 use super::error::{DbError, DbResult};
