@@ -4,7 +4,8 @@
 //! waiting runs, and `withdraw` removes runs that do not begin.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
-//! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached).
+//! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
+//! database does not say whether the run is stored, the dispatcher looks for it.
 
 use std::sync::Arc;
 
@@ -197,7 +198,12 @@ impl Admission {
         let admission = self.clone();
         let work = self.core.run_detached(async move {
             let (slot, context) = admission.with_slot(checked);
-            let admitted = retry_while_busy(move || transaction(context.clone())).await?;
+            let admitted = retry_while_busy(move || transaction(context.clone())).await;
+            let admitted = admitted.inspect_err(|error| {
+                if let Some(fault) = error.fault() {
+                    admission.dispatcher.admission_has_failed(fault);
+                }
+            })?;
             Ok(admitted.started(|admitted| admission.start_or_queue(admitted, slot)))
         });
         work.await

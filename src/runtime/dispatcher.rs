@@ -37,11 +37,15 @@ use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
 mod scope;
+mod uncertain_claims;
+
+use uncertain_claims::UncertainClaims;
 
 /// The pause between two looks for runs that another process has left in a crash, while there are other processes, and the
 /// pause after a look that failed.
 const POLL: Duration = Duration::from_secs(1);
-/// The time between the look that misses the lock of a process and the look that finds that it has ended.
+/// The time between the look that misses the lock of a process and the look that finds that it has ended, and between two
+/// looks for claims whose outcome is unknown.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
 /// The pauses between looks at the queue while a run is due that could not be claimed: another transaction may have locked
 /// its thread for a moment, or its account may have as many runs at work as its quota allows.
@@ -81,6 +85,8 @@ pub(super) struct Dispatcher {
     pub(super) has_company: AtomicBool,
     /// True when another process has given a run back, so that the next look finds it.
     pub(super) has_orphans: AtomicBool,
+    /// The claims of this process whose outcome is unknown.
+    uncertain_claims: UncertainClaims,
     /// Held while the lease is renewed or released. True once it is released: it must not come back then.
     pub(super) lease_released: tokio::sync::Mutex<bool>,
 }
@@ -147,6 +153,7 @@ impl Dispatcher {
             queued: AtomicBool::new(true),
             has_company: AtomicBool::new(false),
             has_orphans: AtomicBool::new(false),
+            uncertain_claims: UncertainClaims::default(),
             lease_released: tokio::sync::Mutex::new(false),
         }
     }
@@ -195,6 +202,9 @@ impl Dispatcher {
 
     /// Returns the pause between two looks for runs that another process has left in a crash.
     fn pause_between_orphans(&self) -> Duration {
+        if self.uncertain_claims.are_any() {
+            return SECOND_LOOK;
+        }
         match self.has_company.load(Ordering::Acquire) {
             true => POLL,
             false => self.core.longest_sleep(),
@@ -254,8 +264,12 @@ impl Dispatcher {
         // After a failover of the database all processes have lost their locks, though they live.
         let is_settled = self.core.db.is_settled();
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
+        let this = Arc::clone(self);
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
+                if this.uncertain_claims.are_any() {
+                    this.release_undriven(tx).await?;
+                }
                 let lost = match is_settled {
                     true => db::workers::end_lost(tx, worker).await?,
                     false => LostWorkers::default(),
@@ -263,7 +277,7 @@ impl Dispatcher {
                 DbResult::Ok((lost, db::runs::adopt_orphans(tx, worker, now, free).await?))
             })
         });
-        let (lost, orphans) = write.await?;
+        let (lost, orphans) = write.await.inspect_err(|error| self.uncertain_claims.note(error))?;
         if lost.has_ended {
             tracing::info!("another process has ended: its lease is over");
             // Its jobs are due again, too.
@@ -294,7 +308,10 @@ impl Dispatcher {
                 .db
                 .write(move |tx| Box::pin(async move { claim_next(tx, &core, now).await }))
                 .await;
-            let looked = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
+            let looked = looked.inspect_err(|error| {
+                self.queued.store(true, Ordering::Release);
+                self.uncertain_claims.note(error);
+            })?;
             let claim = match looked {
                 QueueLook::Empty => return Ok(None),
                 QueueLook::Waiting(next) => {

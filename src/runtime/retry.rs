@@ -22,37 +22,51 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An error of a transaction.
 pub(super) trait TransactionError {
+    /// Returns the error of the database, if it is one.
+    fn fault(&self) -> Option<&DbError>;
+
     /// Returns true if another transaction was in the way: nothing was stored, and another try may succeed.
-    fn is_busy(&self) -> bool;
+    fn is_busy(&self) -> bool {
+        matches!(self.fault(), Some(DbError::Busy))
+    }
 }
 
 impl TransactionError for DbError {
-    fn is_busy(&self) -> bool {
-        matches!(self, Self::Busy)
+    fn fault(&self) -> Option<&DbError> {
+        Some(self)
     }
 }
 
 impl TransactionError for StartError {
-    fn is_busy(&self) -> bool {
-        matches!(self, Self::Fault(DbError::Busy))
+    fn fault(&self) -> Option<&DbError> {
+        let Self::Fault(error) = self else {
+            return None;
+        };
+        Some(error)
     }
 }
 
 impl TransactionError for BatchError {
-    fn is_busy(&self) -> bool {
-        self.error.is_busy()
+    fn fault(&self) -> Option<&DbError> {
+        self.error.fault()
     }
 }
 
 impl TransactionError for CancelError {
-    fn is_busy(&self) -> bool {
-        matches!(self, Self::Fault(DbError::Busy))
+    fn fault(&self) -> Option<&DbError> {
+        let Self::Fault(error) = self else {
+            return None;
+        };
+        Some(error)
     }
 }
 
 impl TransactionError for DeleteRunError {
-    fn is_busy(&self) -> bool {
-        matches!(self, Self::Fault(DbError::Busy))
+    fn fault(&self) -> Option<&DbError> {
+        let Self::Fault(error) = self else {
+            return None;
+        };
+        Some(error)
     }
 }
 

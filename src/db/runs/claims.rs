@@ -433,6 +433,18 @@ pub async fn is_to_stop(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         .await)?)
 }
 
+/// Returns the claims of `worker` on running runs.
+pub async fn held_by(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<LeaseHolder>> {
+    const SQL: &str = "select run_id, fence from runs where depth = 0 and status = 'running' and worker = $1";
+    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
+    let holders = rows.into_iter().map(|(run, fence)| LeaseHolder {
+        run: RunId(run),
+        worker,
+        fence,
+    });
+    Ok(holders.collect())
+}
+
 /// Releases a run that has not ended, so that any worker can claim it.
 pub async fn release(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64) -> DbResult<()> {
     const SQL: &str = "update runs set worker = null where run_id = $1 and worker = $2 and fence = $3";

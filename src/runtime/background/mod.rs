@@ -313,10 +313,10 @@ impl From<DbError> for TaskError {
 }
 
 impl TransactionError for TaskError {
-    fn is_busy(&self) -> bool {
+    fn fault(&self) -> Option<&DbError> {
         match self {
-            Self::Refused(_) => false,
-            Self::Start(error) => error.is_busy(),
+            Self::Refused(_) => None,
+            Self::Start(error) => error.fault(),
         }
     }
 }

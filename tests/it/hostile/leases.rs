@@ -8,6 +8,7 @@ use reqwest::Method;
 use serde_json::json;
 use sqlx::{Connection, SqliteConnection, raw_sql};
 
+use crate::support::client::reply;
 use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script};
 
@@ -282,4 +283,72 @@ async fn a_result_whose_commit_does_not_arrive_is_stored_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_result_whose_commit_is_not_acknowledged_is_stored_once() {
     stores_the_result_once_while(Commits::AreNotAcknowledged, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_whose_admission_is_not_acknowledged_runs_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresProxy::before(&straight, "no_answer") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        server.is_stopped_and_started_again().await;
+        let alice = server.human("plain").await;
+        let post = async || {
+            let request = server.client().request(Method::POST, &alice.path("/runs"));
+            let body = alice.run_body(script().calls(lookup("no_answer", "x")).says("done"), json!({}));
+            reply(request.header("Idempotency-Key", "once").json(&body)).await
+        };
+        door.commits(Commits::AreNotAcknowledged);
+        assert_eq!(post().await.status, 503);
+        assert!(door.broken() > 0, "the admission was not acknowledged");
+        door.commits(Commits::Arrive);
+        let run = post().await.ok();
+        let run = alice.run(&run);
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        assert_eq!(alice.runs().await.len(), 1);
+        assert_eq!(server.tools.calls_of("lookup").len(), 1);
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresProxy::before(&straight, "nothing") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        server
+            .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
+            .await;
+        server.tools.hold("slow");
+        let bob = server.human("plain").await;
+        let first = bob
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
+        server.tools.called("slow", 1).await;
+        let alice = server.human("plain").await;
+        let second = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+        assert_eq!(second.status().await, "pending");
+        door.commits(Commits::AreNotAcknowledged);
+        server.tools.let_go("slow");
+        // It is claimed, but the server does not hear of it.
+        eventually(async || second.status().await == "running").await;
+        door.commits(Commits::Arrive);
+        for run in [&first, &second] {
+            run.finishes().await;
+            assert_eq!(run.status().await, "success");
+        }
+        assert_eq!(server.tools.calls_of("lookup").len(), 1);
+        assert_eq!(server.tools.calls_of("slow").len(), 1);
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
 }
