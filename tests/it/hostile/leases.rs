@@ -324,29 +324,20 @@ async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
             return;
         };
         server.configuration_changes(&straight, &door.url);
-        server
-            .is_reconfigured("[runtime]\n", "[runtime]\nmax_concurrent_runs = 1\n")
-            .await;
-        server.tools.hold("slow");
-        let bob = server.human("plain").await;
-        let first = bob
-            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
-            .await;
-        server.tools.called("slow", 1).await;
+        server.is_stopped_and_started_again().await;
         let alice = server.human("plain").await;
-        let second = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-        assert_eq!(second.status().await, "pending");
+        let later = json!({"after_seconds": 1});
+        let run = alice
+            .starts(alice.run_body(script().calls(lookup("l1", "x")).says("done"), later))
+            .await;
+        assert_eq!(run.status().await, "pending");
         door.commits(Commits::AreNotAcknowledged);
-        server.tools.let_go("slow");
         // It is claimed, but the server does not hear of it.
-        eventually(async || second.status().await == "running").await;
+        eventually(async || run.status().await == "running").await;
         door.commits(Commits::Arrive);
-        for run in [&first, &second] {
-            run.finishes().await;
-            assert_eq!(run.status().await, "success");
-        }
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
         assert_eq!(server.tools.calls_of("lookup").len(), 1);
-        assert_eq!(server.tools.calls_of("slow").len(), 1);
         server.configuration_changes(&door.url, &straight);
         server.is_stopped_and_started_again().await;
     })
