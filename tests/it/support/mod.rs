@@ -55,9 +55,12 @@ pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOn
         return;
     };
     let started = Instant::now();
-    tokio::time::timeout(TEST_TIMEOUT, Box::pin(test(server.clone())))
-        .await
-        .expect("the test ends in time");
+    let in_time = tokio::time::timeout(TEST_TIMEOUT, Box::pin(test(server.clone()))).await;
+    assert!(
+        in_time.is_ok(),
+        "the test does not end; its processes logged:\n{}",
+        server.log().text()
+    );
     let tested = Instant::now();
     Box::pin(server.finish()).await;
     let times = [started - began, tested - started, tested.elapsed()];
