@@ -450,7 +450,12 @@ impl JobRunner {
             Ok(JobOutcome::Settled) => return Ok(()),
             Err(error) => {
                 warn_of!(error, kind = job.kind.word(), key = %job.key, "a job could not be done yet");
-                Some(now)
+                let failed = job.clone();
+                let write = self
+                    .core
+                    .db
+                    .write(move |tx| Box::pin(async move { jobs::give_back(tx, &failed, now).await }));
+                return write.await;
             }
         };
         let job = job.clone();
