@@ -3,7 +3,8 @@
 //!
 //! A claim holds until its lease expires or its worker dies; then another worker claims the job. So a job may run
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
-//! the claim still holds.
+//! the claim still holds. Such a transaction may be stored although the database did not say so, so a job that has failed is
+//! given back only if it is still claimed.
 //!
 //! The loop sleeps until the next job is due, and at most for [`Core::longest_sleep`]. A process that schedules a job wakes
 //! its own loop; one that has no loop notifies the other processes instead. After the longest sleep the loop also finds what
