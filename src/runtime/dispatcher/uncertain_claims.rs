@@ -23,7 +23,7 @@ use crate::db::{self, DbError, DbResult, Tx};
 /// Postgres ends sessions that are idle in a transaction before.
 const ARRIVAL: Duration = Duration::from_secs(5);
 
-/// What is known of the claims of this process that may be stored without an answer.
+/// The claims of this process that may be stored without an answer.
 #[derive(Debug, Default)]
 pub(in crate::runtime) struct UncertainClaims(Mutex<Findings>);
 
