@@ -206,6 +206,21 @@ pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> Db
     Ok(changed == 1)
 }
 
+/// Makes a job due at `due_at` that could not be done. Changes nothing if the job is claimed no more: a transaction that the
+/// worker takes for failed may have settled it.
+pub async fn give_back(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> DbResult<()> {
+    const SQL: &str =
+        "update jobs set due_at = $3, worker = null where job_id = $1 and fence = $2 and worker is not null";
+    on_engine!(tx, |conn| query(SQL)
+        .bind(job.id.0)
+        .bind(job.fence)
+        .bind(due_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
 /// Returns the time at which the next job of each kind is due or its claim expires. Kinds without jobs are left out.
 pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
     let rows: Vec<(String, Option<i64>)> = on_engine!(tx, |conn| {

@@ -149,7 +149,7 @@ async fn run_group(
     let is_alone = group.len() == 1;
     let mut opening = if is_alone { BEGIN_ALONE } else { BEGIN_FIRST };
     let mut tx = Tx::sqlite(SqliteConn::opened(&mut *conn, opening), parts, &RowAccess::Server);
-    let refreshed = parts.sealing.refresh(&mut tx).await;
+    let refreshed = parts.sealing.refresh_to_write(&mut tx).await;
     opening = begun(&mut tx)?;
     refreshed?;
     // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
@@ -249,7 +249,7 @@ async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: 
         Err(error) => return job.refuse(error.into()),
     };
     let mut tx = Tx::postgres(&mut transaction, parts, &access);
-    if let Err(error) = parts.sealing.refresh(&mut tx).await {
+    if let Err(error) = parts.sealing.refresh_to_write(&mut tx).await {
         return job.refuse(error);
     }
     let done = job.run(&mut tx).await;

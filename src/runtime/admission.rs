@@ -5,7 +5,7 @@
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
-//! database does not say whether the run is stored, the dispatcher looks for it.
+//! database does not say whether the run is stored, the dispatch loop looks for it.
 
 use std::sync::Arc;
 
@@ -197,6 +197,7 @@ impl Admission {
     {
         let admission = self.clone();
         let work = self.core.run_detached(async move {
+            let _in_progress = admission.dispatcher.uncertain_claims.begin_admission();
             let (slot, context) = admission.with_slot(checked);
             let admitted = retry_while_busy(move || transaction(context.clone())).await;
             let admitted = admitted.inspect_err(|error| {

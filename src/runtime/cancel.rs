@@ -143,10 +143,6 @@ impl Runs {
 impl Dispatcher {
     /// Undoes the work of a run. Background tasks that it started are gone, and their runs stop.
     pub(super) async fn roll_back(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
-        self.core
-            .metrics
-            .work()
-            .run_ended_without_worker(run_context.run.lineage.agent(), log_lines::ROLLED_BACK);
         let log = Arc::clone(&run_context.log);
         let now = self.core.clock.now();
         let last = log.is_open().then(|| log.reserve(1));
@@ -175,6 +171,10 @@ impl Dispatcher {
             log.abandon(last, 1);
         }
         let undone = undone?;
+        self.core
+            .metrics
+            .work()
+            .run_ended_without_worker(run.lineage.agent(), log_lines::ROLLED_BACK);
         log_lines::run_withdrawn(&run, log_lines::ROLLED_BACK);
         if let Some(undone) = undone {
             self.stop_undone(&undone);

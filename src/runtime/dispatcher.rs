@@ -45,7 +45,7 @@ use uncertain_claims::UncertainClaims;
 /// pause after a look that failed.
 const POLL: Duration = Duration::from_secs(1);
 /// The time between the look that misses the lock of a process and the look that finds that it has ended, and between two
-/// looks for claims whose outcome is unknown.
+/// looks for claims without an answer.
 const SECOND_LOOK: Duration = Duration::from_millis(500);
 /// The pauses between looks at the queue while a run is due that could not be claimed: another transaction may have locked
 /// its thread for a moment, or its account may have as many runs at work as its quota allows.
@@ -85,8 +85,8 @@ pub(super) struct Dispatcher {
     pub(super) has_company: AtomicBool,
     /// True when another process has given a run back, so that the next look finds it.
     pub(super) has_orphans: AtomicBool,
-    /// The claims of this process whose outcome is unknown.
-    uncertain_claims: UncertainClaims,
+    /// The claims of this process that may be stored without an answer.
+    pub(super) uncertain_claims: Arc<UncertainClaims>,
     /// Held while the lease is renewed or released. True once it is released: it must not come back then.
     pub(super) lease_released: tokio::sync::Mutex<bool>,
 }
@@ -153,7 +153,7 @@ impl Dispatcher {
             queued: AtomicBool::new(true),
             has_company: AtomicBool::new(false),
             has_orphans: AtomicBool::new(false),
-            uncertain_claims: UncertainClaims::default(),
+            uncertain_claims: Arc::default(),
             lease_released: tokio::sync::Mutex::new(false),
         }
     }
@@ -267,9 +267,7 @@ impl Dispatcher {
         let this = Arc::clone(self);
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
-                if this.uncertain_claims.are_any() {
-                    this.release_undriven(tx).await?;
-                }
+                this.release_undriven(tx).await?;
                 let lost = match is_settled {
                     true => db::workers::end_lost(tx, worker).await?,
                     false => LostWorkers::default(),

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
+use super::retry::TransactionError;
 use super::run_context::{RunContext, fault};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
@@ -539,12 +540,18 @@ fn pauses() -> ExponentialBuilder {
 }
 
 /// Retries while the database is unavailable. The attempt must be idempotent.
-pub(super) async fn patiently<T, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> DbResult<T>
+pub(super) async fn patiently<T, E, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> Result<T, E>
 where
-    F: Future<Output = DbResult<T>> + Send,
+    E: TransactionError,
+    F: Future<Output = Result<T, E>> + Send,
 {
-    let said = |error: &DbError, _| warn_of!(error, %run, "the database failed under a run, which waits");
-    attempt.retry(pauses()).when(DbError::is_transient).notify(said).await
+    let is_transient = |error: &E| error.fault().is_some_and(DbError::is_transient);
+    let said = |error: &E, _| {
+        if let Some(fault) = error.fault() {
+            warn_of!(fault, %run, "the database failed under a run, which waits");
+        }
+    };
+    attempt.retry(pauses()).when(is_transient).notify(said).await
 }
 
 /// The stored usage of a run and of the runs below it.

@@ -74,23 +74,28 @@ impl Sealing {
     /// Reads the data keys that have changed since they were read last. To be called where a transaction begins, before it
     /// has written: what is read must be committed.
     pub(in crate::db) async fn refresh(&self, tx: &mut Tx<'_>) -> DbResult<()> {
-        const NUMBER: &str = "select coalesce(max(number), 0) from data_key_changes";
         let Some(keyring) = &self.0 else { return Ok(()) };
-        let number: i64 = on_engine!(tx, |conn| query_scalar(NUMBER).fetch_one(conn).await)?;
-        let known = keyring.known.read().unwrap_or_else(PoisonError::into_inner).change;
-        if number == known {
-            return Ok(());
+        let number = last_change(tx).await?;
+        keyring.follow(tx, number).await
+    }
+
+    /// Reads the changed data keys like [`Self::refresh`], where a transaction begins that may write. If the database has
+    /// lost its newest changes, as in a failover to a standby that was behind, the keys that seal are read anew: nothing may
+    /// be sealed with a key that is stored no more.
+    pub(in crate::db) async fn refresh_to_write(&self, tx: &mut Tx<'_>) -> DbResult<()> {
+        let Some(keyring) = &self.0 else { return Ok(()) };
+        // In this order: all that is known was committed before the statement begins.
+        let known = keyring.last_change();
+        let number = last_change(tx).await?;
+        if number < known {
+            tracing::warn!(
+                known,
+                number,
+                "the database has lost data keys; those that it has are read anew"
+            );
+            keyring.forget_changes();
         }
-        let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(known).fetch_all(conn).await)?;
-        for row in rows {
-            // A server with new master keys must not stop the others: only the values under those are out of reach.
-            if let Err(error) = keyring.learn(row) {
-                tracing::error!(%error, "a data key cannot be read");
-            }
-        }
-        let mut known = keyring.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.change = known.change.max(number);
-        Ok(())
+        keyring.follow(tx, number).await
     }
 
     /// Checks that this server can open what is sealed in the database, and reads all data keys.
@@ -115,6 +120,36 @@ impl Sealing {
 }
 
 impl Keyring {
+    /// Returns the number of the last change that was read.
+    fn last_change(&self) -> i64 {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).change
+    }
+
+    /// Forgets which keys seal new values, so that the next look reads all of them.
+    fn forget_changes(&self) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.by_tenant.clear();
+        known.change = 0;
+    }
+
+    /// Reads the keys that have changed since they were read last, if there are any; `number` is that of the last change.
+    async fn follow(&self, tx: &mut Tx<'_>, number: i64) -> DbResult<()> {
+        let known = self.last_change();
+        if number == known {
+            return Ok(());
+        }
+        let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(known).fetch_all(conn).await)?;
+        for row in rows {
+            // A server with new master keys must not stop the others: only the values under those are out of reach.
+            if let Err(error) = self.learn(row) {
+                tracing::error!(%error, "a data key cannot be read");
+            }
+        }
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.change = known.change.max(number);
+        Ok(())
+    }
+
     /// Adds or removes the key of a committed row.
     fn learn(&self, row: KeyRow) -> DbResult<()> {
         let id = row.key_id;
@@ -205,6 +240,12 @@ impl Tx<'_> {
             None => self.sealer_of_server().await,
         }
     }
+}
+
+/// Returns the number of the last change of the table.
+async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
+    const SQL: &str = "select coalesce(max(number), 0) from data_key_changes";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
 /// Returns the newest key of a tenant.

@@ -14,6 +14,7 @@ on_both!(
     are_claimed_by_kind,
     are_freed_when_their_worker_dies,
     are_settled_by_who_has_them,
+    are_not_given_back_once_they_are_settled,
     are_made_sure_of_without_being_disturbed,
     go_with_their_owner
 );
@@ -136,6 +137,22 @@ async fn are_settled_by_who_has_them(db: Db) {
     assert!(!write!(db, |tx| jobs::finish(tx, &held)));
     write!(db, |tx| jobs::delete(tx, JobKind::Webhook, key));
     assert_eq!(read!(db, |tx| jobs::count(tx)), []);
+}
+
+async fn are_not_given_back_once_they_are_settled(db: Db) {
+    let worker = WorkerId::mint();
+    let key = scheduled(&db, JobKind::Cron, 1).await;
+    let held = claim(&db, worker, JobKind::Cron, 2).await.remove(0);
+    let job = held.clone();
+    write!(db, |tx| jobs::give_back(tx, &job, Timestamp(3)));
+    assert_eq!(read!(db, |tx| jobs::next_due(tx)), [(JobKind::Cron, Timestamp(3))]);
+    let held = claim(&db, worker, JobKind::Cron, 3).await.remove(0);
+    assert_eq!(held.key, key);
+    let job = held.clone();
+    assert!(write!(db, |tx| jobs::put_off(tx, &job, Timestamp(50))));
+    // The worker was not told that the job was put off.
+    write!(db, |tx| jobs::give_back(tx, &held, Timestamp(4)));
+    assert_eq!(read!(db, |tx| jobs::next_due(tx)), [(JobKind::Cron, Timestamp(50))]);
 }
 
 async fn are_made_sure_of_without_being_disturbed(db: Db) {

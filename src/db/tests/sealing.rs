@@ -75,6 +75,7 @@ in_places! {
     everything_can_be_made_plain_again,
     a_database_with_sealed_values_needs_its_keys,
     a_rolled_back_transaction_seals_nothing,
+    keys_that_the_database_has_lost_seal_nothing,
     each_tenant_has_a_key_of_its_own,
     values_of_other_rows_are_refused,
     a_definition_is_kept_while_a_sealed_request_needs_it,
@@ -496,6 +497,30 @@ async fn a_rolled_back_transaction_seals_nothing(place: &Place) {
     db.close().await;
     let db = place.open_with("test").await;
     check(&db, &made, MARKER).await;
+    db.close().await;
+}
+
+async fn keys_that_the_database_has_lost_seal_nothing(place: &Place) {
+    let db = place.open_with("test").await;
+    store(&db, ownership("acme", "ann"), MARKER).await;
+    // The database is that of a standby now, which was behind.
+    write!(db, |tx| async {
+        for sql in ["delete from data_keys", "delete from data_key_changes"] {
+            on_engine!(tx, |conn| query(sql).execute(conn).await.map(drop))?;
+        }
+        DbResult::Ok(())
+    });
+    // Equal content would be in blobs that are sealed with the lost keys.
+    let text = "something else";
+    let made = store(&db, ownership("acme", "bob"), text).await;
+    assert_eq!(
+        read!(db, |tx| data_key_count(tx)),
+        2,
+        "that of the tenant, and that of the server"
+    );
+    db.close().await;
+    let db = place.open_with("test").await;
+    check(&db, &made, text).await;
     db.close().await;
 }
 

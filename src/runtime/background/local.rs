@@ -17,6 +17,7 @@ use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapsho
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
+use crate::runtime::journal::patiently;
 use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -54,7 +55,7 @@ impl BackgroundTasks {
             .map_err(|invalid| refusal_text(&invalid.into()))?;
         let parent = TaskParent::of(scope);
         let record = new_record(scope, order, thread);
-        self.start_run(move |tx, context| {
+        self.start_run(scope.run, move |tx, context| {
             Box::pin(async move { begin(tx, run, &new_run, record, &parent, &context).await })
         })
         .await
@@ -74,7 +75,7 @@ impl BackgroundTasks {
             .check(&new_run.request)
             .map_err(|invalid| refusal_text(&invalid.into()))?;
         let parent = TaskParent::of(scope);
-        self.start_run(move |tx, context| {
+        self.start_run(scope.run, move |tx, context| {
             Box::pin(async move { continue_task(tx, run, &new_run, task, &parent, &context).await })
         })
         .await
@@ -152,7 +153,7 @@ impl BackgroundTasks {
         let (_, run) = task_ids(scope)?;
         let task = record.task;
         let new_run = new_cancelling_run(scope, task, &record.graph_id);
-        let begun = self.begin_run(move |tx, context| {
+        let begun = self.begin_run(scope.run, move |tx, context| {
             Box::pin(async move {
                 if let Some(before) = db::runs::get_by_id(tx, run).await? {
                     return Ok(Begun::Before(Box::new(before)));
@@ -170,16 +171,32 @@ impl BackgroundTasks {
     }
 
     /// Starts the run of a call like [`BackgroundTasks::begin_run`]. A refusal is a text for the model.
-    async fn start_run<J>(&self, job: J) -> Result<TaskRun, String>
+    async fn start_run<J>(&self, calling: RunId, job: J) -> Result<TaskRun, String>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
         J: Clone + Send + 'static,
     {
-        self.begin_run(job).await.map_err(TaskError::text)
+        self.begin_run(calling, job).await.map_err(TaskError::text)
     }
 
-    /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it.
-    async fn begin_run<J>(&self, job: J) -> Result<TaskRun, TaskError>
+    /// Stores the run of a call of the run `calling`, unless an earlier try of the same call has stored it, and starts it.
+    /// While the database is unavailable, this is retried: the model must not be told that nothing was started when the run
+    /// is stored.
+    async fn begin_run<J>(&self, calling: RunId, job: J) -> Result<TaskRun, TaskError>
+    where
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
+        J: Clone + Send + 'static,
+    {
+        let run = patiently(calling, move || Box::pin(self.try_to_begin_run(job.clone()))).await?;
+        Ok(TaskRun {
+            thread: run.thread.to_string(),
+            run: run.id.to_string(),
+            status: TaskStatus::from(run.status),
+        })
+    }
+
+    /// Tries once to store and start the run of a call.
+    async fn try_to_begin_run<J>(&self, job: J) -> Result<Run, TaskError>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
         J: Clone + Send + 'static,
@@ -193,12 +210,7 @@ impl BackgroundTasks {
             core.jobs.wake();
             Ok::<_, TaskError>(run)
         });
-        let run = work.await?;
-        Ok(TaskRun {
-            thread: run.thread.to_string(),
-            run: run.id.to_string(),
-            status: TaskStatus::from(run.status),
-        })
+        work.await
     }
 }
 

@@ -24,6 +24,7 @@ use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::responses::PeerRun;
 use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
+use crate::runtime::journal::patiently;
 use crate::runtime::{BackgroundTasks, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -316,7 +317,10 @@ impl BackgroundTasks {
             self.core.registry.factory.peers.poll_policy(),
         );
         let due_at = if has_come { Some(now) } else { work.due_at };
-        self.note(record, RemoteWork { due_at, ..work }).await?;
+        let work = RemoteWork { due_at, ..work };
+        // The model must not be told that nothing was started.
+        let store = || self.store_if_unchanged(record, work.clone(), None);
+        patiently(record.parent_run, store).await.map_err(storage_error)?;
         self.core.jobs.has_tasks(true);
         self.core.jobs.wake();
         Ok(run)
@@ -334,28 +338,25 @@ impl BackgroundTasks {
                 self.core.clock.now(),
                 self.core.registry.factory.peers.poll_policy(),
             );
-            self.store_if_unchanged(record, after, Some(before.version)).await?;
+            let stored = self.store_if_unchanged(record, after, Some(before.version)).await;
+            stored.map_err(storage_error)?;
         }
         Ok(seen)
     }
 
     /// Stores the state of a remote task.
     pub(in crate::runtime) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        self.store_if_unchanged(record, work, None).await
+        let stored = self.store_if_unchanged(record, work, None).await;
+        stored.map_err(storage_error)
     }
 
-    async fn store_if_unchanged(
-        &self,
-        record: &TaskRecord,
-        work: RemoteWork,
-        version: Option<i64>,
-    ) -> Result<(), String> {
+    async fn store_if_unchanged(&self, record: &TaskRecord, work: RemoteWork, version: Option<i64>) -> DbResult<()> {
         let record = record.clone();
         let write = self
             .core
             .db
             .write(move |tx| Box::pin(async move { store_polled(tx, &record, &work, version).await }));
-        write.await.map_err(storage_error)?;
+        write.await?;
         // The task may be polled earlier than the loop knows.
         self.core.jobs.wake();
         Ok(())

@@ -1,9 +1,16 @@
-//! Claims whose transactions have failed without an answer: the database may have stored them all the same.
+//! Claims that the database has stored although this process was not told so.
 //!
-//! This process would not drive such a run, and no other process would take it over. So while the outcome of a claim is
-//! unknown, the dispatcher looks for runs that this process holds and does not drive, and gives them back.
+//! This process would not drive such a run, and no other process would take it over. So the dispatch loop looks for runs
+//! that this process holds and does not drive, and gives them back: often for a while after a claim without an answer, and
+//! else from time to time, since the database may store a commit long after it was given up here, such as one that waits
+//! for a standby.
+//!
+//! A run whose claim is stored this moment is not driven yet either. So a run is given back when two looks have found it and
+//! all admissions that were in progress at the first look have ended before the second. The dispatch loop itself claims
+//! runs only between two looks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,43 +19,104 @@ use super::Dispatcher;
 use crate::db::runs::LeaseHolder;
 use crate::db::{self, DbError, DbResult, Tx};
 
-/// The time after which a commit that has failed here cannot arrive at the database any more: Postgres ends sessions that
-/// are idle in a transaction earlier.
+/// The time for which looks are frequent after a claim without an answer. Most commits that still arrive do so earlier:
+/// Postgres ends sessions that are idle in a transaction before.
 const ARRIVAL: Duration = Duration::from_secs(5);
 
-/// The claims of this process whose outcome is unknown.
+/// The claims of this process that may be stored without an answer.
 #[derive(Debug, Default)]
-pub(super) struct UncertainClaims(Mutex<Findings>);
+pub(in crate::runtime) struct UncertainClaims(Mutex<Findings>);
 
 #[derive(Debug, Default)]
 struct Findings {
-    /// The time of the last claim that failed, until it is known what became of all of them.
+    /// The time of the last claim without an answer, while looks are frequent because of it.
     failed_at: Option<Instant>,
-    /// The claims of runs that the last look found not driven.
+    /// The time of the last look.
+    looked_at: Option<Instant>,
+    /// The claims of runs that were found not driven.
     undriven: Vec<LeaseHolder>,
+    /// The number of the first admission that cannot have stored these claims, since it began later.
+    first_later: u64,
+    /// The number of the next admission.
+    next: u64,
+    /// The numbers of the admissions in progress.
+    in_progress: BTreeSet<u64>,
+}
+
+/// An admission that may claim a run. It has ended when this is dropped.
+pub(in crate::runtime) struct AdmissionInProgress {
+    claims: Arc<UncertainClaims>,
+    number: u64,
+}
+
+impl Drop for AdmissionInProgress {
+    fn drop(&mut self) {
+        self.claims.findings().in_progress.remove(&self.number);
+    }
+}
+
+/// A look for runs that are not driven.
+struct Look {
+    began: Instant,
+    /// True if no admission is in progress that may drive a run of the last look.
+    is_certain: bool,
 }
 
 impl UncertainClaims {
-    /// Notes that a claim has failed with this error, if its outcome is unknown.
+    /// Notes that an admission begins. It ends after the run that it claims is registered as at work.
+    pub(in crate::runtime) fn begin_admission(self: &Arc<Self>) -> AdmissionInProgress {
+        let mut findings = self.findings();
+        let number = findings.next;
+        findings.next += 1;
+        findings.in_progress.insert(number);
+        AdmissionInProgress {
+            claims: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Notes that a claim has failed with this error, if it may be stored all the same.
     pub(super) fn note(&self, error: &DbError) {
         if matches!(error, DbError::Unavailable(_)) {
             self.findings().failed_at = Some(Instant::now());
         }
     }
 
-    /// Returns whether the outcome of a claim is unknown.
+    /// Returns whether looks are to be frequent.
     pub(super) fn are_any(&self) -> bool {
-        self.findings().failed_at.is_some()
+        let findings = self.findings();
+        findings.failed_at.is_some() || !findings.undriven.is_empty()
     }
 
-    /// Notes what a look that began at `began` has found. Returns the claims that the look before has found, too: a claim
-    /// that is stored this moment is driven by the next look.
-    fn found_twice(&self, began: Instant, undriven: Vec<LeaseHolder>) -> Vec<LeaseHolder> {
+    /// Returns whether a look is due; `longest` is the pause between looks without a cause.
+    fn is_look_due(&self, longest: Duration) -> bool {
+        let is_long_ago = |at: Instant| at.elapsed() >= longest;
+        self.are_any() || self.findings().looked_at.is_none_or(is_long_ago)
+    }
+
+    /// Begins a look. To be called before the runs are read.
+    fn begin_look(&self) -> Look {
+        let findings = self.findings();
+        let first = findings.in_progress.first();
+        Look {
+            began: Instant::now(),
+            is_certain: first.is_none_or(|first| *first >= findings.first_later),
+        }
+    }
+
+    /// Notes what a look has found. Returns the claims that are to be given back.
+    fn found(&self, look: &Look, undriven: Vec<LeaseHolder>) -> Vec<LeaseHolder> {
         let mut findings = self.findings();
-        let has_arrived = |failed: Instant| failed + ARRIVAL <= began;
+        findings.looked_at = Some(look.began);
+        if !look.is_certain {
+            return vec![];
+        }
+        let has_arrived = |failed: Instant| failed + ARRIVAL <= look.began;
         if undriven.is_empty() && findings.failed_at.is_some_and(has_arrived) {
             findings.failed_at = None;
         }
+        findings.first_later = findings.next;
+        // They stay noted, since the transaction that gives them back may fail.
         let before = std::mem::replace(&mut findings.undriven, undriven);
         let twice = findings.undriven.iter().filter(|holder| before.contains(holder));
         twice.copied().collect()
@@ -60,8 +128,8 @@ impl UncertainClaims {
 }
 
 impl Dispatcher {
-    /// Notes that the admission of a run has failed with this error. If its outcome is unknown, the dispatch loop looks for
-    /// the run.
+    /// Notes that the admission of a run has failed with this error. If the run may be stored all the same, the dispatch
+    /// loop looks for it.
     pub(in crate::runtime) fn admission_has_failed(&self, error: &DbError) {
         let were_any = self.uncertain_claims.are_any();
         self.uncertain_claims.note(error);
@@ -71,12 +139,15 @@ impl Dispatcher {
         }
     }
 
-    /// Releases the runs that this process holds and does not drive, once two looks have found them.
+    /// If a look is due, releases the runs that this process holds and does not drive.
     pub(super) async fn release_undriven(&self, tx: &mut Tx<'_>) -> DbResult<()> {
-        let began = Instant::now();
+        if !self.uncertain_claims.is_look_due(self.core.longest_sleep()) {
+            return Ok(());
+        }
+        let look = self.uncertain_claims.begin_look();
         let mut undriven = db::runs::held_by(tx, self.core.id).await?;
         undriven.retain(|holder| !self.active().contains_key(&holder.run));
-        for holder in self.uncertain_claims.found_twice(began, undriven) {
+        for holder in self.uncertain_claims.found(&look, undriven) {
             db::runs::release(tx, holder.run, holder.worker, holder.fence).await?;
             tracing::info!(run = %holder.run, "gave back a run whose claim was stored without an answer");
         }
@@ -89,6 +160,8 @@ mod tests {
     use super::*;
     use crate::domain::id::{RunId, WorkerId};
 
+    const LONGEST: Duration = Duration::from_secs(60);
+
     fn holder() -> LeaseHolder {
         LeaseHolder {
             run: RunId::mint(),
@@ -97,33 +170,73 @@ mod tests {
         }
     }
 
+    /// Looks for runs, and returns those that are to be given back.
+    fn look(claims: &UncertainClaims, undriven: Vec<LeaseHolder>) -> Vec<LeaseHolder> {
+        let look = claims.begin_look();
+        claims.found(&look, undriven)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn only_a_claim_that_two_looks_find_not_driven_is_given_back() {
         let claims = UncertainClaims::default();
         let stored_this_moment = holder();
         let lost = holder();
-        claims.note(&DbError::late());
-        assert_eq!(claims.found_twice(Instant::now(), vec![stored_this_moment, lost]), []);
-        assert_eq!(claims.found_twice(Instant::now(), vec![lost]), [lost]);
+        assert_eq!(look(&claims, vec![stored_this_moment, lost]), []);
+        assert_eq!(look(&claims, vec![lost]), [lost]);
+        // The transaction may have failed.
+        assert_eq!(look(&claims, vec![lost]), [lost]);
         // Under a later claim it would be another one.
         let later = LeaseHolder { fence: 2, ..lost };
-        assert_eq!(claims.found_twice(Instant::now(), vec![later]), []);
+        assert_eq!(look(&claims, vec![later]), []);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn looks_go_on_while_a_commit_may_still_arrive() {
+    async fn a_claim_is_not_given_back_while_its_admission_may_be_in_progress() {
+        let claims = Arc::new(UncertainClaims::default());
+        let admission = claims.begin_admission();
+        let stored = holder();
+        assert_eq!(look(&claims, vec![stored]), []);
+        assert_eq!(look(&claims, vec![stored]), [], "the answer may be on its way");
+        // The admission ends while a look reads the runs, and drives its run.
+        let reading = claims.begin_look();
+        let later = claims.begin_admission();
+        drop(admission);
+        assert_eq!(claims.found(&reading, vec![stored]), []);
+        assert_eq!(
+            look(&claims, vec![stored]),
+            [stored],
+            "the later one has stored another claim"
+        );
+        drop(later);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn looks_are_frequent_while_a_commit_may_still_arrive() {
         let claims = UncertainClaims::default();
         claims.note(&DbError::Busy);
         assert!(!claims.are_any(), "nothing is stored then");
         claims.note(&DbError::late());
-        let began = Instant::now();
+        let on_its_way = claims.begin_look();
         tokio::time::advance(ARRIVAL).await;
-        // The look was on its way when the commit arrived.
-        claims.found_twice(began, vec![]);
+        claims.found(&on_its_way, vec![]);
+        assert!(claims.are_any(), "the commit may have arrived after the look");
+        look(&claims, vec![holder()]);
         assert!(claims.are_any());
-        claims.found_twice(Instant::now(), vec![holder()]);
-        assert!(claims.are_any());
-        claims.found_twice(Instant::now(), vec![]);
+        look(&claims, vec![]);
         assert!(!claims.are_any());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_that_arrives_late_is_found_too() {
+        let claims = UncertainClaims::default();
+        assert!(claims.is_look_due(LONGEST));
+        look(&claims, vec![]);
+        assert!(!claims.is_look_due(LONGEST));
+        tokio::time::advance(LONGEST).await;
+        assert!(claims.is_look_due(LONGEST));
+        look(&claims, vec![holder()]);
+        assert!(claims.is_look_due(LONGEST), "a second look decides");
+        look(&claims, vec![]);
+        assert!(!claims.is_look_due(LONGEST));
     }
 }

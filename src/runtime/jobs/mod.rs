@@ -3,7 +3,8 @@
 //!
 //! A claim holds until its lease expires or its worker dies; then another worker claims the job. So a job may run
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
-//! the claim still holds.
+//! the claim still holds. Such a transaction may be stored although the database did not say so, so a job that has failed is
+//! given back only if it is still claimed.
 //!
 //! The loop sleeps until the next job is due, and at most for [`Core::longest_sleep`]. A process that schedules a job wakes
 //! its own loop; one that has no loop notifies the other processes instead. After the longest sleep the loop also finds what
@@ -450,7 +451,12 @@ impl JobRunner {
             Ok(JobOutcome::Settled) => return Ok(()),
             Err(error) => {
                 warn_of!(error, kind = job.kind.word(), key = %job.key, "a job could not be done yet");
-                Some(now)
+                let failed = job.clone();
+                let write = self
+                    .core
+                    .db
+                    .write(move |tx| Box::pin(async move { jobs::give_back(tx, &failed, now).await }));
+                return write.await;
             }
         };
         let job = job.clone();

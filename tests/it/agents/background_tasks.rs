@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::{
-    Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, transcript,
+    Engine, Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, play, script, transcript,
 };
 
 /// Returns an agent `boss` with these lines, and its background agents `writer` and `courier`.
@@ -891,4 +892,32 @@ async fn the_tasks_of_a_tree_share_one_limit(server: TestServer) {
     })
     .await;
     assert_eq!(server.client().post("/threads/count", wanted).await.ok(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_whose_start_is_not_acknowledged_is_started_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        // The metadata of a task's run; no step has it.
+        let Some(door) = PostgresProxy::before(&straight, "parent_assistant_id") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        server.is_configured_with(&boss("")).await;
+        let alice = server.human("boss").await;
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        starts_a_task(&alice, "writer", "say it").await;
+        assert!(door.broken() > 0, "the start was not acknowledged");
+        door.commits(Commits::Arrive);
+        let task = the_task(&alice).await;
+        let id = task["task_id"].as_str().unwrap();
+        let begun = format!("start_async_task: Started the background task {id} with `writer`.");
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with(&begun), "{said:#?}");
+        knows_an_outcome(&alice).await;
+        assert_eq!(worker(&alice, &task).runs().await.len(), 1);
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
 }

@@ -6,6 +6,7 @@ use adjutant::domain::time::{ManualClock, Timestamp};
 use serde_json::{Value, json};
 
 use crate::support::client::Client;
+use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engines, play, script};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -568,6 +569,42 @@ async fn two_servers_start_one_run_for_each_due_time() {
         for cron in &crons {
             assert_eq!(threads_of(&client, cron).await, 4);
         }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_due_time_whose_run_is_not_acknowledged_starts_one_run() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresProxy::before(&straight, "no answer") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        server.is_stopped_and_started_again().await;
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
+        let input = json!({"messages": [{"role": "user", "content": "no answer"}]});
+        let body = cron_body("0 0 1 1 *", json!({"input": input}));
+        client.post(&alice.path("/runs/crons"), body).await.ok();
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        all_are_due(&server).await;
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        has_run(&alice, 1).await;
+        // If the first one were due again, it would be so earlier than this one.
+        let body = cron_body("0 0 1 1 *", json!({}));
+        let later = client.post(&bob.path("/runs/crons"), body).await.ok();
+        let now = "cast(extract(epoch from clock_timestamp()) * 1000000 as bigint)";
+        let key = id(&later);
+        server
+            .executes_sql(&format!("update jobs set due_at = {now} where key = '{key}'"))
+            .await;
+        has_run(&bob, 1).await;
+        has_run(&alice, 1).await;
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
     })
     .await;
 }

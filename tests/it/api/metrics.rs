@@ -3,7 +3,8 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
+use crate::support::postgres_proxy::{Commits, PostgresProxy};
+use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script, task};
 
 /// Returns the sample with this name and these labels, from the JSON form.
 fn number(metrics: &Value, name: &str, labels: Value) -> Option<f64> {
@@ -148,4 +149,35 @@ async fn metrics_are_text_for_prometheus_unless_json_is_asked_for(server: TestSe
     let kind = response.headers()["content-type"].to_str().expect("a text");
     assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     server.client().get("/metrics?format=xml").await.refused(422);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollback_whose_commit_is_not_acknowledged_is_counted_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresProxy::before(&straight, "\"undone\"") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        server.is_stopped_and_started_again().await;
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
+        server.tools.called("slow", 1).await;
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        run.is_cancelled("rollback").await;
+        eventually(async || number(&metrics(&server).await, "adjutant_runs_at_work", json!({})) == Some(0.0)).await;
+        assert!(door.broken() > 0, "the rollback was not acknowledged");
+        door.commits(Commits::Arrive);
+        assert_eq!(alice.runs().await, Vec::<Value>::new());
+        let labels = json!({"kind": "run", "status": "rolled_back"});
+        let counted = number(&metrics(&server).await, "adjutant_runs_total", labels);
+        assert_eq!(counted, Some(1.0));
+        server.tools.let_go("slow");
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
 }

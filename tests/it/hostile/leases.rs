@@ -17,6 +17,7 @@ const STORY: [&str; 4] = ["human: …", "ai calls slow", "slow: at last", "ai: d
 
 on_both_engines! {
     restarts_in_good_order_do_not_count_as_crashes,
+    a_run_whose_claim_is_stored_late_is_driven,
     the_stream_of_a_run_breaks_when_the_server_stops,
     the_stream_of_a_thread_breaks_when_the_server_stops,
 }
@@ -36,6 +37,27 @@ async fn restarts_in_good_order_do_not_count_as_crashes(server: TestServer) {
         alice.transcript().await,
         ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
     );
+}
+
+async fn a_run_whose_claim_is_stored_late_is_driven(server: TestServer) {
+    let alice = server.human("plain").await;
+    let body = alice.run_body(
+        script().calls(lookup("l1", "x")).says("done"),
+        json!({"after_seconds": 3600}),
+    );
+    let run = alice.starts(body).await;
+    assert_eq!(run.status().await, "pending");
+    // What a commit does that waited for a standby, long after the server has given it up.
+    let id = server.id_in_sql(&run.id);
+    server
+        .executes_sql(&format!(
+            "update runs set status = 'running', worker = (select worker_id from workers), fence = fence + 1 \
+             where run_id = {id}"
+        ))
+        .await;
+    run.finishes().await;
+    assert_eq!(run.status().await, "success");
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
 }
 
 async fn the_stream_of_a_run_breaks_when_the_server_stops(server: TestServer) {

@@ -13,9 +13,11 @@ use crate::agents::background_tasks::{
     about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
 };
 use crate::remote::awaited::Peer;
+use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::proxy::ProxyState;
 use crate::support::{
-    Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, starts_service, transcript,
+    Engine, Human, TestServer, call, eventually, lookup, mail, on_both_engines, play, script, starts_service,
+    transcript,
 };
 
 /// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
@@ -792,4 +794,36 @@ async fn a_background_agent_of_a_client_cannot_use_private_addresses(server: Tes
         .says(script().calls(start("a1", "far", "quick")).says("yes"))
         .await;
     eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_remote_task_whose_start_is_stored_without_an_acknowledgement_is_started_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        // What was seen of a task has such a field, and first when it was started.
+        let Some(door) = PostgresProxy::before(&straight, "\"media\":[]") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        let peer = peer_of(&server, "").await;
+        let alice = server.human("away").await;
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        let run = alice
+            .asks(script().calls(start("a1", "far", "say it")).says("it is under way"))
+            .await;
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        run.finishes().await;
+        let task = the_task(&alice).await;
+        let id = task["task_id"].as_str().unwrap();
+        let begun = format!("start_async_task: Started the background task {id} with `far`.");
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with(&begun), "{said:#?}");
+        eventually(async || notifications(&alice).await.len() == 1).await;
+        assert_eq!(runs_there(&peer, &task).await.len(), 1);
+        peer.finish().await;
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
 }

@@ -23,6 +23,19 @@ pub(crate) enum Commits {
     GetLost,
     /// The commit is forwarded, and the connection breaks before its answer is.
     AreNotAcknowledged,
+    /// As [`Commits::AreNotAcknowledged`], for marked transactions only.
+    OfMarkedAreNotAcknowledged,
+}
+
+impl Commits {
+    /// Returns the treatment of the commit of a transaction.
+    fn of_transaction(self, is_marked: bool) -> Self {
+        match self {
+            Self::OfMarkedAreNotAcknowledged if is_marked => Self::AreNotAcknowledged,
+            Self::OfMarkedAreNotAcknowledged => Self::Arrive,
+            Self::Arrive | Self::GetLost | Self::AreNotAcknowledged => self,
+        }
+    }
 }
 
 /// A proxy before a Postgres.
@@ -139,7 +152,10 @@ async fn forward(client_stream: UnixStream, state: &ProxyState) {
                 let bytes = &request_bytes[..length];
                 is_marked |= bytes.windows(state.mark.len()).any(|words| words == state.mark);
                 let is_commit = bytes.windows(6).any(|word| word == b"COMMIT");
-                let commits = if is_commit { *state.commits.borrow() } else { Commits::Arrive };
+                let commits = match is_commit {
+                    true => state.commits.borrow().of_transaction(is_marked),
+                    false => Commits::Arrive,
+                };
                 if commits != Commits::GetLost && to_server.write_all(bytes).await.is_err() {
                     return;
                 }
