@@ -57,7 +57,8 @@ pub struct Position {
     /// The interrupts of the current step, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
-    /// The open interrupts whose calls have changed since they were raised: their answers are for other calls.
+    /// The open interrupts about calls or messages that have changed since they were raised: their answers are for those
+    /// before.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that the current step has asked, from which their ids are derived.
@@ -388,7 +389,7 @@ impl Machine {
     }
 
     /// Answers an open interrupt. The asker runs again when none of its interrupts is open. It does not get the answer
-    /// if it is a call that has changed since: it asks again. Returns false if the interrupt is not open here.
+    /// if what it asked about has changed since: it asks again. Returns false if the interrupt is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position

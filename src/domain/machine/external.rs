@@ -51,8 +51,12 @@ impl Machine {
         let update = update.ruled(&plan.rules);
         let is_carried = self.position.has_waited();
         let calls = self.calls_of_step();
+        let messages = self.hook_has_asked().then(|| self.state.messages.clone());
         self.state.apply(&update);
         self.withdraw_answers(&calls);
+        if messages.is_some_and(|before| before != self.state.messages) {
+            self.withdraw_answers_of_hook();
+        }
         if is_carried {
             self.carry(id, CheckpointSource::Update, node, vec![update])
         } else {
@@ -92,6 +96,19 @@ impl Machine {
         }
     }
 
+    /// Returns whether the hook of the step has asked anything but approvals of calls. It may be about any message.
+    fn hook_has_asked(&self) -> bool {
+        let is_of_policy = |asked: &Interrupt| asked.question.kind != QuestionKind::ToolApproval;
+        matches!(self.position.phase, Phase::Hooks { .. }) && self.position.asked.iter().any(is_of_policy)
+    }
+
+    /// Takes the answers away from the hook of the step, as [`Machine::withdraw_answers`] does from calls.
+    fn withdraw_answers_of_hook(&mut self) {
+        let Position { asked, outdated, .. } = &mut self.position;
+        asked.retain(|asked| asked.answer.is_none());
+        outdated.extend(asked.iter().map(|asked| asked.id.clone()));
+    }
+
     /// Returns whether the step waits, and still follows after an update, and its questions are about the same: the calls of
     /// the last answer are the same, and none of them has got a result. What else a hook asks may be about any message, so
     /// they all have to be the same then. Without `node` the update is one beside the step; otherwise it is applied as if
@@ -108,9 +125,7 @@ impl Machine {
         if asked_about(&after.state) != asked_about(&self.state) {
             return false;
         }
-        let is_of_policy = |asked: &Interrupt| asked.question.kind != QuestionKind::ToolApproval;
-        let is_hook = matches!(self.position.phase, Phase::Hooks { .. });
-        if is_hook && self.position.asked.iter().any(is_of_policy) && after.state.messages != self.state.messages {
+        if self.hook_has_asked() && after.state.messages != self.state.messages {
             return false;
         }
         let Some(node) = node else { return true };
