@@ -435,11 +435,15 @@ impl Machine {
         true
     }
 
-    /// Finishes the tool step if every call is answered: writes the results in the order of the calls, and advances.
+    /// Finishes the tool step if every call is answered: writes the results in the order of the calls, and advances. Calls
+    /// that a client has taken out of the conversation have no results.
     pub fn tools_done(&mut self, plan: &Plan, id: CheckpointId) -> Option<Entry> {
         let Phase::Tools { calls } = &self.position.phase else {
             return None;
         };
+        let known = self.ids_of_answer();
+        let is_gone = |call: &Call| call.edited.is_none() && !known.contains(&call.id);
+        let gone: Vec<bool> = calls.iter().map(is_gone).collect();
         let answers: Vec<ToolOutput> = calls.iter().filter_map(Call::answer).cloned().collect();
         if answers.len() < calls.len() {
             return None;
@@ -451,7 +455,14 @@ impl Machine {
         let logged = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
         let mut writes: Vec<Update> = answers
             .into_iter()
-            .map(|answer| answer.writes.ruled(&plan.rules))
+            .zip(gone)
+            .map(|(ToolOutput { mut writes, .. }, is_gone)| {
+                if is_gone {
+                    // A result without its call would make every further request to the model invalid.
+                    writes.messages.retain(|message| message.answers().is_none());
+                }
+                writes.ruled(&plan.rules)
+            })
             .collect();
         overwrites::report(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
@@ -580,6 +591,16 @@ impl Machine {
             .iter()
             .find(|c| c.id == call.id)
             .cloned()
+    }
+
+    /// Returns the ids of the calls of the last answer, also of those that cannot be read.
+    fn ids_of_answer(&self) -> BTreeSet<String> {
+        let Some(answer) = self.state.last_ai() else {
+            return BTreeSet::new();
+        };
+        let readable = answer.tool_calls().iter().map(|call| call.id.clone());
+        let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| call.id.clone());
+        readable.chain(unreadable).collect()
     }
 
     /// Returns the status of the call at `at`.

@@ -1,10 +1,12 @@
 //! Changes to a machine by clients while no run drives it: state updates and jumps.
 
+use std::collections::BTreeSet;
+
 use super::{
     Call, CheckpointId, CheckpointSource, Entry, HookPoint, Interrupt, InterruptSource, MODEL, Machine, Phase, Plan,
     Position, QuestionKind, START, State, TOOLS, Update,
 };
-use crate::domain::call::CallStatus;
+use crate::domain::call::{CallStatus, pending_calls};
 use crate::domain::goto::Destination;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::ReviewAction;
@@ -46,14 +48,16 @@ impl Machine {
     }
 
     /// Applies an update of `node` without changing the position. A step that waits, or has waited, is carried on: it
-    /// keeps its interrupts, answers and tasks.
+    /// keeps its interrupts, answers and tasks. Calls that the update brings into the last answer belong to the step then.
     pub fn carry_update(&mut self, plan: &Plan, node: &str, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
         let is_carried = self.position.has_waited();
         let calls = self.calls_of_step();
+        let known = self.ids_of_answer();
         let messages = self.hook_has_asked().then(|| self.state.messages.clone());
         self.state.apply(&update);
         self.withdraw_answers(&calls);
+        self.add_calls_beside(&known);
         if messages.is_some_and(|before| before != self.state.messages) {
             self.withdraw_answers_of_hook();
         }
@@ -94,6 +98,20 @@ impl Machine {
                 .asked
                 .retain(|asked| asked.asker != asker || asked.answer.is_none());
         }
+    }
+
+    /// Adds the calls of the last answer to the step that an update has brought. `known` are the ids of those before.
+    fn add_calls_beside(&mut self, known: &BTreeSet<String>) {
+        let Phase::Tools { calls } = &mut self.position.phase else {
+            return;
+        };
+        let messages = &self.state.messages;
+        let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
+            return;
+        };
+        let mut added = pending_calls(&messages[at], &messages[at + 1..], &self.state);
+        added.retain(|call| !known.contains(&call.id) && calls.iter().all(|other| other.id != call.id));
+        calls.extend(added);
     }
 
     /// Returns whether the hook of the step has asked anything but approvals of calls. It may be about any message.

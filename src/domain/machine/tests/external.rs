@@ -157,6 +157,29 @@ fn an_open_question_of_a_call_that_an_update_changes_is_asked_again_after_its_an
 }
 
 #[test]
+fn calls_that_an_update_takes_away_leave_no_results_and_those_that_it_brings_belong_to_the_step() {
+    let mut machine = in_tools(&["a", "b"]);
+    machine.set_call_status(0, answered("a"));
+    let asked = machine.call_asked(1, vec![question()]).remove(0);
+    machine.carry_update(&bare_plan(), START, Update::messages([calling(&["b", "c"])]), id());
+    let mut machine = reloaded(&machine);
+    assert_eq!(machine.call_status(2), Some(&CallStatus::Ready));
+    assert!(machine.resolve(&asked.id, json!("yes")));
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![1, 2]));
+    machine.set_call_status(1, answered("b"));
+    machine.set_call_status(2, answered("c"));
+    let done = machine.tools_done(&bare_plan(), id()).expect("a step");
+    let results = |update: &Update| -> Vec<String> {
+        let messages = update.messages.iter();
+        messages
+            .filter_map(|message| message.answers().map(str::to_owned))
+            .collect()
+    };
+    let written: Vec<Vec<String>> = done.writes.iter().map(results).collect();
+    assert_eq!(written, [vec![], vec!["b".to_owned()], vec!["c".to_owned()]]);
+}
+
+#[test]
 fn a_hook_does_not_get_answers_about_messages_that_an_update_changes() {
     let note = Update::messages([Message::human("also this")]);
     let elsewhere = Update::field("x", json!(1));
