@@ -128,12 +128,7 @@ impl Loop<'_> {
         remembered: &[RememberedDecision],
     ) -> Option<PreparedCall> {
         let Some(call) = machine.call(at) else {
-            let lost = ToolCall::new("", "", serde_json::Map::new());
-            record_answer(
-                machine,
-                at,
-                ToolOutput::error(&lost, "The call is no longer in the conversation."),
-            );
+            record_answer(machine, at, ToolOutput::default());
             return None;
         };
         if let Some(decision) = machine.take_decision(&call.id) {

@@ -106,9 +106,9 @@ impl CallStatus {
 }
 
 /// The output of a tool call.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ToolOutput {
-    /// The result message, and the other writes of the call.
+    /// The result message, and the other writes of the call. A call that is no longer in the conversation has no result.
     #[serde(serialize_with = "stored::update")]
     pub writes: Update,
     /// True if the agent ends once all calls of the step are complete (a tool that returns directly, structured

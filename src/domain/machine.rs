@@ -57,7 +57,8 @@ pub struct Position {
     /// The interrupts of the current step, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
-    /// The open interrupts whose calls have changed since they were raised: their answers are for other calls.
+    /// The open interrupts about calls or messages that have changed since they were raised: their answers are for those
+    /// before.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outdated: BTreeSet<InterruptId>,
     /// The number of questions that the current step has asked, from which their ids are derived.
@@ -388,7 +389,7 @@ impl Machine {
     }
 
     /// Answers an open interrupt. The asker runs again when none of its interrupts is open. It does not get the answer
-    /// if it is a call that has changed since: it asks again. Returns false if the interrupt is not open here.
+    /// if what it asked about has changed since: it asks again. Returns false if the interrupt is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position
@@ -434,11 +435,15 @@ impl Machine {
         true
     }
 
-    /// Finishes the tool step if every call is answered: writes the results in the order of the calls, and advances.
+    /// Finishes the tool step if every call is answered: writes the results in the order of the calls, and advances. Calls
+    /// that a client has taken out of the conversation have no results.
     pub fn tools_done(&mut self, plan: &Plan, id: CheckpointId) -> Option<Entry> {
         let Phase::Tools { calls } = &self.position.phase else {
             return None;
         };
+        let known = self.ids_of_answer();
+        let is_gone = |call: &Call| call.edited.is_none() && !known.contains(&call.id);
+        let gone: Vec<bool> = calls.iter().map(is_gone).collect();
         let answers: Vec<ToolOutput> = calls.iter().filter_map(Call::answer).cloned().collect();
         if answers.len() < calls.len() {
             return None;
@@ -450,7 +455,14 @@ impl Machine {
         let logged = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
         let mut writes: Vec<Update> = answers
             .into_iter()
-            .map(|answer| answer.writes.ruled(&plan.rules))
+            .zip(gone)
+            .map(|(ToolOutput { mut writes, .. }, is_gone)| {
+                if is_gone {
+                    // A result without its call would make every further request to the model invalid.
+                    writes.messages.retain(|message| message.answers().is_none());
+                }
+                writes.ruled(&plan.rules)
+            })
             .collect();
         overwrites::report(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
@@ -579,6 +591,16 @@ impl Machine {
             .iter()
             .find(|c| c.id == call.id)
             .cloned()
+    }
+
+    /// Returns the ids of the calls of the last answer, also of those that cannot be read.
+    fn ids_of_answer(&self) -> BTreeSet<String> {
+        let Some(answer) = self.state.last_ai() else {
+            return BTreeSet::new();
+        };
+        let readable = answer.tool_calls().iter().map(|call| call.id.clone());
+        let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| call.id.clone());
+        readable.chain(unreadable).collect()
     }
 
     /// Returns the status of the call at `at`.

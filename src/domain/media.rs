@@ -86,6 +86,10 @@ fn data(block: &Value) -> Option<&str> {
 /// Returns the size of a block's data, in bytes; none if the block does not hold the data.
 fn data_bytes(block: &Value) -> Option<usize> {
     let data = data(block)?;
+    // A text in the form of Anthropic.
+    if block.pointer("/source/type").and_then(Value::as_str) == Some("text") {
+        return Some(data.len());
+    }
     let base64 = data.split_once(";base64,").map_or(data, |(_, base64)| base64);
     Some(base64.trim_end_matches('=').len() * 3 / 4)
 }
@@ -140,6 +144,12 @@ mod tests {
         assert_eq!(
             text(image),
             "[The content of type `image_url` (image/png, 3 bytes) is not shown: no.]"
+        );
+        let source = json!({"type": "text", "media_type": "text/plain", "data": "hello"});
+        let plain = json!({"type": "document", "source": source, "title": "a.txt"});
+        assert_eq!(
+            text(plain),
+            "[The content of type `document` \"a.txt\" (text/plain, 5 bytes) is not shown: no.]"
         );
         let linked = json!({"type": "image", "url": "https://example.org/x.png"});
         assert_eq!(text(linked), "[The content of type `image` is not shown: no.]");

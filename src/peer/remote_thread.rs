@@ -202,12 +202,15 @@ impl RemoteThread {
         };
         let mut error = thread.as_ref().and_then(failure);
         if thread.as_ref().is_some_and(has_late_answer) {
-            // The thread has the error of its last run alone: an answer before it may have failed at work.
+            // The thread has the error of its last run alone: a run before it may have failed at work.
             while ended.len() > 1
-                && let Some(last) = ended.last().copied().filter(|last| is_failed_answer(last))
+                && let Some(last) = ended.last().copied().filter(|last| last.status.has_failed())
             {
                 if let Some(outcome) = self.outcome_of(last).await? {
                     error = error.or(outcome.error);
+                    break;
+                }
+                if !is_failed_answer(last) {
                     break;
                 }
                 ended.pop();

@@ -6,15 +6,13 @@
 
 use serde_json::Value;
 use sqlx::types::Json;
-use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type, query};
+use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type};
 use uuid::Uuid;
 
 use super::{Sealer, data_keys, open_bytes};
-use crate::db::blobs::without_blobs;
 use crate::db::engine::{Vector, on_engine};
 use crate::db::json::{ColumnRef, unless_corrupt};
 use crate::db::{Db, DbError, DbResult, Tx};
-use crate::domain::run::RunRequest;
 
 /// The most rows of a batch.
 const MAX_ROWS: i64 = 200;
@@ -520,9 +518,6 @@ async fn rewrite(
         id: &id,
     };
     let plain = cell.open(old)?.into_owned();
-    if table.name == "runs" && column.name == "request" {
-        pin_definition(tx, key, without_blobs(&plain)).await?;
-    }
     let new = sealer.seal(&cell, plain)?;
     let value = match (column.is_json, sealer.is_on()) {
         (false, _) => None,
@@ -541,26 +536,6 @@ async fn rewrite(
             .push_bind(old.to_owned());
         sql.build().execute(conn).await.map(drop)
     })?;
-    Ok(())
-}
-
-/// Stores the digest of the definition that a run is pinned to: it cannot be found in a sealed request. Runs that have
-/// ended are pinned, too, which is harmless: their definition is only kept for longer.
-async fn pin_definition(tx: &mut Tx<'_>, key: &[KeyPart], request: &str) -> DbResult<()> {
-    const SQL: &str = "update runs set definition = $2 where run_id = $1";
-    let request: Option<RunRequest> = serde_json::from_str(request).ok();
-    let (Some(KeyPart::Id(run)), Some(digest)) = (
-        key.first(),
-        request.and_then(|request| request.pinned_definition().cloned()),
-    ) else {
-        return Ok(());
-    };
-    on_engine!(tx, |conn| query(SQL)
-        .bind(*run)
-        .bind(digest.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
     Ok(())
 }
 

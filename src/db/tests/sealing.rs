@@ -18,6 +18,7 @@ use crate::db::engine::{Conn, on_engine};
 use crate::db::erasure::{DataSubject, ErasedRows, ErasureRequest};
 use crate::db::events::NewEvent;
 use crate::db::items::{self, VectorQuery, VectorSearch, nearest};
+use crate::db::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::{
     Db, DbError, DbResult, MasterKeys, RekeyTarget, Tx, assistants, checkpoints, crons, definitions, deliveries,
     events, interrupts, runs, threads,
@@ -36,7 +37,7 @@ use crate::domain::machine::{Failure, Position};
 use crate::domain::message::{Content, Message};
 use crate::domain::run::{AssignedAgent, Run, RunCaller, RunStatus};
 use crate::domain::state::Update;
-use crate::domain::thread::Thread;
+use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
 /// The text that must not be found in the database.
@@ -79,6 +80,7 @@ in_places! {
     each_tenant_has_a_key_of_its_own,
     values_of_other_rows_are_refused,
     a_definition_is_kept_while_a_sealed_request_needs_it,
+    rekeying_keeps_no_definition_for_a_run_that_has_ended,
     sealed_items_are_filtered_and_ranked,
     a_user_is_erased_and_others_stay,
     an_erased_tenant_cannot_be_read_from_a_backup,
@@ -561,34 +563,70 @@ async fn values_of_other_rows_are_refused(place: &Place) {
     db.close().await;
 }
 
-async fn a_definition_is_kept_while_a_sealed_request_needs_it(place: &Place) {
-    let db = place.open_with("test").await;
-    let pinned = definition("pinned");
-    store_definition(&db, &pinned).await;
-    store_definition(&db, &definition("newer")).await;
-    let digest = pinned.digest();
+/// Stores a pending run that is pinned to this definition, of which no version is left.
+async fn store_pinned_run(db: &Db, pinned: &AgentDefinition) -> Run {
+    store_definition(db, pinned).await;
+    store_definition(db, &definition("newer")).await;
     let thread = thread_at(1);
     let mut run = run_at(thread.id, 2);
     run.request.agent = Some(AssignedAgent {
         graph_id: "agent".to_owned(),
         version: 1,
-        definition: Some(digest.clone()),
+        definition: Some(pinned.digest()),
     });
-    let id = run.id;
+    let stored = run.clone();
     write!(db, |tx| async {
         threads::insert(tx, &thread).await?;
         runs::insert(tx, &run, None).await?;
         definitions::forget_versions(tx, "agent", 1).await
     });
+    stored
+}
+
+async fn a_definition_is_kept_while_a_sealed_request_needs_it(place: &Place) {
+    let db = place.open_with("test").await;
+    let pinned = definition("pinned");
+    let thread = store_pinned_run(&db, &pinned).await.thread;
+    let digest = pinned.digest();
     write!(db, |tx| definitions::sweep(tx, Timestamp(100)));
     let wanted = digest.clone();
     assert!(
         read!(db, |tx| definitions::find(tx, &wanted)).is_some(),
         "a pending run needs it"
     );
-    let thread = write!(db, |tx| runs::get_by_id(tx, id)).expect("the run").thread;
     write!(db, |tx| threads::delete(tx, thread));
     write!(db, |tx| definitions::sweep(tx, Timestamp(100)));
+    assert!(read!(db, |tx| definitions::find(tx, &digest)).is_none());
+    db.close().await;
+}
+
+async fn rekeying_keeps_no_definition_for_a_run_that_has_ended(place: &Place) {
+    let db = place.open_with("test").await;
+    let pinned = definition("pinned");
+    let run = store_pinned_run(&db, &pinned).await;
+    let id = run.id;
+    let worker = WorkerId::mint();
+    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(3))).expect("a claim");
+    let holder = LeaseHolder {
+        run: id,
+        worker,
+        fence: claim.fence,
+    };
+    let end = EndOfRun {
+        status: RunStatus::Success,
+        error: None,
+        waits: false,
+    };
+    let at = RunRowUpdate::at(Timestamp(4));
+    assert!(write!(db, |tx| runs::end_fenced(tx, holder, end, at)));
+    let change = threads::ThreadChange {
+        status: Some(ThreadStatus::Interrupted),
+        ..Default::default()
+    };
+    write!(db, |tx| threads::set(tx, run.thread, change, Timestamp(5)));
+    assert!(rekey(&db, RekeyTarget::NewDataKeys).await > 0);
+    write!(db, |tx| definitions::sweep(tx, Timestamp(100)));
+    let digest = pinned.digest();
     assert!(read!(db, |tx| definitions::find(tx, &digest)).is_none());
     db.close().await;
 }

@@ -1,10 +1,12 @@
 //! Changes to a machine by clients while no run drives it: state updates and jumps.
 
+use std::collections::BTreeSet;
+
 use super::{
     Call, CheckpointId, CheckpointSource, Entry, HookPoint, Interrupt, InterruptSource, MODEL, Machine, Phase, Plan,
     Position, QuestionKind, START, State, TOOLS, Update,
 };
-use crate::domain::call::CallStatus;
+use crate::domain::call::{CallStatus, pending_calls};
 use crate::domain::goto::Destination;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::ReviewAction;
@@ -46,13 +48,19 @@ impl Machine {
     }
 
     /// Applies an update of `node` without changing the position. A step that waits, or has waited, is carried on: it
-    /// keeps its interrupts, answers and tasks.
+    /// keeps its interrupts, answers and tasks. Calls that the update brings into the last answer belong to the step then.
     pub fn carry_update(&mut self, plan: &Plan, node: &str, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
         let is_carried = self.position.has_waited();
         let calls = self.calls_of_step();
+        let known = self.ids_of_answer();
+        let messages = self.hook_has_asked().then(|| self.state.messages.clone());
         self.state.apply(&update);
         self.withdraw_answers(&calls);
+        self.add_calls_beside(&known);
+        if messages.is_some_and(|before| before != self.state.messages) {
+            self.withdraw_answers_of_hook();
+        }
         if is_carried {
             self.carry(id, CheckpointSource::Update, node, vec![update])
         } else {
@@ -92,6 +100,33 @@ impl Machine {
         }
     }
 
+    /// Adds the calls of the last answer to the step that an update has brought. `known` are the ids of those before.
+    fn add_calls_beside(&mut self, known: &BTreeSet<String>) {
+        let Phase::Tools { calls } = &mut self.position.phase else {
+            return;
+        };
+        let messages = &self.state.messages;
+        let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
+            return;
+        };
+        let mut added = pending_calls(&messages[at], &messages[at + 1..], &self.state);
+        added.retain(|call| !known.contains(&call.id) && calls.iter().all(|other| other.id != call.id));
+        calls.extend(added);
+    }
+
+    /// Returns whether the hook of the step has asked anything but approvals of calls. It may be about any message.
+    fn hook_has_asked(&self) -> bool {
+        let is_of_policy = |asked: &Interrupt| asked.question.kind != QuestionKind::ToolApproval;
+        matches!(self.position.phase, Phase::Hooks { .. }) && self.position.asked.iter().any(is_of_policy)
+    }
+
+    /// Takes the answers away from the hook of the step, as [`Machine::withdraw_answers`] does from calls.
+    fn withdraw_answers_of_hook(&mut self) {
+        let Position { asked, outdated, .. } = &mut self.position;
+        asked.retain(|asked| asked.answer.is_none());
+        outdated.extend(asked.iter().map(|asked| asked.id.clone()));
+    }
+
     /// Returns whether the step waits, and still follows after an update, and its questions are about the same: the calls of
     /// the last answer are the same, and none of them has got a result. What else a hook asks may be about any message, so
     /// they all have to be the same then. Without `node` the update is one beside the step; otherwise it is applied as if
@@ -108,9 +143,7 @@ impl Machine {
         if asked_about(&after.state) != asked_about(&self.state) {
             return false;
         }
-        let is_of_policy = |asked: &Interrupt| asked.question.kind != QuestionKind::ToolApproval;
-        let is_hook = matches!(self.position.phase, Phase::Hooks { .. });
-        if is_hook && self.position.asked.iter().any(is_of_policy) && after.state.messages != self.state.messages {
+        if self.hook_has_asked() && after.state.messages != self.state.messages {
             return false;
         }
         let Some(node) = node else { return true };

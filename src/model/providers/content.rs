@@ -75,12 +75,29 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
         "audio" | "input_audio" => audio(block),
         _ => None,
     };
-    known.ok_or_else(|| match media_type(block).filter(|_| !kind.is_empty()) {
+    let sent = known.ok_or_else(|| match media_type(block).filter(|_| !kind.is_empty()) {
         Some(mime) => {
             format!("a content block of type `{kind}` with the media type `{mime}` cannot be sent to a model")
         }
         None => format!("a content block of type `{kind}` cannot be sent to a model"),
-    })
+    })?;
+    if is_empty(&sent) {
+        return Err(format!(
+            "an empty content block of type `{kind}` cannot be sent to a model"
+        ));
+    }
+    Ok(sent)
+}
+
+/// Returns whether a part is a file without content, which providers refuse.
+fn is_empty(sent: &UserContent) -> bool {
+    let data = match sent {
+        UserContent::Image(image) => &image.data,
+        UserContent::Audio(audio) => &audio.data,
+        UserContent::Document(document) => &document.data,
+        UserContent::Text(_) | UserContent::ToolResult(_) | UserContent::Video(_) => return false,
+    };
+    matches!(data, DocumentSourceKind::Base64(text) | DocumentSourceKind::String(text) if text.trim().is_empty())
 }
 
 /// The data of a block with its media type.

@@ -39,6 +39,7 @@ on_both_engines! {
     a_tool_written_in_rust_may_delegate_to_a_subagent,
     the_limits_hold_for_programs_and_for_tools_written_in_rust,
     models_and_middleware_can_be_written_in_rust,
+    a_policy_asks_again_about_messages_that_an_update_has_changed,
     agents_can_be_defined_in_rust,
     a_definition_of_a_client_may_name_registered_programs_only,
     a_running_program_can_be_cancelled_alone_or_with_its_run,
@@ -260,6 +261,36 @@ async fn models_and_middleware_can_be_written_in_rust(server: TestServer) {
         .await;
     assert_eq!(crate::support::transcript(&values)[2], "task: echo of the program: why");
     assert_eq!(values["messages"][1]["additional_kwargs"]["stamp"], "built");
+}
+
+async fn a_policy_asks_again_about_messages_that_an_update_has_changed(server: TestServer) {
+    server.is_embedded().await;
+    for is_answered_at_once in [true, false] {
+        let alice = server.human("doubter").await;
+        let values = alice.says("grass is green").await;
+        let question = alice.question().await;
+        assert_eq!(question.0["value"], "Is it true that grass is green?");
+        let message = json!({"role": "user", "content": "grass is blue", "id": values["messages"][0]["id"]});
+        let update = json!({"messages": [message]});
+        if is_answered_at_once {
+            let command = json!({"resume": "yes", "update": update});
+            alice.starts(json!({"command": command})).await.finishes().await;
+        } else {
+            let command = json!({"update": update});
+            alice.starts(json!({"command": command})).await.finishes().await;
+            assert_eq!(alice.question().await.id(), question.id());
+            alice.resumes(json!("yes")).await.finishes().await;
+        }
+        let again = alice.question().await;
+        assert_ne!(again.id(), question.id());
+        assert_eq!(again.0["value"], "Is it true that grass is blue?");
+        assert_eq!(alice.transcript().await, ["human: grass is blue"]);
+        alice.resumes(json!("yes")).await.finishes().await;
+        assert_eq!(
+            alice.transcript().await,
+            ["human: grass is blue", "ai: echo: grass is blue"]
+        );
+    }
 }
 
 async fn agents_can_be_defined_in_rust(server: TestServer) {

@@ -20,6 +20,7 @@ on_both_engines! {
     an_answer_goes_on_after_the_write_that_it_names,
     an_answer_at_the_checkpoint_of_the_question_goes_on_after_the_write,
     an_update_by_a_command_keeps_the_question_where_it_is_shown,
+    a_call_that_a_command_puts_in_the_place_of_another_is_asked_about_and_made,
     an_answer_after_a_write_can_be_undone,
     a_question_outlives_a_write_and_a_kill,
 }
@@ -340,6 +341,27 @@ async fn an_update_by_a_command_keeps_the_question_where_it_is_shown(server: Tes
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
     }
     assert_eq!(server.tools.recipients(), ["eve", "bob"]);
+}
+
+async fn a_call_that_a_command_puts_in_the_place_of_another_is_asked_about_and_made(server: TestServer) {
+    server.is_configured_with(APART).await;
+    let alice = server.human("apart").await;
+    let calls = [mail("m1", "bob"), lookup("l1", "fish")];
+    alice.says(script().calls_all(calls).says("sent")).await;
+    let update = answer_with(&alice, json!([mail("m2", "eve")])).await;
+    let approves = json!({"type": "approve"});
+    let command = json!({"resume": approves, "update": update});
+    alice.starts(json!({"command": command})).await.finishes().await;
+    assert_eq!(alice.question().await.0["value"]["args"]["to"], "eve");
+    assert!(server.tools.recipients().is_empty(), "nobody has approved it");
+    alice.resumes(approves).await.finishes().await;
+    assert_eq!(server.tools.recipients(), ["eve"]);
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+    let state = alice.state().await;
+    let messages = state["values"]["messages"].as_array().unwrap();
+    let results = messages.iter().filter(|message| message["type"] == "tool");
+    let answered: Vec<&Value> = results.map(|result| &result["tool_call_id"]).collect();
+    assert_eq!(answered, ["m2"], "a result without a call is refused by providers");
 }
 
 async fn an_answer_after_a_write_can_be_undone(server: TestServer) {

@@ -33,6 +33,7 @@ fn bodies(server: &TestServer) -> Vec<String> {
 on_both_engines! {
     content_that_no_provider_accepts_becomes_a_text_that_names_it,
     content_that_is_in_a_thread_already_becomes_a_text,
+    an_empty_file_becomes_a_text_that_names_it,
     media_that_the_provider_refuses_are_left_out_at_once_and_from_then_on,
     media_that_the_provider_has_taken_are_not_left_out,
     a_refusal_that_is_not_about_content_is_not_repeated,
@@ -82,6 +83,34 @@ async fn content_that_is_in_a_thread_already_becomes_a_text(server: TestServer) 
     assert_eq!(transcript(&alice.says("well?").await).last().unwrap(), "ai: I see");
     assert!(bodies(&server)[0].contains("video/mp4"));
     assert!(!bodies(&server)[0].contains("AAAA"));
+}
+
+async fn an_empty_file_becomes_a_text_that_names_it(server: TestServer) {
+    let blank = json!({"type": "text", "media_type": "text/plain", "data": "\n"});
+    let blocks = [
+        text("look"),
+        json!({"type": "file", "base64": "", "mime_type": "application/pdf", "filename": "letter.pdf"}),
+        json!({"type": "file", "text": "", "mime_type": "text/plain", "filename": "notes.txt"}),
+        json!({"type": "document", "source": blank, "title": "draft.txt"}),
+        json!({"type": "image", "url": "data:image/png;base64,", "filename": "photo.png"}),
+    ];
+    for agent in ["openai", "anthropic", "google_genai", "ollama"] {
+        let alice = server.human(agent).await;
+        server.models.will([Turn::Says("they are empty")]);
+        assert_eq!(sends(&alice, &blocks).await, "success", "{agent}");
+        let asked = bodies(&server).pop().expect("a request");
+        for (kind, name) in [
+            ("file", "letter.pdf"),
+            ("file", "notes.txt"),
+            ("document", "draft.txt"),
+            ("image", "photo.png"),
+        ] {
+            let named = format!("[The content of type `{kind}` \\\"{name}\\\" (");
+            assert!(asked.contains(&named), "{agent}: {name} is not named in {asked}");
+            let why = format!("an empty content block of type `{kind}` cannot be sent to a model");
+            assert!(asked.contains(&why), "{agent}: {asked}");
+        }
+    }
 }
 
 async fn media_that_the_provider_refuses_are_left_out_at_once_and_from_then_on(server: TestServer) {

@@ -13,11 +13,12 @@ use crate::agents::background_tasks::{
     about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
 };
 use crate::remote::awaited::Peer;
+use crate::support::actors::Question;
 use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::proxy::ProxyState;
 use crate::support::{
-    Engine, Human, TestServer, call, eventually, lookup, mail, on_both_engines, play, script, starts_service,
-    transcript,
+    Engine, Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, play, script,
+    starts_service, transcript,
 };
 
 /// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
@@ -107,6 +108,8 @@ on_both_engines! {
     a_result_of_a_remote_task_is_reported_although_a_message_follows_at_once,
     a_question_of_a_remote_task_is_reported_although_a_message_waits_behind_it,
     an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task,
+    an_answer_that_comes_too_late_does_not_hide_the_failure_of_a_remote_task,
+    an_answer_that_comes_too_late_does_not_hide_that_the_answer_before_it_failed,
     a_finished_remote_task_continues_with_a_further_message,
     a_task_on_an_unreachable_server_is_cancelled,
     a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server,
@@ -371,35 +374,47 @@ async fn a_question_of_a_remote_task_is_reported_although_a_message_waits_behind
     peer.finish().await;
 }
 
-async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task(server: TestServer) {
-    let peer = peer_of(&server, "").await;
+/// Returns a user of an agent whose task waits for an answer on the other server, and a user of the task's thread there.
+async fn with_a_waiting_task(server: &TestServer, peer: &Peer) -> (Human, Human) {
     let alice = server.human("away").await;
     let work = script().calls(mail("m1", "a@b.c"));
     alice
         .says(script().calls(start("a1", "far", work)).says("it is under way"))
         .await;
     knows_outcomes(&alice, 1).await;
-    let task = the_task(&alice).await;
-    let work = there(&peer, &task);
+    let work = there(peer, &the_task(&alice).await);
+    (alice, work)
+}
+
+/// Changes the row of a question on the other server to that of one without an answer.
+async fn becomes(peer: &Peer, question: &Question, status: &str) {
+    let id = question.id();
+    let sql = format!(
+        "update interrupts set status = '{status}', resolution = null, resolved_at = null, resumed_by = null, \
+         touched_by = null, before = null where interrupt_id = '{id}'"
+    );
+    peer.server.executes_sql(&sql).await;
+}
+
+/// Has a question answered in the moment in which a message drops it: it is still open, and is dropped then.
+async fn is_answered_too_late(peer: &Peer, work: &Human, question: &Question) {
+    becomes(peer, question, "pending").await;
+    work.resolves(question, approval()).await.ok();
+    becomes(peer, question, "dropped").await;
+}
+
+async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, work) = with_a_waiting_task(&server, &peer).await;
     let question = work.question().await;
     peer.server.tools.hold("lookup");
     let message = script().calls(lookup("l1", "x")).says("the long text");
+    let task = the_task(&alice).await;
     alice
         .says(script().calls(tell("u1", &task, message)).says("told"))
         .await;
     peer.server.tools.called("lookup", 1).await;
-    // The answer comes in the moment in which the message begins: the question is still open, and is dropped then.
-    peer.server
-        .executes_sql("update interrupts set status = 'pending', resolved_at = null, touched_by = null, before = null")
-        .await;
-    let approval = json!({"decisions": [{"type": "approve"}]});
-    work.resolves(&question, approval).await.ok();
-    peer.server
-        .executes_sql(
-            "update interrupts set status = 'dropped', resolution = null, resumed_by = null, touched_by = null, \
-             before = null",
-        )
-        .await;
+    is_answered_too_late(&peer, &work, &question).await;
     peer.server.tools.let_go("lookup");
     let runs = has_run(&work, 3).await;
     assert_eq!(runs[0]["status"], "error");
@@ -410,6 +425,59 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task
         expected.map(|(status, at)| (json!(status), runs[at]["run_id"].clone()))
     );
     assert_eq!(results(&alice).await, ["the long text"]);
+    peer.finish().await;
+}
+
+/// Checks that the last of these outcomes is the failure of the run before the late answer, with its reason.
+async fn knows_the_failure(alice: &Human, work: &Human, expected: &[(&str, usize)]) {
+    let runs = has_run(work, expected.len() + 1).await;
+    assert_eq!([&runs[0]["status"], &runs[1]["status"]], ["error", "error"]);
+    assert_eq!(work.record().await["error"]["error"], "AnswerTooLateError");
+    let told = knows_outcomes(alice, expected.len()).await;
+    let expected: Vec<(Value, Value)> = expected
+        .iter()
+        .map(|(status, at)| (json!(status), runs[*at]["run_id"].clone()))
+        .collect();
+    assert_eq!(told, expected);
+    let said = alice.transcript().await;
+    let told = said.iter().find(|line| line.contains("has failed"));
+    assert!(told.is_some_and(|told| told.contains("ModelRefusedError")), "{said:#?}");
+}
+
+async fn an_answer_that_comes_too_late_does_not_hide_the_failure_of_a_remote_task(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, work) = with_a_waiting_task(&server, &peer).await;
+    let question = work.question().await;
+    peer.server.tools.hold("lookup");
+    let message = script().calls(lookup("l1", "x")).fails(400);
+    let task = the_task(&alice).await;
+    alice
+        .says(script().calls(tell("u1", &task, message)).says("told"))
+        .await;
+    peer.server.tools.called("lookup", 1).await;
+    is_answered_too_late(&peer, &work, &question).await;
+    peer.server.tools.let_go("lookup");
+    knows_the_failure(&alice, &work, &[("waiting", 2), ("error", 1)]).await;
+    peer.finish().await;
+}
+
+async fn an_answer_that_comes_too_late_does_not_hide_that_the_answer_before_it_failed(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, work) = with_a_waiting_task(&server, &peer).await;
+    let dropped = work.question().await;
+    let message = script().calls(mail("m2", "a@b.c")).calls(lookup("l1", "x")).fails(400);
+    let task = the_task(&alice).await;
+    alice
+        .says(script().calls(tell("u1", &task, message)).says("told"))
+        .await;
+    knows_outcomes(&alice, 2).await;
+    // The answer to the question of the message is at work when that to the question before comes.
+    peer.server.tools.hold("lookup");
+    work.resolves(&work.question().await, approval()).await.ok();
+    peer.server.tools.called("lookup", 1).await;
+    is_answered_too_late(&peer, &work, &dropped).await;
+    peer.server.tools.let_go("lookup");
+    knows_the_failure(&alice, &work, &[("waiting", 3), ("waiting", 2), ("error", 1)]).await;
     peer.finish().await;
 }
 

@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use adjutant::{
-    Adjutant, AfterCrash, AgentDefinition, Builder, CallOutcome, Delegation, Failure, File, Halt, Message, Middleware,
-    Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question, QuestionKind, Runnable, Scope,
-    State, Tool, ToolCall, ToolOutput, ToolSpec, ToolStatus, Update, async_trait,
+    Adjutant, AfterCrash, AgentDefinition, Builder, CallOutcome, Delegation, Failure, File, Halt, HookPoint,
+    HookResult, Message, Middleware, Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question,
+    QuestionKind, Runnable, Scope, State, Tool, ToolCall, ToolOutput, ToolSpec, ToolStatus, Update, async_trait,
 };
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Value, json};
@@ -44,6 +44,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .tool(OwnTool::named("boom"))
         .tool(OwnTool::named("consult"))
         .middleware(Stamp)
+        .middleware(Doubt)
         .provider("own", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
         .agent("coded", coded)
 }
@@ -223,6 +224,28 @@ impl Middleware for Stamp {
             .additional_kwargs
             .insert("stamp".to_owned(), json!(next.scope.agent));
         Ok(answer)
+    }
+}
+
+/// A policy that asks about the last message before the model reads it.
+struct Doubt;
+
+#[async_trait]
+impl Middleware for Doubt {
+    fn name(&self) -> &str {
+        "Doubt"
+    }
+
+    fn hook_points(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeModel]
+    }
+
+    async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+        if scope.answer.is_some() {
+            return Ok(HookResult::default());
+        }
+        let value = json!(format!("Is it true that {}?", order(state)));
+        Err(Question { value, ..which() }.into())
     }
 }
 

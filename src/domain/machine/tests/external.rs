@@ -157,6 +157,63 @@ fn an_open_question_of_a_call_that_an_update_changes_is_asked_again_after_its_an
 }
 
 #[test]
+fn calls_that_an_update_takes_away_leave_no_results_and_those_that_it_brings_belong_to_the_step() {
+    let mut machine = in_tools(&["a", "b"]);
+    machine.set_call_status(0, answered("a"));
+    let asked = machine.call_asked(1, vec![question()]).remove(0);
+    machine.carry_update(&bare_plan(), START, Update::messages([calling(&["b", "c"])]), id());
+    let mut machine = reloaded(&machine);
+    assert_eq!(machine.call_status(2), Some(&CallStatus::Ready));
+    assert!(machine.resolve(&asked.id, json!("yes")));
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![1, 2]));
+    machine.set_call_status(1, answered("b"));
+    machine.set_call_status(2, answered("c"));
+    let done = machine.tools_done(&bare_plan(), id()).expect("a step");
+    let results = |update: &Update| -> Vec<String> {
+        let messages = update.messages.iter();
+        messages
+            .filter_map(|message| message.answers().map(str::to_owned))
+            .collect()
+    };
+    let written: Vec<Vec<String>> = done.writes.iter().map(results).collect();
+    assert_eq!(written, [vec![], vec!["b".to_owned()], vec!["c".to_owned()]]);
+}
+
+#[test]
+fn a_hook_does_not_get_answers_about_messages_that_an_update_changes() {
+    let note = Update::messages([Message::human("also this")]);
+    let elsewhere = Update::field("x", json!(1));
+    let table = [
+        (QuestionKind::Question, &note, true),
+        (QuestionKind::Question, &elsewhere, false),
+        (QuestionKind::ToolApproval, &note, false),
+    ];
+    for (kind, update, is_withdrawn) in table {
+        for is_answered_first in [true, false] {
+            let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
+            let asked = Question { kind, ..question() };
+            let open = machine.hook_asked(&plan(), vec![asked.clone()]).remove(0);
+            if is_answered_first {
+                assert!(machine.resolve(&open.id, json!("yes")));
+            }
+            machine.carry_update(&plan(), START, update.clone(), id());
+            let mut machine = reloaded(&machine);
+            if !is_answered_first {
+                assert_eq!(machine.open_questions().count(), 1, "it can be answered");
+                assert!(machine.resolve(&open.id, json!("yes")));
+            }
+            let answers = machine.answers_to(&open.asker);
+            assert_eq!(answers.is_empty(), is_withdrawn, "{kind:?} {update:?}");
+            assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
+            let again = machine.hook_asked(&plan(), vec![asked]).remove(0);
+            assert_ne!(again.id, open.id);
+            assert!(machine.resolve(&again.id, json!("no")));
+            assert_eq!(machine.answers_to(&open.asker).len(), 1);
+        }
+    }
+}
+
+#[test]
 fn a_decision_about_an_unknown_outcome_is_not_for_the_changed_call() {
     for is_answered_first in [true, false] {
         let mut machine = in_tools(&["a", "b"]);
