@@ -44,7 +44,10 @@ impl FirstStep {
     /// the newest checkpoint.
     pub(in crate::runtime) fn is_possible(request: &RunRequest) -> bool {
         let only_input = request.command.is_none() && request.checkpoint.is_none() && request.compaction.is_none();
-        request.input.is_some() && only_input && !is_large(request)
+        // A run that is found at its input after a crash has passed the breakpoint there. So the input of a run with
+        // breakpoints is stored when it has met the first of them, or passed it.
+        let has_breakpoints = !request.interrupt_before.is_empty() || !request.interrupt_after.is_empty();
+        request.input.is_some() && only_input && !has_breakpoints && !is_large(request)
     }
 
     /// Takes the first step of a run in the transaction that admits it, or stores nothing and returns none if the agent or
