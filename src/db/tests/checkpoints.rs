@@ -323,7 +323,10 @@ async fn lanes_are_separate(db: Db) {
 async fn a_machine_is_in_memory_if_its_state_is_cached(db: Db) {
     let thread = stored_thread(&db).await;
     let empty = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main));
-    assert_eq!(empty.map(|(machine, segment)| (machine.head, segment)), Some((None, None)));
+    assert_eq!(
+        empty.map(|(machine, segment)| (machine.head, segment)),
+        Some((None, None))
+    );
     let entry = saying("a", None, -1);
     let id = entry.id;
     let segment = add(&db, thread, 1, &entry).await;
