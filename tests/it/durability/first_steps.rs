@@ -14,6 +14,7 @@ on_both_engines! {
     who_joins_a_run_at_once_gets_the_events_that_are_replayed_later,
     a_run_that_is_rolled_back_at_once_leaves_nothing,
     an_input_that_abandons_a_question_is_the_next_step,
+    an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log,
 }
 
 on_postgres! {
@@ -107,6 +108,42 @@ async fn an_input_that_abandons_a_question_is_the_next_step(server: TestServer) 
     assert_eq!(alice.questions().await.len(), 0);
     let transcript = alice.transcript().await;
     assert_eq!(transcript.last().map(String::as_str), Some("ai: echo: never mind"));
+}
+
+async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(server: TestServer) {
+    // The response is stored under its key after everything else.
+    let refuse = match server.engine {
+        Engine::Sqlite => {
+            "create trigger no_answer before update on idempotency_keys \
+             begin select raise(abort, 'there is no room'); end"
+        }
+        Engine::Postgres => {
+            "create function refuse() returns trigger as $$ begin raise exception 'there is no room'; end $$ \
+             language plpgsql; \
+             create trigger no_answer before update on idempotency_keys for each row execute function refuse()"
+        }
+    };
+    let accept = match server.engine {
+        Engine::Sqlite => "drop trigger no_answer",
+        Engine::Postgres => "drop trigger no_answer on idempotency_keys",
+    };
+    let alice = server.human("plain").await;
+    let post = async || {
+        let request = server.client().request(Method::POST, &alice.path("/runs"));
+        let body = alice.run_body("hello", json!({}));
+        reply(request.header("Idempotency-Key", "k1").json(&body)).await
+    };
+    server.executes_sql(refuse).await;
+    let refused = post().await;
+    assert!(refused.status >= 500, "{refused:?}");
+    server.executes_sql(accept).await;
+    assert_eq!(alice.history().await.len(), 0);
+    assert_eq!(alice.runs().await.len(), 0);
+    let run = alice.run(&post().await.ok());
+    run.finishes().await;
+    assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+    let first = "select min(seq) from (select seq from events union all select seq from checkpoints) entries";
+    assert_eq!(server.number_in_database(first).await, 1);
 }
 
 async fn a_run_and_its_input_are_one_transaction_on_postgres(server: TestServer) {
