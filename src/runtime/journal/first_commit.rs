@@ -4,10 +4,10 @@ use std::sync::PoisonError;
 
 use tokio::time::Instant;
 
-use super::commit::{CommitBatch, CommitOutcome, write_batch};
+use super::commit::{CommitBatch, write_rows};
 use super::{LaneJournal, SplitWrites};
 use crate::agent::PendingWrite;
-use crate::db::{DbResult, Tx};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::machine::Machine;
 use crate::domain::trace::SpanData;
 
@@ -23,29 +23,28 @@ pub(in crate::runtime) struct FirstCommit {
 }
 
 impl LaneJournal {
-    /// Stores the first writes of a run in the transaction that admits it, with numbers from `first` on. The log is not open
-    /// yet, and no numbers are reserved in it: they are used only if the transaction is stored. Returns none, and stores
-    /// nothing, if this process does not hold the run.
+    /// Stores the first writes of a run in the transaction that admits it for this process, with numbers from `first` on.
+    /// The log is not open yet, and no numbers are reserved there: they are used only if the transaction is stored.
     pub(in crate::runtime) async fn commit_first(
         self,
         tx: &mut Tx<'_>,
         machine: &Machine,
         notes: Vec<PendingWrite>,
         first: i64,
-    ) -> DbResult<Option<FirstCommit>> {
+    ) -> DbResult<FirstCommit> {
         let batch = self.build_step(machine, SplitWrites::of(notes), None, first);
         let span = self.begin_span(&batch);
         let begun = Instant::now();
-        let turn = self.run_context.turns.next_turn();
-        let outcome = write_batch(tx, &self.run_context, self.origin.lane, &batch, turn, &[]).await?;
+        db::runs::set_first_seq(tx, self.run, first).await?;
+        write_rows(tx, &self.run_context, self.origin.lane, &batch).await?;
         let segment = *self.segment.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(matches!(outcome, CommitOutcome::Now).then_some(FirstCommit {
+        Ok(FirstCommit {
             journal: self,
             batch,
             span,
             begun,
             segment,
-        }))
+        })
     }
 }
 

@@ -66,7 +66,7 @@ impl FirstStep {
             return Ok(None);
         };
         let end = match is_thread_new {
-            true => Some(LogEnd::of_new_thread()),
+            true => Some(LogEnd::of_empty(false)),
             false => LogEnd::find(tx, run.thread).await?,
         };
         let Some(LogEnd { mut loaded, max_seq }) = end else {
@@ -78,10 +78,7 @@ impl FirstStep {
         let stop = CancellationToken::new();
         let journal = LaneJournal::main(Arc::clone(&run_context), loaded.segment, stop, None);
         let first = next_seq(run, max_seq);
-        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first));
-        let Some(commit) = commit.await? else {
-            return Ok(None);
-        };
+        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first)).await?;
         loaded.segment = commit.segment;
         Ok(Some(Self {
             run_context,
@@ -98,17 +95,22 @@ impl FirstStep {
 }
 
 impl LogEnd {
-    fn of_new_thread() -> Self {
+    /// Returns the end of an empty log.
+    fn of_empty(remembers: bool) -> Self {
         let loaded = LoadedMachine {
             machine: Machine::default(),
             segment: None,
-            remembers: false,
+            remembers,
         };
         Self { loaded, max_seq: 0 }
     }
 
     /// Reads the end of the log of a thread. None if a step waits there, or if the state is not in memory.
     async fn find(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Self>> {
+        let log = db::checkpoints::log_summary(tx, thread).await?;
+        if log.max_seq == 0 {
+            return Ok(Some(Self::of_empty(log.has_decisions)));
+        }
         let is_unreadable = |error: &DbError| error.is_corrupt() || matches!(error, DbError::Sealed(_));
         let found = match db::checkpoints::machine_in_memory(tx, thread, Lane::Main).await {
             Ok(found) => found,
@@ -120,7 +122,6 @@ impl LogEnd {
         let Some((machine, segment)) = found.filter(|(machine, _)| is_between_turns(machine)) else {
             return Ok(None);
         };
-        let log = db::checkpoints::log_summary(tx, thread).await?;
         let loaded = LoadedMachine {
             machine,
             segment,
