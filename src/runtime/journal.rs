@@ -1,4 +1,5 @@
-//! The durable journal: one transaction per commit, fenced by the lease.
+//! The durable journal: one transaction per commit, fenced by the lease. The first commit of a run that begins where it is
+//! admitted is a part of the admission.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
