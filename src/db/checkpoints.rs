@@ -20,7 +20,9 @@ pub use load::{
     CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, newest_sketch, next_after, shared_state, sketch,
     sketches, walk,
 };
-pub use machine::{input_after, input_of, machine, machine_as_left, machine_at, machine_of, node_of};
+pub use machine::{
+    input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
+};
 
 use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::on_engine;

@@ -1,7 +1,8 @@
 //! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
 //! `start` is the transaction, `precheck` makes slow checks before the transaction, `queue` bounds the number of
-//! waiting runs, and `withdraw` removes runs that do not begin.
+//! waiting runs, and `withdraw` removes runs that do not begin. A run that clients start, and that begins at once, takes its
+//! [first step](FirstStep) in the same transaction.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
@@ -14,6 +15,7 @@ use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::dispatcher::Dispatcher;
+use super::prepare::FirstStep;
 use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes, trace};
@@ -34,7 +36,7 @@ mod withdraw;
 
 pub use queue::RunBounds;
 
-pub(super) use precheck::CheckedWrite;
+pub(super) use precheck::{CheckedWrite, is_large};
 pub(super) use queue::QueueRoom;
 pub(super) use start::{
     check_ahead, check_stateless, check_tenant, find_assistant, keep_for_key, refuse_assistant_by_policies,
@@ -47,11 +49,27 @@ pub(super) struct Admitted {
     pub(super) run: Run,
     /// To whom its thread belongs.
     pub(super) ownership: Ownership,
-    /// True if the run is stored as running, under fence 1, and this process has to drive it.
+    /// True if the thread was created for the run.
+    pub(super) is_thread_new: bool,
+    /// True if the run is stored as running, under fence 0, and this process has to drive it.
     pub(super) claimed: bool,
+    /// The first step of a claimed run, if the same transaction stores it.
+    pub(super) first_step: Option<Box<FirstStep>>,
     /// The run at work that this run displaces, with the action on its checkpoints. If it is at work in another process,
     /// that one was notified.
     pub(super) displaced: Option<(RunId, CancelAction)>,
+}
+
+impl Admitted {
+    /// Returns the claim of this process on the run, if the run is claimed.
+    pub(super) fn claim(&self) -> Option<Claim> {
+        self.claimed.then(|| Claim {
+            run: self.run.clone(),
+            ownership: self.ownership.clone(),
+            fence: 0,
+            crashes: 0,
+        })
+    }
 }
 
 /// The inputs of an admission besides the request.
@@ -231,30 +249,21 @@ impl Admission {
 
     /// Starts a run that was admitted, or leaves it in the queue, and stops the run that it displaces.
     pub(super) fn start_or_queue(&self, admitted: Admitted, slot: Option<TakenSlot>) -> Run {
-        let Admitted {
-            run,
-            ownership,
-            claimed,
-            displaced,
-        } = admitted;
-        log_lines::interrupts_answered(&run);
-        if claimed {
-            let claim = Claim {
-                run: run.clone(),
-                ownership,
-                fence: 0,
-                crashes: 0,
-            };
+        log_lines::interrupts_answered(&admitted.run);
+        if let Some(first_step) = admitted.first_step {
+            self.dispatcher
+                .begin_after(first_step, slot.and_then(TakenSlot::into_permit));
+        } else if let Some(claim) = admitted.claim() {
             self.dispatcher
                 .begin(claim, true, slot.and_then(TakenSlot::into_permit));
         } else {
             drop(slot);
             self.dispatcher.has_queued();
         }
-        if let Some((old, action)) = displaced {
+        if let Some((old, action)) = admitted.displaced {
             self.dispatcher.stop(old, action);
         }
-        run
+        admitted.run
     }
 }
 

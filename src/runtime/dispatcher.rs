@@ -11,13 +11,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::QueueRoom;
+use super::admission::{Admitted, QueueRoom};
 use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
 use super::jobs::JobQueue;
 use super::journal::{LaneJournal, patiently};
-use super::prepare::{self, ReadyMachine};
+use super::prepare::{self, BegunRun, FirstStep, ReadyMachine};
 use super::registry::Registry;
 use super::run_context::{RunContext, fault};
 use super::shared::Core;
@@ -28,7 +28,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
-use crate::db::{self, DbError, DbResult, Engine, RowAccess, warn_of};
+use crate::db::{self, DbError, DbResult, Engine, RowAccess, Tx, warn_of};
 use crate::domain::backoff::Backoff;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, WorkerId};
@@ -330,9 +330,38 @@ impl Dispatcher {
         Ok(None)
     }
 
+    /// Takes the first step of a run in the transaction that admits it, if the run is claimed and needs nothing else for
+    /// that.
+    pub(super) async fn take_first_step(&self, tx: &mut Tx<'_>, admitted: &mut Admitted) -> DbResult<()> {
+        if !FirstStep::is_possible(&admitted.run.request) {
+            return Ok(());
+        }
+        if let Some(claim) = admitted.claim() {
+            let run_context = Arc::new(self.run_context(claim));
+            let taken = FirstStep::take(tx, run_context, admitted.is_thread_new).await?;
+            admitted.first_step = taken.map(Box::new);
+        }
+        Ok(())
+    }
+
     /// Starts to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
-        let run = &claim.run;
+        self.start_driving(Arc::new(self.run_context(claim)), fresh, None, permit);
+    }
+
+    /// Starts to drive a run whose first step is stored with its admission.
+    pub(super) fn begin_after(self: &Arc<Self>, first_step: Box<FirstStep>, permit: Option<OwnedSemaphorePermit>) {
+        self.start_driving(Arc::clone(&first_step.run_context), true, Some(first_step), permit);
+    }
+
+    fn start_driving(
+        self: &Arc<Self>,
+        run_context: Arc<RunContext>,
+        fresh: bool,
+        first_step: Option<Box<FirstStep>>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
+        let run = &run_context.run;
         let stop = self.core.shutdown.hard().child_token();
         let active = Active {
             stop: stop.clone(),
@@ -347,7 +376,6 @@ impl Dispatcher {
         }
         let this = Arc::clone(self);
         let id = run.id;
-        let run_context = Arc::new(self.run_context(claim));
         let holder = run_context.log.expect_run(id, fresh);
         // Whoever starts the run, it works for the tenant of its thread.
         let access = RowAccess::of_owner(&run_context.ownership);
@@ -356,7 +384,7 @@ impl Dispatcher {
                 this.at_rest(|other| other == id).await;
                 this.active().insert(id, active);
             }
-            let work = AssertUnwindSafe(this.work(&run_context, stop)).catch_unwind();
+            let work = AssertUnwindSafe(this.work(&run_context, first_step, stop)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
                 let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
@@ -411,8 +439,14 @@ impl Dispatcher {
     }
 
     /// Drives a run to its end and stores the end, unless the loop itself did.
-    async fn work(self: &Arc<Self>, run_context: &Arc<RunContext>, stop: CancellationToken) {
+    async fn work(
+        self: &Arc<Self>,
+        run_context: &Arc<RunContext>,
+        first_step: Option<Box<FirstStep>>,
+        stop: CancellationToken,
+    ) {
         let run = &run_context.run;
+        let begun = first_step.map(|first_step| first_step.publish());
         // The crashes are checked before anything is loaded, since loading may be the cause of the crash.
         if run_context.crashes >= MAX_CRASHES {
             let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
@@ -424,27 +458,11 @@ impl Dispatcher {
                 )
                 .await;
         }
-        let Some(known) = self.load_agent(run_context).await else {
+        let Some(ready) = self.make_ready(run_context, begun).await else {
             return;
         };
-        match prepare::find_obstacle(run_context).await {
-            Ok(None) => {}
-            Ok(Some(obstacle)) => return self.fail(run_context, &Machine::default(), obstacle).await,
-            Err(error) => {
-                return self
-                    .not_loaded(run_context, "could not read the interrupts of a thread", &error)
-                    .await;
-            }
-        }
-        let opening = match prepare::open(run_context, &known).await {
-            Ok(opening) => opening,
-            Err(error) => {
-                return self
-                    .not_loaded(run_context, "could not load the state of a run", &error)
-                    .await;
-            }
-        };
         let ReadyMachine {
+            known,
             mut machine,
             notes,
             segment,
@@ -453,7 +471,7 @@ impl Dispatcher {
             budget,
             remembers,
             origin,
-        } = opening;
+        } = ready;
         let journal = LaneJournal::main(Arc::clone(run_context), segment, stop.clone(), Some(budget.clone()));
         let agent = if run.levels() == Some(0) {
             known.without_delegations()
@@ -491,6 +509,37 @@ impl Dispatcher {
             Err(ExitReason::Unavailable) => self.give_back(run_context).await,
             Err(ExitReason::Fault(failure)) => self.fail(run_context, &machine, failure).await,
             Err(ExitReason::Cancelled) => self.cancelled(run_context, &machine, &journal).await,
+        }
+    }
+
+    /// Makes a run ready to be driven. If that fails, the run is ended, or released when the database did not answer.
+    async fn make_ready(&self, run_context: &Arc<RunContext>, begun: Option<BegunRun>) -> Option<ReadyMachine> {
+        let opened = match begun {
+            Some(begun) => prepare::go_on(run_context, begun).await,
+            None => {
+                let known = self.load_agent(run_context).await?;
+                match prepare::find_obstacle(run_context).await {
+                    Ok(None) => {}
+                    Ok(Some(obstacle)) => {
+                        self.fail(run_context, &Machine::default(), obstacle).await;
+                        return None;
+                    }
+                    Err(error) => {
+                        self.not_loaded(run_context, "could not read the interrupts of a thread", &error)
+                            .await;
+                        return None;
+                    }
+                }
+                prepare::open(run_context, known).await
+            }
+        };
+        match opened {
+            Ok(ready) => Some(ready),
+            Err(error) => {
+                self.not_loaded(run_context, "could not load the state of a run", &error)
+                    .await;
+                None
+            }
         }
     }
 
@@ -534,16 +583,7 @@ impl Dispatcher {
     async fn fail(&self, run_context: &Arc<RunContext>, machine: &Machine, failure: Failure) {
         let mut notes = vec![];
         match prepare::open_log(run_context).await {
-            Ok(true) => {
-                let base = machine.head;
-                let attempt = run_context.run.attempt;
-                notes.push(PendingWrite::Fact(Fact::Started {
-                    base,
-                    carried_from: machine.position.carried_from,
-                    attempt,
-                    resumed: false,
-                }));
-            }
+            Ok(true) => notes.push(prepare::started(&run_context.run, machine, false)),
             Ok(false) => {}
             Err(error) => {
                 tracing::error!(run = %run_context.run.id, %error, "could not open the log of a run that failed");

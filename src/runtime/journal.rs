@@ -1,4 +1,5 @@
-//! The durable journal: one transaction per commit, fenced by the lease.
+//! The durable journal: one transaction per commit, fenced by the lease. The first commit of a run that begins where it is
+//! admitted is a part of the admission.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,14 +31,17 @@ use crate::domain::machine::{Failure, Machine, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
-use crate::domain::trace::{SpanId, TraceScope};
+use crate::domain::trace::{SpanData, SpanId, TraceScope};
 use crate::tool::budget::{Budget, Meter};
 
 mod child;
 mod commit;
+mod first_commit;
 
 use child::AdmittedChild;
 use commit::{CommitBatch, CommitOutcome, PlacedFact, PlacedStep, RunEnd, write_batch};
+
+pub(super) use first_commit::FirstCommit;
 
 /// The journal of one agent of a run.
 pub(super) struct LaneJournal {
@@ -145,16 +149,15 @@ impl LaneJournal {
         known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
-    /// Numbers the pending writes and builds the batch.
-    fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
+    /// Numbers the pending writes from `first` on and builds the batch.
+    fn build_step(&self, machine: &Machine, writes: SplitWrites, rest: Option<Rest>, first: i64) -> CommitBatch {
         let at = self.run_context.core.clock.now();
         let SplitWrites {
             events: notes,
             items,
             left,
-        } = SplitWrites::of(notes);
+        } = writes;
         let count = notes.len();
-        let first = self.run_context.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
         let mut batch = CommitBatch {
             first,
@@ -471,6 +474,14 @@ impl LaneJournal {
         outcome
     }
 
+    /// Begins the span of a commit.
+    fn begin_span(&self, batch: &CommitBatch) -> Option<SpanData> {
+        let mut span = trace::begin_commit(&self.trace, &self.run_context.core)?;
+        let size = batch.count + batch.items.len() + batch.asked.len();
+        span.set("db.operation.batch.size", size);
+        Some(span)
+    }
+
     fn traced_agent(&self) -> TracedAgent<'_> {
         TracedAgent {
             context: &self.run_context,
@@ -672,15 +683,10 @@ impl Journal for LaneJournal {
                 true => self.without_resolved(notes).await.map_err(fault)?,
                 false => notes,
             };
-            let mut span = trace::begin_commit(&self.trace, &self.run_context.core);
-            let batch = self.build_step(machine, notes, rest);
-            if let Some(span) = &mut span {
-                span.set(
-                    "db.operation.batch.size",
-                    batch.count + batch.items.len() + batch.asked.len(),
-                );
-            }
-            let first = batch.first;
+            let writes = SplitWrites::of(notes);
+            let first = self.run_context.log.reserve(writes.events.len());
+            let batch = self.build_step(machine, writes, rest, first);
+            let span = self.begin_span(&batch);
             let begun = Instant::now();
             let Some(stored) = self.store(batch).await.map_err(fault)? else {
                 self.run_context.core.metrics.work().commit_failed("lease");

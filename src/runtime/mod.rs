@@ -11,7 +11,7 @@
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
 //! | `turns.rs` | whose run is next |
 //! | `quotas.rs`, `stored_bytes.rs` | what accounts may use |
-//! | `prepare.rs` | the state with which a run begins |
+//! | `prepare.rs` | the state with which a run begins, and its first step |
 //! | `journal.rs` | the transactions of a run at work |
 //! | `call_tokens.rs`, `call_files.rs` | what tools read of the run that calls them |
 //! | `interrupts.rs` | answers to interrupts, and runs that continue with them |

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::background;
 use super::interrupts;
 use super::ledger::BudgetLedger;
@@ -23,8 +25,14 @@ use crate::domain::run::{Command, Run, RunOrigin, RunRequest};
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter, SharedBudget};
 
+mod first_step;
+
+pub(super) use first_step::{BegunRun, FirstStep};
+
 /// A machine that is ready to be driven.
 pub(super) struct ReadyMachine {
+    /// The agent that is driven.
+    pub(super) known: Arc<RegisteredAgent>,
     pub(super) machine: Machine,
     /// The writes that led to the machine and are still to be stored.
     pub(super) notes: Vec<PendingWrite>,
@@ -41,18 +49,24 @@ pub(super) struct ReadyMachine {
     pub(super) origin: RunOrigin,
 }
 
+/// A machine of a thread, with what the log says besides.
+struct LoadedMachine {
+    machine: Machine,
+    /// The segment of history that the next checkpoint continues; none if it begins a new one.
+    segment: Option<i64>,
+    /// True if decisions are remembered for the thread.
+    remembers: bool,
+}
+
 /// The state of the thread at which a run begins.
 struct Found {
-    machine: Machine,
-    segment: Option<i64>,
+    loaded: LoadedMachine,
     /// True if the newest checkpoint is this run's own: the run was at work before.
     own: bool,
     start: Start,
     /// The stored input of the turn, if the run begins at the checkpoint before an input and brings none itself.
     input: Option<Update>,
     max_seq: i64,
-    /// True if decisions are remembered for the thread.
-    remembers: bool,
 }
 
 /// The checkpoint at which a run begins.
@@ -114,7 +128,7 @@ async fn is_late(run_context: &RunContext) -> DbResult<bool> {
 }
 
 /// Loads the machine of a run, applies the request to it and opens the log.
-pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
+pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
     let mut branch = None;
     if (run.attempt > 1 || goes_on(&run.request)) && run.request.compaction.is_none() {
@@ -128,41 +142,90 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         });
         branch = deliver.await?;
     }
-    let found = load(run_context, run, branch).await?;
-    run_context.log.open(next_seq(run, found.max_seq));
-    let mut plan = known.agent().plan.clone();
-    plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
-    let (budget, first) = budget(run_context, known).await?;
-    let origin = RunOrigin {
-        first,
-        hops: run.hops(),
-    };
-    background::insert_remote_run_of_main(run_context, known, first).await?;
-    let resumed = found.own || found.machine.head.is_some() && goes_on(&run.request) && found.input.is_none();
-    let notes = vec![PendingWrite::Fact(Fact::Started {
-        base: found.machine.head,
-        carried_from: found.machine.position.carried_from,
-        attempt: run.attempt,
-        resumed,
-    })];
-    let is_begun = found.own || run.request.compaction.is_some();
-    let mut ready = ReadyMachine {
-        machine: found.machine,
-        notes,
-        segment: found.segment,
-        plan,
-        only_notes: false,
-        budget,
-        remembers: found.remembers,
-        origin,
-    };
+    let Found {
+        loaded,
+        own,
+        start,
+        input,
+        max_seq,
+    } = load(run_context, run, branch).await?;
+    run_context.log.open(next_seq(run, max_seq));
+    let resumed = own || loaded.machine.head.is_some() && goes_on(&run.request) && input.is_none();
+    let notes = vec![started(run, &loaded.machine, resumed)];
+    let mut ready = ReadyMachine::of(run_context, known, loaded, notes).await?;
+    let is_begun = own || run.request.compaction.is_some();
     if !is_begun {
-        ready.begin(run_context, &found.start, found.input).await?;
+        ready.begin(run_context, &start, input).await?;
     }
     Ok(ready)
 }
 
+/// Continues a run whose first step is stored.
+pub(super) async fn go_on(run_context: &RunContext, begun: BegunRun) -> DbResult<ReadyMachine> {
+    let BegunRun { known, loaded } = begun;
+    ReadyMachine::of(run_context, known, loaded, vec![]).await
+}
+
+/// Returns the write that a run starts at the checkpoint of its machine.
+pub(super) fn started(run: &Run, machine: &Machine, resumed: bool) -> PendingWrite {
+    PendingWrite::Fact(Fact::Started {
+        base: machine.head,
+        carried_from: machine.position.carried_from,
+        attempt: run.attempt,
+        resumed,
+    })
+}
+
+/// Returns the plan of an agent, with the step limit of a run.
+fn plan_of(run: &Run, known: &RegisteredAgent) -> Plan {
+    let plan = known.agent().plan.clone();
+    Plan {
+        step_limit: run.request.step_limit().unwrap_or(plan.step_limit),
+        ..plan
+    }
+}
+
+/// Gives a machine the input of a run, whose form was checked when the run was admitted. Returns the writes.
+fn give_input(machine: &mut Machine, plan: &Plan, input: &Value) -> [PendingWrite; 2] {
+    let input = crate::agent::identified(read_input(input).unwrap_or_default());
+    let ids = [CheckpointId::mint(), CheckpointId::mint()];
+    PendingWrite::input(machine, plan, input, ids)
+}
+
 impl ReadyMachine {
+    /// Opens the budget of a run whose machine is loaded. `notes` are the writes that are still to be stored.
+    async fn of(
+        run_context: &RunContext,
+        known: Arc<RegisteredAgent>,
+        loaded: LoadedMachine,
+        notes: Vec<PendingWrite>,
+    ) -> DbResult<Self> {
+        let run = &run_context.run;
+        let plan = plan_of(run, &known);
+        let (budget, first) = budget(run_context, &known).await?;
+        let origin = RunOrigin {
+            first,
+            hops: run.hops(),
+        };
+        background::insert_remote_run_of_main(run_context, &known, first).await?;
+        let LoadedMachine {
+            machine,
+            segment,
+            remembers,
+        } = loaded;
+        Ok(Self {
+            known,
+            machine,
+            notes,
+            segment,
+            plan,
+            only_notes: false,
+            budget,
+            remembers,
+            origin,
+        })
+    }
+
     /// Applies the request of a run that has not stored a step yet.
     async fn begin(&mut self, run_context: &RunContext, start: &Start, stored: Option<Update>) -> DbResult<()> {
         let run = &run_context.run;
@@ -182,10 +245,7 @@ impl ReadyMachine {
         match (&run.request.input, stored) {
             (Some(input), _) => {
                 drop_waiting(run_context, start, machine).await?;
-                // The form was checked when the run was admitted.
-                let input = crate::agent::identified(read_input(input).unwrap_or_default());
-                let ids = [CheckpointId::mint(), CheckpointId::mint()];
-                notes.extend(PendingWrite::input(machine, plan, input, ids));
+                notes.extend(give_input(machine, plan, input));
             }
             (None, Some(stored)) => {
                 let entry = machine.begin_again(plan, stored, CheckpointId::mint());
@@ -485,14 +545,17 @@ async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>)
                     (Phase::Start, Some(head)) if repeats => db::checkpoints::input_after(tx, thread, head).await?,
                     (_, _) => None,
                 };
-                Ok(Found {
+                let loaded = LoadedMachine {
                     machine,
                     segment,
+                    remembers: log.has_decisions,
+                };
+                Ok(Found {
+                    loaded,
                     own,
                     start,
                     input,
                     max_seq: log.max_seq,
-                    remembers: log.has_decisions,
                 })
             })
         })

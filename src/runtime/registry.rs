@@ -360,6 +360,13 @@ impl Registry {
         Ok(found.map(|known| known.for_run(run)))
     }
 
+    /// Returns the same as [`Registry::of_run_of_tenant`], if the definition of the agent is in memory; none otherwise.
+    pub(super) fn in_memory(&self, run: &Run, tenant: &Tenant) -> Option<Arc<RegisteredAgent>> {
+        let agent = run.request.agent.as_ref()?;
+        let known = self.cached(&agent.graph_id, agent.definition.as_ref()?)?;
+        self.for_tenant(&known.for_run(run), tenant)
+    }
+
     /// Returns the agent of a run as the tenant of its thread may run it; none if it may not.
     pub(super) async fn of_run_of_tenant(
         self: &Arc<Self>,

@@ -8,7 +8,7 @@ use super::dispatcher::Dispatcher;
 use super::retry::retry_while_busy;
 use super::shared::Core;
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
-use crate::db::{self, Db, DbResult, RowAccess, Tx};
+use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::machine::Plan;
@@ -40,8 +40,9 @@ impl Runs {
         let new_runs = Arc::new(vec![new_run]);
         let prepared = self.admission.prepare(&new_runs).await;
         let checked = prepared.map_err(|refusal| refusal.error)?;
+        let dispatcher = Arc::clone(&self.dispatcher);
         let admitted = self.admission.admit(checked, |tx, context| {
-            Box::pin(async move { admission::start(tx, &new_runs[0], &context).await })
+            Box::pin(async move { admit(tx, &dispatcher, &new_runs[0], &context).await })
         });
         admitted.await
     }
@@ -62,9 +63,15 @@ impl Runs {
             Ok(checked) => checked,
             Err(refusal) => return self.core.stored_response(Some(key)).await?.ok_or(refusal.error),
         };
-        let db = self.core.db.clone();
+        let dispatcher = Arc::clone(&self.dispatcher);
         let admitted = self.admission.admit_by(checked, move |context| {
-            admit_with_key(db.clone(), key.clone(), Arc::clone(&new_runs), context, shown)
+            admit_with_key(
+                Arc::clone(&dispatcher),
+                key.clone(),
+                Arc::clone(&new_runs),
+                context,
+                shown,
+            )
         });
         admitted.await
     }
@@ -194,9 +201,21 @@ impl Runs {
     }
 }
 
+/// Admits a run. If it begins at once, the same transaction stores its first step, where that is possible.
+async fn admit(
+    tx: &mut Tx<'_>,
+    dispatcher: &Dispatcher,
+    new_run: &NewRun,
+    context: &AdmissionContext,
+) -> Result<Admitted, StartError> {
+    let mut admitted = admission::start(tx, new_run, context).await?;
+    dispatcher.take_first_step(tx, &mut admitted).await?;
+    Ok(admitted)
+}
+
 /// Admits a run once per key. `shown` renders the response that is stored; without it, a repeated request follows the run.
 async fn admit_with_key(
-    db: Db,
+    dispatcher: Arc<Dispatcher>,
     key: IdempotencyKey,
     new_runs: Arc<Vec<NewRun>>,
     context: AdmissionContext,
@@ -211,15 +230,17 @@ async fn admit_with_key(
             run: admitted.run.id,
         },
     };
+    let db = dispatcher.core.db.clone();
     let write = db.write_once(Some(key), now, kept, move |tx| {
-        Box::pin(async move { admit_once(tx, &new_runs[0], &context, is_followed).await })
+        Box::pin(async move { admit_once(tx, &dispatcher, &new_runs[0], &context, is_followed).await })
     });
     write.await
 }
 
-/// Admits a run whose request has a key. If repeated requests follow the run, its thread is kept for them.
+/// Admits a run like [`admit`], whose request has a key. If repeated requests follow the run, its thread is kept for them.
 async fn admit_once(
     tx: &mut Tx<'_>,
+    dispatcher: &Dispatcher,
     new_run: &NewRun,
     context: &AdmissionContext,
     is_followed: bool,
@@ -228,6 +249,7 @@ async fn admit_once(
     if is_followed {
         admission::keep_for_key(tx, &mut admitted.run, context.now).await?;
     }
+    dispatcher.take_first_step(tx, &mut admitted).await?;
     Ok(admitted)
 }
 

@@ -9,7 +9,7 @@ use super::{DbResult, Head, Tx, cell, find_head, head, lane_id, load_state};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
-use crate::domain::state::Update;
+use crate::domain::state::{State, Update};
 
 /// Returns the machine at the newest checkpoint of a lane, and the segment that its next checkpoint continues. A lane
 /// without checkpoints has a new machine.
@@ -47,14 +47,33 @@ pub async fn machine_as_left(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Chec
     }
 }
 
+/// Returns the same as [`machine`], if the state at the newest checkpoint is in memory; none otherwise.
+pub async fn machine_in_memory(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    lane: Lane,
+) -> DbResult<Option<(Machine, Option<i64>)>> {
+    let Some(head) = head(tx, thread, lane).await? else {
+        return Ok(Some((Machine::default(), None)));
+    };
+    let segment = head.segment;
+    let state = tx.states.get(head.id);
+    Ok(state.map(|state| (at(head, State::clone(&state)), Some(segment))))
+}
+
 async fn restore(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {
     let state = load_state(tx, thread, head.lane, &head).await?;
-    Ok(Machine {
+    Ok(at(head, state))
+}
+
+/// Returns the machine at a checkpoint with this state.
+fn at(head: Head, state: State) -> Machine {
+    Machine {
         state,
         head: Some(head.id),
         step: Some(head.step),
         position: head.position,
-    })
+    }
 }
 
 /// A step that wrote an input.

@@ -24,6 +24,7 @@ on_both!(
     the_checkpoint_from_which_a_step_was_carried_on_is_stored,
     lanes_are_separate,
     states_are_cached,
+    a_machine_is_in_memory_if_its_state_is_cached,
     a_checkpoint_needs_its_parent_and_a_free_number,
     many_checkpoints_are_stored_in_batches,
     the_log_has_steps_and_events_in_order,
@@ -317,6 +318,24 @@ async fn lanes_are_separate(db: Db) {
         Some(ended)
     );
     assert!(read!(db, |tx| checkpoints::find_head(tx, ThreadId::mint(), id)).is_none());
+}
+
+async fn a_machine_is_in_memory_if_its_state_is_cached(db: Db) {
+    let thread = stored_thread(&db).await;
+    let empty = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main));
+    assert_eq!(
+        empty.map(|(machine, segment)| (machine.head, segment)),
+        Some((None, None))
+    );
+    let entry = saying("a", None, -1);
+    let id = entry.id;
+    let segment = add(&db, thread, 1, &entry).await;
+    let unknown = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main));
+    assert!(unknown.is_none());
+    let whole = read!(db, |tx| checkpoints::machine(tx, thread, Lane::Main));
+    let cached = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main)).expect("the machine");
+    assert_eq!(cached, whole);
+    assert_eq!((cached.0.head, cached.1), (Some(id), Some(segment)));
 }
 
 async fn states_are_cached(db: Db) {

@@ -16,7 +16,7 @@ use crate::domain::Invalid;
 use crate::domain::access::Ownership;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
-use crate::domain::run::RunCaller;
+use crate::domain::run::{RunCaller, RunRequest};
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::Update;
 use crate::domain::thread::Thread;
@@ -47,7 +47,7 @@ impl Admission {
             let Some((known, context)) = found.await.map_err(|error| refused(error.into()))? else {
                 continue;
             };
-            if !is_large(&new_runs[number]) && size_of(&context) <= LARGE {
+            if !is_large(&new_runs[number].request) && size_of(&context) <= LARGE {
                 continue;
             }
             let digest = known.digest.clone();
@@ -84,7 +84,7 @@ impl Admission {
             // The agent of the assistant is not known without reading the assistant.
             AssistantRef::Id(_) => agents.all().any(has_slow_check),
         };
-        is_checked || is_large(new_run)
+        is_checked || is_large(&new_run.request)
     }
 
     /// Reads and checks a write into the state of a thread, outside of the threads that serve requests.
@@ -145,15 +145,11 @@ pub(in crate::runtime) struct CheckedWrite {
     pub(in crate::runtime) sizes: SizeLimits,
 }
 
-/// Returns whether a request is so large that its check may be slow.
-fn is_large(new_run: &NewRun) -> bool {
-    let update = new_run
-        .request
-        .command
-        .as_ref()
-        .and_then(|command| command.update.as_ref());
-    let brought: usize = new_run.request.input.iter().chain(update).map(size::of_value).sum();
-    brought + size_of(&new_run.request.context) > LARGE
+/// Returns whether a request is so large that reading it may be slow.
+pub(in crate::runtime) fn is_large(request: &RunRequest) -> bool {
+    let update = request.command.as_ref().and_then(|command| command.update.as_ref());
+    let brought: usize = request.input.iter().chain(update).map(size::of_value).sum();
+    brought + size_of(&request.context) > LARGE
 }
 
 fn size_of(context: &Map<String, Value>) -> usize {

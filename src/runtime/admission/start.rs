@@ -113,7 +113,7 @@ pub(in crate::runtime) async fn start_as(
     if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
         check(new_run, resolved.known.agent(), context.core.sizes)?;
     }
-    let thread = find_or_make_thread(tx, new_run, context).await?;
+    let TargetThread { thread, is_new } = find_or_make_thread(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
     let settings = settings(new_run, &resolved, &thread);
     if is_configurable {
@@ -191,7 +191,9 @@ pub(in crate::runtime) async fn start_as(
     Ok(Admitted {
         run,
         ownership: thread.ownership,
+        is_thread_new: is_new,
         claimed,
+        first_step: None,
         displaced,
     })
 }
@@ -447,12 +449,19 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
     Ok(Some((old, action)))
 }
 
+/// The thread of a request, locked.
+struct TargetThread {
+    thread: Thread,
+    /// True if it was created for the request.
+    is_new: bool,
+}
+
 /// Returns the thread of a request, locked. The thread is created if necessary.
 async fn find_or_make_thread(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
     context: &AdmissionContext,
-) -> Result<Thread, StartError> {
+) -> Result<TargetThread, StartError> {
     let now = context.now;
     let (id, may_make) = match new_run.target {
         Target::Thread(id) => (id, false),
@@ -460,7 +469,7 @@ async fn find_or_make_thread(
         Target::Stateless { .. } => (ThreadId::mint(), true),
     };
     if let Some(thread) = db::threads::lock(tx, id).await? {
-        return Ok(thread);
+        return Ok(TargetThread { thread, is_new: false });
     }
     if !may_make {
         return Err(StartError::NoThread(id));
@@ -477,11 +486,12 @@ async fn find_or_make_thread(
         if !is_temporary {
             check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
         }
-        return Ok(thread);
+        return Ok(TargetThread { thread, is_new: true });
     }
     // Another client may have created the thread meanwhile.
     let made = db::threads::lock(tx, id).await?;
-    made.ok_or(StartError::NoThread(id))
+    let thread = made.ok_or(StartError::NoThread(id))?;
+    Ok(TargetThread { thread, is_new: false })
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An

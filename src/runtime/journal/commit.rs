@@ -142,10 +142,7 @@ pub(super) async fn write_batch(
     turn.wait().await;
     let thread = run_context.run.thread;
     let root = run_context.run.id;
-    let run = match lane {
-        Lane::Main => root,
-        Lane::Child(child) => child,
-    };
+    let run = run_of(lane, root);
     let at = batch.at;
     // The row of the main agent's run has the lease, the end of the run and its usage, so one statement changes all
     // three.
@@ -183,6 +180,31 @@ pub(super) async fn write_batch(
             return Ok(CommitOutcome::Before(*first));
         }
     }
+    write_rows(tx, run_context, lane, batch).await?;
+    quotas::charge(tx, run_context, growth, at).await?;
+    Ok(CommitOutcome::Now)
+}
+
+/// Returns the run of the agent of a history.
+fn run_of(lane: Lane, root: RunId) -> RunId {
+    match lane {
+        Lane::Main => root,
+        Lane::Child(child) => child,
+    }
+}
+
+/// Stores a batch, but for what is in the row of the main agent's run. This process must hold that run until the end of the
+/// transaction.
+pub(super) async fn write_rows(
+    tx: &mut Tx<'_>,
+    run_context: &RunContext,
+    lane: Lane,
+    batch: &CommitBatch,
+) -> DbResult<()> {
+    let thread = run_context.run.thread;
+    let root = run_context.run.id;
+    let run = run_of(lane, root);
+    let at = batch.at;
     write_entries(tx, &run_context.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
@@ -199,7 +221,7 @@ pub(super) async fn write_batch(
         at,
     });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
-    if let Some(used) = used.filter(|_| lane != Lane::Main) {
+    if let Some(used) = batch.used.as_ref().filter(|_| lane != Lane::Main) {
         db::runs::set_usage(tx, run, used, root).await?;
     }
     for asked in &batch.asked {
@@ -224,8 +246,7 @@ pub(super) async fn write_batch(
     } else if lane != Lane::Main && batch.begins() {
         db::runs::set_child_status(tx, run, RunStatus::Running, None, root, batch.at).await?;
     }
-    quotas::charge(tx, run_context, growth, at).await?;
-    Ok(CommitOutcome::Now)
+    Ok(())
 }
 
 /// Stores the steps of a batch as checkpoints of the history `lane`.

@@ -5,6 +5,7 @@ mod blobs;
 mod compaction;
 mod crash;
 mod failover;
+mod first_steps;
 mod load_balancer;
 mod pooled_postgres;
 mod proof;

@@ -358,6 +358,7 @@ on_both_engines! {
     unreadable_runs_can_be_cancelled_and_deleted,
     an_unreadable_run_does_not_block_the_takeover_of_others,
     a_run_with_an_unreadable_state_fails,
+    a_run_that_is_to_begin_at_an_unreadable_position_fails,
     an_unreadable_history_does_not_stop_the_sweeper,
     unreadable_rows_do_not_block_a_rollback,
     runs_on_an_unreadable_history_can_be_cancelled_and_deleted,
@@ -483,6 +484,17 @@ async fn a_run_with_an_unreadable_state_fails(server: TestServer) {
         assert_eq!(server.client().post("/threads/search", json!({})).await.status, 200);
         server.client().delete(&alice.path("")).await.ok();
     }
+}
+
+async fn a_run_that_is_to_begin_at_an_unreadable_position_fails(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    assert!(poison(&server, "checkpoints", "position").await > 0);
+    // The state is in memory, the position is not.
+    let run = alice.asks("more").await;
+    eventually(async || run.status().await == "error").await;
+    let record = alice.record().await;
+    assert!(record.to_string().contains("UnreadableRunError"), "{record}");
 }
 
 async fn an_unreadable_history_does_not_stop_the_sweeper(server: TestServer) {

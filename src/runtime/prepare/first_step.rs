@@ -1,0 +1,133 @@
+//! The first step of a run that begins where it is admitted: its start and its input.
+//!
+//! The transaction that admits the run stores it, too, so it needs none of its own. Other writes wait for that transaction,
+//! so this is for runs whose first step takes nothing but what is in memory. All others begin with [`super::open`].
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::{LoadedMachine, give_input, next_seq, plan_of, started};
+use crate::agent::assemble::RegisteredAgent;
+use crate::db::{self, DbError, DbResult, Tx};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::ThreadId;
+use crate::domain::machine::{Machine, Phase};
+use crate::domain::run::RunRequest;
+use crate::runtime::admission::is_large;
+use crate::runtime::journal::{FirstCommit, LaneJournal};
+use crate::runtime::run_context::RunContext;
+
+/// The first step of a run, as a part of the transaction that admits it. Readers see nothing of it before
+/// [`FirstStep::publish`].
+pub(in crate::runtime) struct FirstStep {
+    /// The context of the run.
+    pub(in crate::runtime) run_context: Arc<RunContext>,
+    begun: BegunRun,
+    commit: FirstCommit,
+}
+
+/// A run whose first step is stored.
+pub(in crate::runtime) struct BegunRun {
+    pub(super) known: Arc<RegisteredAgent>,
+    pub(super) loaded: LoadedMachine,
+}
+
+/// The end of a thread's log, from which a run goes on.
+struct LogEnd {
+    loaded: LoadedMachine,
+    max_seq: i64,
+}
+
+impl FirstStep {
+    /// Returns whether a run with this request may take its first step where it is admitted: all that it brings is input for
+    /// the newest checkpoint.
+    pub(in crate::runtime) fn is_possible(request: &RunRequest) -> bool {
+        let only_input = request.command.is_none() && request.checkpoint.is_none() && request.compaction.is_none();
+        // A run that is found at its input after a crash has passed the breakpoint there. So the input of a run with
+        // breakpoints is stored when it has met the first of them, or passed it.
+        let has_breakpoints = !request.interrupt_before.is_empty() || !request.interrupt_after.is_empty();
+        request.input.is_some() && only_input && !has_breakpoints && !is_large(request)
+    }
+
+    /// Takes the first step of a run in the transaction that admits it, or stores nothing and returns none if the agent or
+    /// the state of the thread is not in memory, or if the input abandons a step of the thread.
+    pub(in crate::runtime) async fn take(
+        tx: &mut Tx<'_>,
+        run_context: Arc<RunContext>,
+        is_thread_new: bool,
+    ) -> DbResult<Option<Self>> {
+        let run = &run_context.run;
+        let registry = &run_context.core.registry;
+        let Some(input) = &run.request.input else {
+            return Ok(None);
+        };
+        let Some(known) = registry.in_memory(run, &run_context.ownership.tenant) else {
+            return Ok(None);
+        };
+        let end = match is_thread_new {
+            true => Some(LogEnd::of_empty(false)),
+            false => LogEnd::find(tx, run.thread).await?,
+        };
+        let Some(LogEnd { mut loaded, max_seq }) = end else {
+            return Ok(None);
+        };
+        let plan = plan_of(run, &known);
+        let mut notes = vec![started(run, &loaded.machine, false)];
+        notes.extend(give_input(&mut loaded.machine, &plan, input));
+        let stop = CancellationToken::new();
+        let journal = LaneJournal::main(Arc::clone(&run_context), loaded.segment, stop, None);
+        let first = next_seq(run, max_seq);
+        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first)).await?;
+        loaded.segment = commit.segment;
+        Ok(Some(Self {
+            run_context,
+            begun: BegunRun { known, loaded },
+            commit,
+        }))
+    }
+
+    /// Makes the step visible, once the transaction is durable.
+    pub(in crate::runtime) fn publish(self) -> BegunRun {
+        self.commit.publish();
+        self.begun
+    }
+}
+
+impl LogEnd {
+    /// Returns the end of an empty log.
+    fn of_empty(remembers: bool) -> Self {
+        let loaded = LoadedMachine {
+            machine: Machine::default(),
+            segment: None,
+            remembers,
+        };
+        Self { loaded, max_seq: 0 }
+    }
+
+    /// Reads the end of the log of a thread. None if a step waits there, or if the state is not in memory.
+    async fn find(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Self>> {
+        let log = db::checkpoints::log_summary(tx, thread).await?;
+        if log.max_seq == 0 {
+            return Ok(Some(Self::of_empty(log.has_decisions)));
+        }
+        let is_unreadable = |error: &DbError| error.is_corrupt() || matches!(error, DbError::Sealed(_));
+        let found = match db::checkpoints::machine_in_memory(tx, thread, Lane::Main).await {
+            Ok(found) => found,
+            // Who drives the run meets the error again, and ends the run or gives it back. The request is not refused.
+            Err(error) if is_unreadable(&error) => None,
+            Err(error) => return Err(error),
+        };
+        let is_between_turns = |machine: &Machine| matches!(machine.position.phase, Phase::Start | Phase::Ended);
+        let Some((machine, segment)) = found.filter(|(machine, _)| is_between_turns(machine)) else {
+            return Ok(None);
+        };
+        let loaded = LoadedMachine {
+            machine,
+            segment,
+            remembers: log.has_decisions,
+        };
+        let max_seq = log.max_seq;
+        Ok(Some(Self { loaded, max_seq }))
+    }
+}

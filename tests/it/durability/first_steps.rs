@@ -1,0 +1,184 @@
+//! Runs whose input is stored in the transaction that admits them.
+
+use reqwest::Method;
+use serde_json::json;
+
+use crate::support::client::reply;
+use crate::support::sse::{Frame, put_together};
+use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, play, script};
+
+on_both_engines! {
+    the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted,
+    the_input_of_a_run_whose_server_is_killed_after_its_admission_is_stored_once,
+    a_run_whose_server_is_killed_after_its_admission_stops_at_its_first_breakpoint,
+    who_joins_a_run_at_once_gets_the_events_that_are_replayed_later,
+    a_run_that_is_rolled_back_at_once_leaves_nothing,
+    an_input_that_abandons_a_question_is_the_next_step,
+    an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log,
+}
+
+on_postgres! {
+    a_run_and_its_input_are_one_transaction_on_postgres,
+}
+
+async fn the_state_of_a_thread_has_the_input_of_a_run_that_was_accepted(server: TestServer) {
+    // The first run begins on an empty thread, the second one at a state that is in memory.
+    let alice = server.human("plain").await;
+    for text in ["one", "two"] {
+        let run = alice.asks(text).await;
+        let transcript = alice.transcript().await;
+        assert!(transcript.contains(&format!("human: {text}")), "{transcript:?}");
+        run.finishes().await;
+    }
+    assert_eq!(
+        alice.transcript().await,
+        ["human: one", "ai: echo: one", "human: two", "ai: echo: two"]
+    );
+    // This one creates its thread.
+    let thread = uuid::Uuid::new_v4().to_string();
+    let bob = alice.on(&thread);
+    let run = bob
+        .starts(bob.run_body("three", json!({"if_not_exists": "create"})))
+        .await;
+    let transcript = bob.transcript().await;
+    assert!(transcript.contains(&"human: three".to_owned()), "{transcript:?}");
+    run.finishes().await;
+}
+
+async fn the_input_of_a_run_whose_server_is_killed_after_its_admission_is_stored_once(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("plain").await;
+    let quiet = server.human("plain").await;
+    let mut expected = vec![];
+    for text in ["one", "two", "three"] {
+        quiet.says(text).await;
+        let run = alice.asks(text).await;
+        server.is_killed_and_started_again().await;
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        expected.extend([format!("human: {text}"), format!("ai: echo: {text}")]);
+    }
+    assert_eq!(alice.transcript().await, expected);
+    assert_eq!(alice.history().await.len(), quiet.history().await.len());
+}
+
+async fn a_run_whose_server_is_killed_after_its_admission_stops_at_its_first_breakpoint(server: TestServer) {
+    server.moves_into_a_process().await;
+    for _ in 0..3 {
+        let alice = server.human("plain").await;
+        let body = alice.run_body("hello", json!({"interrupt_before": ["model"]}));
+        let run = alice.starts(body).await;
+        server.is_killed_and_started_again().await;
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, ["human: hello"]);
+    }
+}
+
+async fn who_joins_a_run_at_once_gets_the_events_that_are_replayed_later(server: TestServer) {
+    let alice = server.human("plain").await;
+    for text in ["one", "two"] {
+        let more = json!({"stream_mode": ["values", "messages-tuple"], "stream_resumable": true});
+        let run = alice.starts(alice.run_body(text, more)).await;
+        let joined = run.is_joined(Some("-1")).await.rest().await;
+        let replayed = run.is_joined(Some("-1")).await.rest().await;
+        assert_eq!(put_together(&joined), put_together(&replayed));
+        let is_input = |frame: &Frame| {
+            frame.mode() == "values" && frame.data.to_string().contains(&format!("\"content\":\"{text}\""))
+        };
+        assert!(joined.iter().any(is_input), "{joined:#?}");
+    }
+}
+
+async fn a_run_that_is_rolled_back_at_once_leaves_nothing(server: TestServer) {
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    run.is_cancelled("rollback").await.ok();
+    assert_eq!(alice.history().await.len(), 0);
+    server.tools.let_go("lookup");
+    alice.says("hello").await;
+    assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+}
+
+async fn an_input_that_abandons_a_question_is_the_next_step(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "a@b.c")).says("sent")).await;
+    assert_eq!(alice.questions().await.len(), 1);
+    alice.says("never mind").await;
+    assert_eq!(alice.questions().await.len(), 0);
+    let transcript = alice.transcript().await;
+    assert_eq!(transcript.last().map(String::as_str), Some("ai: echo: never mind"));
+}
+
+async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(server: TestServer) {
+    // The response is stored under its key after everything else.
+    let refuse = match server.engine {
+        Engine::Sqlite => {
+            "create trigger no_answer before update on idempotency_keys \
+             begin select raise(abort, 'there is no room'); end"
+        }
+        Engine::Postgres => {
+            "create function refuse() returns trigger as $$ begin raise exception 'there is no room'; end $$ \
+             language plpgsql; \
+             create trigger no_answer before update on idempotency_keys for each row execute function refuse()"
+        }
+    };
+    let accept = match server.engine {
+        Engine::Sqlite => "drop trigger no_answer",
+        Engine::Postgres => "drop trigger no_answer on idempotency_keys",
+    };
+    let alice = server.human("plain").await;
+    let post = async || {
+        let request = server.client().request(Method::POST, &alice.path("/runs"));
+        let body = alice.run_body("hello", json!({}));
+        reply(request.header("Idempotency-Key", "k1").json(&body)).await
+    };
+    server.executes_sql(refuse).await;
+    let refused = post().await;
+    assert!(refused.status >= 500, "{refused:?}");
+    server.executes_sql(accept).await;
+    assert_eq!(alice.history().await.len(), 0);
+    assert_eq!(alice.runs().await.len(), 0);
+    let run = alice.run(&post().await.ok());
+    run.finishes().await;
+    assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+    let first = "select min(seq) from (select seq from events union all select seq from checkpoints) entries";
+    assert_eq!(server.number_in_database(first).await, 1);
+}
+
+async fn a_run_and_its_input_are_one_transaction_on_postgres(server: TestServer) {
+    let alice = server.human("plain").await;
+    for number in 0..3 {
+        let request = server.client().request(Method::POST, &alice.path("/runs"));
+        let body = alice.run_body(format!("number {number}"), json!({}));
+        let run = reply(request.header("Idempotency-Key", format!("k{number}")).json(&body)).await;
+        alice.run(&run.ok()).finishes().await;
+    }
+    // Postgres marks each row with the transaction that has written it. That of a key is not changed later.
+    let together = "select count(distinct input.xmin::text) from checkpoints input join idempotency_keys k \
+        on k.xmin = input.xmin where input.source = 'input'";
+    assert_eq!(server.number_in_database(together).await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_and_its_input_are_one_transaction_on_sqlite() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let alice = server.human("plain").await;
+        for text in ["one", "two"] {
+            server.log().clear();
+            alice.says(text).await;
+            // The lines from the one that stores the run to the one that commits it.
+            let admission = || {
+                let text = server.log().text();
+                let (_, after) = text.split_once("insert into runs")?;
+                let (lines, _) = after.split_once("commit")?;
+                Some(lines.to_owned())
+            };
+            eventually(async || admission().is_some()).await;
+            let lines = admission().expect("it is in the log");
+            assert!(lines.contains("insert into checkpoints"), "{lines}");
+        }
+    })
+    .await;
+}
