@@ -66,8 +66,8 @@ impl AuditEntry {
     pub fn new(caller: &Identity, action: Action, resource: String, outcome: AuditOutcome, now: Timestamp) -> Self {
         Self {
             id: Uuid::now_v7(),
-            tenant: caller.tenant.to_string(),
-            user: caller.user.to_string(),
+            tenant: caller.tenant.as_str().to_owned(),
+            user: caller.user.as_str().to_owned(),
             credential: credential_text(&caller.credential),
             action: action.word().to_owned(),
             resource,

@@ -166,12 +166,25 @@ pub struct Quotas {
 impl Quotas {
     /// Returns the rules for an account, narrowest first.
     pub fn rules_for<'a>(&'a self, account: &'a Account) -> impl Iterator<Item = AppliedRule<'a>> {
+        self.rules_where(account, |_| true)
+    }
+
+    /// Returns the rules of a kind that apply to an account, narrowest first. Most servers have none, and a run asks for them
+    /// at each of its steps: so the text with which the account begins is looked for last.
+    fn rules_where<'a>(
+        &'a self,
+        account: &'a Account,
+        is_meant: fn(&QuotaRule) -> bool,
+    ) -> impl Iterator<Item = AppliedRule<'a>> {
         QuotaLevel::ALL.into_iter().filter_map(move |level| {
             let rule = match level {
                 QuotaLevel::Key => &self.per_key,
                 QuotaLevel::User => &self.per_user,
                 QuotaLevel::Tenant => self.tenants.get(account.tenant()).unwrap_or(&self.per_tenant),
             };
+            if !is_meant(rule) {
+                return None;
+            }
             let subject = account.subject(level)?;
             Some(AppliedRule { level, subject, rule })
         })
@@ -185,7 +198,7 @@ impl Quotas {
 
     /// Returns the rules with limits for a day that apply to an account.
     pub fn daily_rules_for<'a>(&'a self, account: &'a Account) -> impl Iterator<Item = AppliedRule<'a>> {
-        self.rules_for(account).filter(|applied| applied.rule.is_daily())
+        self.rules_where(account, QuotaRule::is_daily)
     }
 }
 

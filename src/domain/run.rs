@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::access::Ownership;
 use super::account::RunQueue;
@@ -346,20 +346,24 @@ impl RunCaller {
 
     /// Returns the entries of the context that name the user, with the names and the shape of LangGraph.
     fn context(&self) -> [(String, Value); 3] {
-        let mut user = self.claims.clone();
+        let text = |text: &str| Value::String(text.to_owned());
+        let permissions: Value = self.permissions.iter().map(String::as_str).collect();
+        let roles: Value = self.roles.iter().map(|role| role.word()).collect();
         let own = [
-            ("identity", json!(self.identity)),
-            ("display_name", json!(self.display_name)),
-            ("is_authenticated", json!(true)),
-            ("permissions", json!(self.permissions)),
-            ("roles", json!(self.roles)),
-            ("tenant", json!(self.tenant)),
+            ("identity", text(self.identity.as_str())),
+            ("display_name", text(&self.display_name)),
+            ("is_authenticated", Value::Bool(true)),
+            ("permissions", permissions.clone()),
+            ("roles", roles),
+            ("tenant", text(self.tenant.as_str())),
         ];
+        let mut user = Map::with_capacity(self.claims.len() + own.len());
+        user.extend(self.claims.clone());
         user.extend(own.map(|(key, value)| (key.to_owned(), value)));
         [
             ("langgraph_auth_user", Value::Object(user)),
-            ("langgraph_auth_user_id", json!(self.identity)),
-            ("langgraph_auth_permissions", json!(self.permissions)),
+            ("langgraph_auth_user_id", text(self.identity.as_str())),
+            ("langgraph_auth_permissions", permissions),
         ]
         .map(|(key, value)| (key.to_owned(), value))
     }
