@@ -31,6 +31,20 @@ macro_rules! actions {
                     $(Self::$name => $word,)*
                 }
             }
+
+            /// Returns the kind of resource, such as `threads`.
+            pub fn resource(self) -> &'static str {
+                match self {
+                    $(Self::$name => const { parts_of($word).0 },)*
+                }
+            }
+
+            /// Returns what is done to the resource, such as `read`.
+            fn verb(self) -> &'static str {
+                match self {
+                    $(Self::$name => const { parts_of($word).1 },)*
+                }
+            }
         }
     };
 }
@@ -114,18 +128,24 @@ actions! {
     UsersDelete = "users:delete",
 }
 
-impl Action {
-    /// Returns the kind of resource, such as `threads`.
-    pub fn resource(self) -> &'static str {
-        self.word()
-            .split_once(':')
-            .map_or(self.word(), |(resource, _)| resource)
+/// Returns the resource and the verb in the word of an action. Each request asks for them several times, so they are
+/// computed when the program is built.
+const fn parts_of(word: &'static str) -> (&'static str, &'static str) {
+    let bytes = word.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        if bytes[at] == b':' {
+            return (word.split_at(at).0, word.split_at(at + 1).1);
+        }
+        at += 1;
     }
+    (word, "")
+}
 
+impl Action {
     /// Returns whether the action changes nothing.
     pub fn is_read(self) -> bool {
-        let verb = self.word().split_once(':').map_or("", |(_, verb)| verb);
-        matches!(verb, "read" | "search" | "get" | "list_namespaces")
+        matches!(self.verb(), "read" | "search" | "get" | "list_namespaces")
     }
 
     /// Returns whether a permission covers the action: `threads:read`, `threads:*` or `*`.

@@ -107,8 +107,7 @@ impl Api {
     pub(super) fn check_agent(&self, action: Action, graph_id: &str) -> Result<(), ApiError> {
         let checked = self.access.check_agent(&self.caller, action, graph_id);
         if checked.is_err() {
-            let name = || graph_id.chars().take(MAX_RESOURCE_CHARS).collect::<String>();
-            audit::record(self, action, || format!("graph:{}", name()), &checked);
+            audit::record(self, action, || format!("graph:{}", beginning_of(graph_id)), &checked);
         }
         checked.map_err(|_| ApiError::agent_not_allowed(graph_id))
     }
@@ -207,11 +206,22 @@ impl FromRequestParts<AppState> for Api {
 
 /// Returns the resources that the path names as the audit shows them, such as `thread:<id>/run:<id>`.
 fn resource_text(variables: &RawPathParams) -> String {
-    let named = variables.iter().map(|(name, value)| {
-        let value: String = value.chars().take(MAX_RESOURCE_CHARS).collect();
-        format!("{}:{value}", name.strip_suffix("_id").unwrap_or(name))
-    });
-    named.collect::<Vec<_>>().join("/")
+    let mut text = String::new();
+    for (name, value) in variables {
+        if !text.is_empty() {
+            text.push('/');
+        }
+        text.push_str(name.strip_suffix("_id").unwrap_or(name));
+        text.push(':');
+        text.push_str(beginning_of(value));
+    }
+    text
+}
+
+/// Returns as much of a part of a path as the audit repeats.
+fn beginning_of(part: &str) -> &str {
+    let end = part.char_indices().nth(MAX_RESOURCE_CHARS).map(|(at, _)| at);
+    end.and_then(|end| part.get(..end)).unwrap_or(part)
 }
 
 /// Returns the resource that the path names. A malformed id names nothing: the handler refuses it by its name.
