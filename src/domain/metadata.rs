@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::json_size::json_size;
 
 /// The maximum size of metadata, in bytes of JSON. It is searched, returned in every list, and copied to runs and
 /// checkpoints.
@@ -13,29 +14,11 @@ pub const MAX_METADATA_BYTES: usize = 64 * 1024;
 /// # Errors
 /// Returns an error if it exceeds [`MAX_METADATA_BYTES`].
 pub fn check(metadata: &Map<String, Value>) -> Result<(), Invalid> {
-    let mut size = JsonSize(0);
-    // The only error of this writer is that the text is too large.
-    serde_json::to_writer(&mut size, metadata).map_err(|_| {
-        let reason = format!("is larger than {MAX_METADATA_BYTES} bytes; store larger values in the state");
-        Invalid::new("metadata", reason)
-    })
-}
-
-/// A writer that counts bytes of JSON up to [`MAX_METADATA_BYTES`].
-struct JsonSize(usize);
-
-impl std::io::Write for JsonSize {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0 += bytes.len();
-        if self.0 > MAX_METADATA_BYTES {
-            return Err(std::io::Error::from(std::io::ErrorKind::FileTooLarge));
-        }
-        Ok(bytes.len())
+    if json_size(metadata, MAX_METADATA_BYTES).is_some() {
+        return Ok(());
     }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    let reason = format!("is larger than {MAX_METADATA_BYTES} bytes; store larger values in the state");
+    Err(Invalid::new("metadata", reason))
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ pub mod interrupt;
 pub mod item;
 pub mod job;
 pub mod json_limits;
+pub mod json_size;
 pub mod json_texts;
 pub mod jwt;
 pub mod limits;

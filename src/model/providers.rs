@@ -41,6 +41,7 @@ mod reply;
 mod request;
 mod separators;
 mod transport;
+mod trimmed;
 
 /// The maximum number of cached models, since clients may name any model.
 const MAX_MODELS: usize = 256;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::definition::{ContextLength, ContextTrigger, SummarizationSettings};
+use crate::domain::json_size::json_size;
 use crate::domain::message::{Content, Message, Role};
 use crate::middleware::MiddlewareModel;
 use crate::model::{ModelRequest, windows};
@@ -177,7 +178,10 @@ fn bytes_of(value: &Value) -> u64 {
     match value {
         Value::String(text) => length(text) + 2,
         Value::Null | Value::Bool(_) | Value::Number(_) => 5,
-        Value::Array(_) | Value::Object(_) => length(&value.to_string()),
+        Value::Array(_) | Value::Object(_) => {
+            let size = json_size(value, usize::MAX).and_then(|size| u64::try_from(size).ok());
+            size.unwrap_or(u64::MAX)
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::adapter::Adapter;
 use super::chat_frames::SingleParse;
+use super::trimmed::Trimmed;
 use super::{Protocol, ProviderConfig};
 use crate::model::Model;
 use crate::model::limits::AnswerLimits;
@@ -34,11 +35,12 @@ pub(super) fn model(
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            Arc::new(Adapter::new(protocol, model, SingleParse(wire), http, limits, key))
+            let wire = SingleParse(Trimmed(wire));
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::OpenAiResponses => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key))
         }
         Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
@@ -52,21 +54,21 @@ pub(super) fn model(
                 .wire
                 .with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key))
         }
         Protocol::GoogleGenAi => {
             let wire = gemini(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key))
         }
         Protocol::Ollama => {
             let wire = ollama(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key))
         }
         Protocol::Scripted => Arc::new(Scripted::new(model)),
     }

@@ -12,6 +12,8 @@ use rig_core::providers::openai::wire::Chat;
 use rig_core::wire::{Decoder, Descriptor, Encoded, Flow, Mode, Out, Wire, WireEvent, WireFrame};
 use serde_json::Value;
 
+use super::trimmed::Trimmed;
+
 /// The decoder of rig-core.
 type ChatDecoder<'id> = <Chat as Wire>::Decoder<'id>;
 /// A frame that the decoder of rig-core has classified.
@@ -21,12 +23,12 @@ type ChatEvent<'id> = <ChatDecoder<'id> as Decoder<'id, Completion>>::Event;
 #[derive(Clone)]
 pub(super) struct SingleParse<T>(pub(super) T);
 
-impl Wire for SingleParse<Chat> {
+impl Wire for SingleParse<Trimmed<Chat>> {
     type Op = Completion;
     type Payload = Encoded;
     type Frame = WireFrame;
     type Decoder<'id> = SingleParse<ChatDecoder<'id>>;
-    type Reassembler = <Chat as Wire>::Reassembler;
+    type Reassembler = <Trimmed<Chat> as Wire>::Reassembler;
 
     fn describe(&self) -> Descriptor<'_> {
         self.0.describe()

@@ -1,0 +1,49 @@
+//! The size of values as JSON.
+
+use std::io::{Error, ErrorKind, Result, Write};
+
+use serde::Serialize;
+
+/// Returns the number of bytes that a value has as JSON; none if it has more than `limit`, or cannot be JSON.
+pub fn json_size(value: &impl Serialize, limit: usize) -> Option<usize> {
+    let mut counter = ByteCounter { count: 0, limit };
+    serde_json::to_writer(&mut counter, value).ok()?;
+    Some(counter.count)
+}
+
+/// A writer that counts bytes up to a limit.
+struct ByteCounter {
+    count: usize,
+    limit: usize,
+}
+
+impl Write for ByteCounter {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.count += bytes.len();
+        if self.count > self.limit {
+            return Err(Error::from(ErrorKind::FileTooLarge));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_size_is_that_of_the_text() {
+        for value in [json!(null), json!({"a": [1, 2.5, "\"ä\n"]}), json!("")] {
+            let length = value.to_string().len();
+            assert_eq!(json_size(&value, usize::MAX), Some(length));
+            assert_eq!(json_size(&value, length), Some(length));
+            assert_eq!(json_size(&value, length - 1), None);
+        }
+    }
+}
