@@ -17,8 +17,8 @@ use crate::support::actors::Question;
 use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::proxy::ProxyState;
 use crate::support::{
-    Engine, Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, play, script,
-    starts_service, transcript,
+    Engine, Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, play, script, starts_service,
+    transcript,
 };
 
 /// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
