@@ -313,6 +313,7 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
 /// Breaks each column in turn, then all of them at once. Returns the columns.
 async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
     let receiver = WebhookReceiver::start().await;
+    server.sweeps_often();
     let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;
     let mut threads = seed(server, &receiver).await;
     let mut poisoned = vec![];

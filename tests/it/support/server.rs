@@ -480,9 +480,18 @@ impl TestServer {
         self.is_reconfigured("reload_s = 0\n", "reload_s = 0.05\n").await;
     }
 
-    /// Restarts the server with a clock that only the test moves.
+    /// Lets the server, from its next start on, search for expired data and look for due jobs several times a second.
+    pub(crate) fn sweeps_often(&self) {
+        let path = self.configuration();
+        let text = std::fs::read_to_string(&path).expect("a configuration");
+        let often = text.replace("sweep_interval_minutes = 0.016\n", "sweep_interval_minutes = 0.003\n");
+        std::fs::write(&path, often).expect("it can change");
+    }
+
+    /// Restarts the server with a clock that only the test moves. The server notices within a fraction of a second.
     pub(crate) async fn uses_clock(&self, clock: &ManualClock) {
         *self.shared.clock.lock().unwrap() = Some(clock.clone());
+        self.sweeps_often();
         self.is_stopped_and_started_again().await;
     }
 
