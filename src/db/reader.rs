@@ -246,7 +246,7 @@ mod tests {
         idle.put(marked(1).await);
         idle.put(marked(2).await);
         let mut next = idle.take().expect("a connection");
-        let mark: i32 = query_scalar("pragma user_version")
+        let mark: i64 = query_scalar("pragma user_version")
             .fetch_one(&mut next)
             .await
             .expect("a number");
