@@ -1,5 +1,7 @@
 //! The tables of assistants (named settings of agent definitions) and of their versions.
 
+use std::collections::{HashMap, HashSet};
+
 use const_format::concatcp;
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
@@ -127,34 +129,49 @@ fn fold_case(name: &str) -> String {
 
 /// Stores a new assistant with its first version. Returns false, and changes nothing, when the id is taken.
 pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
+    let inserted = insert_all(tx, std::slice::from_ref(assistant)).await?;
+    Ok(inserted.contains(&assistant.id))
+}
+
+/// Stores new assistants with their first versions, except those whose ids are taken. Returns the ids of those that were
+/// stored.
+pub async fn insert_all(tx: &mut Tx<'_>, assistants: &[Assistant]) -> DbResult<HashSet<AssistantId>> {
     const SQL: &str = "insert into assistants (assistant_id, version, graph_id, config, context, metadata, name, folded, \
-        description, created_at, updated_at, tenant, owner) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict (assistant_id) do nothing";
-    let settings = &assistant.settings;
-    let sealer = tx.sealer(assistant.ownership.tenant.as_str()).await?;
-    let config = sealer.json(&cell("config", &assistant.id), &settings.config)?;
-    let context = sealer.json(&cell("context", &assistant.id), &settings.context)?;
-    let inserted = on_engine!(tx, |conn| query(SQL)
-        .bind(assistant.id.0)
-        .bind(assistant.version)
-        .bind(&settings.graph_id)
-        .bind(Json(config))
-        .bind(Json(context))
-        .bind(Json(&settings.metadata))
-        .bind(&settings.name)
-        .bind(fold_case(&settings.name))
-        .bind(&settings.description)
-        .bind(assistant.created_at.0)
-        .bind(assistant.updated_at.0)
-        .bind(assistant.ownership.tenant.as_str())
-        .bind(assistant.ownership.owner.as_str())
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    if inserted == 1 {
-        insert_version(tx, assistant.id).await?;
+        description, created_at, updated_at, tenant, owner) ";
+    let mut rows = vec![];
+    for assistant in assistants {
+        let settings = &assistant.settings;
+        let sealer = tx.sealer(assistant.ownership.tenant.as_str()).await?;
+        let config = sealer.json(&cell("config", &assistant.id), &settings.config)?;
+        let context = sealer.json(&cell("context", &assistant.id), &settings.context)?;
+        rows.push((assistant, config, context));
     }
-    Ok(inserted == 1)
+    if rows.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let inserted: Vec<Uuid> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_values(rows, |mut row, (assistant, config, context)| {
+            let settings = &assistant.settings;
+            row.push_bind(assistant.id.0)
+                .push_bind(assistant.version)
+                .push_bind(settings.graph_id.as_str())
+                .push_bind(Json(config))
+                .push_bind(Json(context))
+                .push_bind(Json(&settings.metadata))
+                .push_bind(settings.name.as_str())
+                .push_bind(fold_case(&settings.name))
+                .push_bind(settings.description.as_deref())
+                .push_bind(assistant.created_at.0)
+                .push_bind(assistant.updated_at.0)
+                .push_bind(assistant.ownership.tenant.as_str())
+                .push_bind(assistant.ownership.owner.as_str());
+        });
+        sql.push(" on conflict (assistant_id) do nothing returning assistant_id");
+        sql.build_query_scalar().fetch_all(conn).await
+    })?;
+    insert_versions(tx, &inserted).await?;
+    Ok(inserted.into_iter().map(AssistantId).collect())
 }
 
 /// Returns the assistant with this id.
@@ -169,6 +186,28 @@ pub async fn lock(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant
     const POSTGRES: &str = concatcp!(SELECT, " where assistant_id = $1 for update");
     let sql = tx.either(SQLITE, POSTGRES);
     select_one(tx, sql, id).await
+}
+
+/// Returns the assistants with these ids, locked like those of [`lock`]. One that cannot be read does not hide the others.
+pub async fn lock_all(tx: &mut Tx<'_>, ids: &[AssistantId]) -> DbResult<HashMap<AssistantId, DbResult<Assistant>>> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let end = tx.either(")", ") order by assistant_id for update");
+    let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SELECT);
+        sql.push(" where assistant_id in (");
+        let mut list = sql.separated(", ");
+        for id in ids {
+            list.push_bind(id.0);
+        }
+        sql.push(end);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    let by_id = rows
+        .into_iter()
+        .map(|row| (AssistantId(row.assistant_id), Assistant::try_from(row)));
+    Ok(by_id.collect())
 }
 
 async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: AssistantId) -> DbResult<Option<Assistant>> {
@@ -222,19 +261,27 @@ pub async fn update(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
         .execute(conn)
         .await
         .map(drop))?;
-    insert_version(tx, assistant.id).await
+    insert_versions(tx, &[assistant.id.0]).await
 }
 
-/// Stores the current settings of an assistant as a version, unless that version is stored.
-async fn insert_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<()> {
+/// Stores the current settings of assistants as versions, unless these versions are stored.
+async fn insert_versions(tx: &mut Tx<'_>, ids: &[Uuid]) -> DbResult<()> {
     const SQL: &str = "insert into assistant_versions (assistant_id, version, graph_id, config, context, metadata, name, \
         description, created_at) select assistant_id, version, graph_id, config, context, metadata, name, description, \
-        updated_at from assistants where assistant_id = $1 on conflict (assistant_id, version) do nothing";
-    Ok(on_engine!(tx, |conn| query(SQL)
-        .bind(id.0)
-        .execute(conn)
-        .await
-        .map(drop))?)
+        updated_at from assistants where assistant_id in (";
+    if ids.is_empty() {
+        return Ok(());
+    }
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        let mut list = sql.separated(", ");
+        for id in ids {
+            list.push_bind(*id);
+        }
+        sql.push(") on conflict (assistant_id, version) do nothing");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
 }
 
 /// Renames an assistant in all its versions. For the default assistant of a definition, which has only one.

@@ -1,8 +1,10 @@
 //! The tables of agent definitions: their contents by digest, the versions of each agent, and the agents that clients
 //! defined.
 
+use std::collections::{HashMap, HashSet};
+
 use const_format::concatcp;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable, unless_corrupt};
@@ -73,78 +75,142 @@ pub async fn keep(
     provenance: &Provenance,
     now: Timestamp,
 ) -> DbResult<DefinitionVersion> {
-    const BODY: &str = "insert into definitions (digest, body, used_at) values ($1, $2, $3) \
-        on conflict (digest) do update set body = excluded.body, used_at = excluded.used_at";
-    const VERSION: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) \
-        values ($1, $2, $3, $4, $5) on conflict (graph_id, version) do nothing";
-    let digest = definition.digest();
-    let sealer = tx.sealer_of_server().await?;
-    let body = sealer.seal(&cell(&digest.0), definition.text())?;
-    let origin = provenance.file().unwrap_or_default();
-    on_engine!(tx, |conn| query(BODY)
-        .bind(&digest.0)
-        .bind(body)
-        .bind(now.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    loop {
-        let numbered = |number, created_at| {
-            let graph_id = graph_id.to_owned();
-            let digest = digest.clone();
-            let definition = definition.clone();
-            let provenance = provenance.clone();
-            DefinitionVersion {
-                graph_id,
-                number,
-                digest,
-                provenance,
-                definition,
-                created_at,
-            }
+    let version = DefinitionVersion::first(graph_id, definition.clone(), provenance.clone(), now);
+    store_contents(tx, std::slice::from_ref(&version)).await?;
+    add_version(tx, version).await
+}
+
+/// Stores a version of each of these agents as [`keep`] does, with few statements. The versions are the first ones of
+/// their agents, as if nothing were stored. Returns the newest versions, in the same order.
+pub async fn keep_all(tx: &mut Tx<'_>, versions: Vec<DefinitionVersion>) -> DbResult<Vec<DefinitionVersion>> {
+    store_contents(tx, &versions).await?;
+    let graph_ids: Vec<&str> = versions.iter().map(|version| version.graph_id.as_str()).collect();
+    let newest = newest_headers(tx, &graph_ids).await?;
+    let is_new = |version: &&DefinitionVersion| !newest.contains_key(&version.graph_id);
+    let new: Vec<&DefinitionVersion> = versions.iter().filter(is_new).collect();
+    // Otherwise another server has just stored the first version of one of them.
+    let are_inserted = usize::try_from(insert_versions(tx, &new).await?) == Ok(new.len());
+    let mut kept = vec![];
+    for version in versions {
+        let stored = match newest.get(&version.graph_id) {
+            Some(header) if header.is_of(&version) => header.number(version),
+            None if are_inserted => version,
+            Some(_) | None => add_version(tx, version).await?,
         };
-        let number = match newest_header(tx, graph_id).await? {
-            Some(newest) if newest.digest == digest.0 && newest.origin == origin => {
-                return Ok(numbered(newest.version, Timestamp(newest.created_at)));
-            }
+        kept.push(stored);
+    }
+    Ok(kept)
+}
+
+/// Stores the contents of versions.
+async fn store_contents(tx: &mut Tx<'_>, versions: &[DefinitionVersion]) -> DbResult<()> {
+    const SQL: &str = "insert into definitions (digest, body, used_at) values ";
+    const END: &str = " on conflict (digest) do update set body = excluded.body, used_at = excluded.used_at";
+    let sealer = tx.sealer_of_server().await?;
+    // Agents can have the same content, and a statement changes a row once.
+    let mut digests = HashSet::new();
+    let mut rows = vec![];
+    for version in versions {
+        let digest = &version.digest.0;
+        if digests.insert(digest) {
+            let body = sealer.seal(&cell(digest), version.definition.text())?;
+            rows.push((digest.as_str(), body, version.created_at.0));
+        }
+    }
+    tx.insert_later(SQL, END, 3, rows, |values, (digest, body, used_at)| {
+        values.push_bind(digest).push_bind(body).push_bind(used_at);
+    })
+    .await
+}
+
+/// Stores a version whose content is stored behind the newest one of its agent, unless that is the same definition. Returns
+/// the newest version.
+async fn add_version(tx: &mut Tx<'_>, mut version: DefinitionVersion) -> DbResult<DefinitionVersion> {
+    loop {
+        let newest = newest_headers(tx, &[version.graph_id.as_str()])
+            .await?
+            .remove(&version.graph_id);
+        version.number = match newest {
+            Some(newest) if newest.is_of(&version) => return Ok(newest.number(version)),
             Some(newest) => {
-                touch(tx, &Digest(newest.digest), now).await?;
+                touch(tx, &Digest(newest.digest), version.created_at).await?;
                 newest.version + 1
             }
             None => 1,
         };
-        let inserted = on_engine!(tx, |conn| query(VERSION)
-            .bind(graph_id)
-            .bind(number)
-            .bind(&digest.0)
-            .bind(origin)
-            .bind(now.0)
-            .execute(conn)
-            .await
-            .map(|done| done.rows_affected()))?;
         // Otherwise another server stored this number first: try the next one.
-        if inserted == 1 {
-            return Ok(numbered(number, now));
+        if insert_versions(tx, &[&version]).await? == 1 {
+            return Ok(version);
         }
     }
+}
+
+/// Stores versions, unless their numbers are taken. Returns how many were stored.
+async fn insert_versions(tx: &mut Tx<'_>, versions: &[&DefinitionVersion]) -> DbResult<u64> {
+    const SQL: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) ";
+    if versions.is_empty() {
+        return Ok(0);
+    }
+    let inserted = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_values(versions, |mut row, version| {
+            row.push_bind(version.graph_id.as_str())
+                .push_bind(version.number)
+                .push_bind(version.digest.0.as_str())
+                .push_bind(version.provenance.file().unwrap_or_default())
+                .push_bind(version.created_at.0);
+        });
+        sql.push(" on conflict (graph_id, version) do nothing");
+        sql.build().execute(conn).await.map(|done| done.rows_affected())
+    })?;
+    Ok(inserted)
 }
 
 /// A version of an agent without its content, which may be unreadable.
 #[derive(sqlx::FromRow)]
 struct VersionHeader {
+    graph_id: String,
     version: i64,
     digest: String,
     origin: String,
     created_at: i64,
 }
 
-async fn newest_header(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<VersionHeader>> {
-    const SQL: &str = "select version, digest, origin, created_at from definition_versions where graph_id = $1 \
-        order by version desc limit 1";
-    Ok(on_engine!(tx, |conn| query_as(SQL)
-        .bind(graph_id)
-        .fetch_optional(conn)
-        .await)?)
+impl VersionHeader {
+    /// Returns whether the stored version has the definition of `version`, from the same place.
+    fn is_of(&self, version: &DefinitionVersion) -> bool {
+        self.digest == version.digest.0 && self.origin == version.provenance.file().unwrap_or_default()
+    }
+
+    /// Returns `version` with the number and the time of the stored version.
+    fn number(&self, version: DefinitionVersion) -> DefinitionVersion {
+        DefinitionVersion {
+            number: self.version,
+            created_at: Timestamp(self.created_at),
+            ..version
+        }
+    }
+}
+
+/// Returns the newest versions of these agents, by `graph_id`.
+async fn newest_headers(tx: &mut Tx<'_>, graph_ids: &[&str]) -> DbResult<HashMap<String, VersionHeader>> {
+    const SQL: &str = "select v.graph_id, v.version, v.digest, v.origin, v.created_at from definition_versions v \
+        where v.version = (select max(w.version) from definition_versions w where w.graph_id = v.graph_id) \
+        and v.graph_id in (";
+    if graph_ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let headers: Vec<VersionHeader> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        let mut list = sql.separated(", ");
+        for graph_id in graph_ids {
+            list.push_bind(*graph_id);
+        }
+        sql.push(")");
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    let by_agent = headers.into_iter().map(|header| (header.graph_id.clone(), header));
+    Ok(by_agent.collect())
 }
 
 /// Sets the time at which a definition went out of use. For a moment, runs may still be admitted with it.

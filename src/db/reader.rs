@@ -1,11 +1,11 @@
 //! Connections for reads.
 //!
-//! On SQLite a few readers take jobs from one queue, each with a connection of its own, since a pool exchanges more with the
+//! On SQLite a few readers take jobs from one queue and share their connections, since a pool exchanges more with the
 //! thread of a connection than most reads do. Searches, which must end when the client is gone, and the reads of Postgres
 //! have pooled connections and may be cancelled at any moment.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -36,19 +36,20 @@ pub(super) fn on_sqlite(
     closing: &CancellationToken,
 ) -> Vec<BoxFuture<'static, ()>> {
     let inbox = Arc::new(Mutex::new(inbox));
+    let idle = IdleConnections::default();
     let reader = || {
         let inbox = Arc::clone(&inbox);
         let closing = closing.clone();
-        let mut reader = SqliteReader {
+        let reader = SqliteReader {
             parts: parts.clone(),
             options: options.clone(),
-            conn: None,
+            idle: idle.clone(),
         };
         let reading: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(job) = next(&inbox, &closing).await {
                 reader.read(job).await;
             }
-            if let Some(conn) = reader.conn.take() {
+            while let Some(conn) = reader.idle.take() {
                 let _ = conn.close().await;
             }
         });
@@ -57,18 +58,33 @@ pub(super) fn on_sqlite(
     (0..READERS).map(|_| reader()).collect()
 }
 
+/// The connections of the readers of SQLite that are not in use, the last used one last.
+#[derive(Clone, Default)]
+struct IdleConnections(Arc<std::sync::Mutex<Vec<SqliteConnection>>>);
+
+impl IdleConnections {
+    /// Takes the connection that was used last. Readers take turns, and with a connection each they would all read the schema
+    /// and prepare the same statements, even if no two of them ever work at once.
+    fn take(&self) -> Option<SqliteConnection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn put(&self, conn: SqliteConnection) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(conn);
+    }
+}
+
 /// A reader of SQLite.
 struct SqliteReader {
     parts: TxParts,
     options: SqliteConnectOptions,
-    /// The connection, once a job has needed it.
-    conn: Option<SqliteConnection>,
+    idle: IdleConnections,
 }
 
 impl SqliteReader {
     /// Runs a job on one snapshot.
-    async fn read(&mut self, job: QueuedJob) {
-        let conn = match self.conn.take() {
+    async fn read(&self, job: QueuedJob) {
+        let conn = match self.idle.take() {
             Some(conn) => Ok(conn),
             None => self.options.connect().await,
         };
@@ -79,7 +95,7 @@ impl SqliteReader {
         let reading = read_in_snapshot(&mut conn, &self.parts, job);
         // After an error it is not known whether the snapshot has ended.
         if self.parts.sealing.scope(reading).await.is_ok() {
-            self.conn = Some(conn);
+            self.idle.put(conn);
         }
     }
 }
@@ -207,5 +223,33 @@ impl Drop for SearchReader {
             self.is_over.store(true, Ordering::Relaxed);
             self.conn.close_on_drop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::query_scalar;
+
+    use super::*;
+
+    async fn marked(mark: i32) -> SqliteConnection {
+        let mut conn = SqliteConnection::connect("sqlite::memory:").await.expect("a database");
+        let set = AssertSqlSafe(format!("pragma user_version = {mark}"));
+        raw_sql(set).execute(&mut conn).await.expect("a pragma");
+        conn
+    }
+
+    #[tokio::test]
+    async fn the_connection_that_was_used_last_is_used_next() {
+        let idle = IdleConnections::default();
+        assert!(idle.take().is_none());
+        idle.put(marked(1).await);
+        idle.put(marked(2).await);
+        let mut next = idle.take().expect("a connection");
+        let mark: i64 = query_scalar("pragma user_version")
+            .fetch_one(&mut next)
+            .await
+            .expect("a number");
+        assert_eq!(mark, 2);
     }
 }

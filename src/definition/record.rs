@@ -99,6 +99,20 @@ pub struct DefinitionVersion {
     pub created_at: Timestamp,
 }
 
+impl DefinitionVersion {
+    /// Returns the first version of an agent.
+    pub fn first(graph_id: &str, definition: AgentDefinition, provenance: Provenance, now: Timestamp) -> Self {
+        Self {
+            graph_id: graph_id.to_owned(),
+            number: 1,
+            digest: definition.digest(),
+            provenance,
+            definition,
+            created_at: now,
+        }
+    }
+}
+
 /// A diagnostic about a definition, with the place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredDiagnostic {

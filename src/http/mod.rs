@@ -4,7 +4,7 @@
 //! and `events` for reads, and answers with a shape of [`wire`] or with an [`error::ApiError`], the only place that
 //! knows the status of an error.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -285,6 +285,10 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(mcp::get, mcp::post, mcp::delete))
 }
 
+/// The routes and the document of their endpoints. They are the same for all servers of a process, of which tests start
+/// thousands.
+static TABLE: LazyLock<(Router<AppState>, utoipa::openapi::OpenApi)> = LazyLock::new(|| table().split_for_parts());
+
 /// The router with all middleware.
 pub fn router(api: ApiParts) -> Router {
     let settings = api.settings.clone();
@@ -301,12 +305,13 @@ pub fn router(api: ApiParts) -> Router {
         tracer: api.tracer.clone(),
         access_log: settings.access_log,
     };
-    let (routes, endpoints) = table().split_for_parts();
+    let (routes, endpoints) = &*TABLE;
     let console = match settings.console {
         true => console::pages(),
         false => Router::new(),
     };
     routes
+        .clone()
         .merge(openapi::pages(endpoints, api.auth.is_on()))
         .merge(console)
         .fallback(no_route)

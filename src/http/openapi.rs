@@ -23,7 +23,7 @@ mod security;
 use security::require_credentials;
 
 use super::error::{ApiError, ErrorBody};
-use super::{AppState, table};
+use super::{AppState, TABLE};
 
 /// The head of the document, without endpoints.
 #[derive(OpenApi)]
@@ -63,7 +63,7 @@ pub(super) fn preface() -> openapi::OpenApi {
 
 /// The complete document.
 pub fn document() -> openapi::OpenApi {
-    complete(table().split_for_parts().1)
+    complete(TABLE.1.clone())
 }
 
 /// Adds what all endpoints have in common: their error responses, and the partial shapes that `select` leaves.
@@ -230,9 +230,9 @@ fn add_errors(operation: &mut Operation, changes: bool) {
 
 /// The routes `/openapi.json`, and `/docs`, a page that needs no external resources. `endpoints` is the document of the
 /// route table; it is completed when it is first read, since few servers are ever asked for it.
-pub(super) fn pages(endpoints: openapi::OpenApi, requires_credentials: bool) -> Router<AppState> {
+pub(super) fn pages(endpoints: &'static openapi::OpenApi, requires_credentials: bool) -> Router<AppState> {
     let text = Arc::new(LazyLock::new(move || {
-        let mut document = complete(endpoints);
+        let mut document = complete(endpoints.clone());
         if requires_credentials {
             require_credentials(&mut document);
         }

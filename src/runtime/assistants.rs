@@ -29,19 +29,24 @@ pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp)
     Assistant::automatic(graph_id, agent.name_or(graph_id), agent.description.as_deref(), now)
 }
 
-/// Stores the default assistant of a definition. A stored assistant stays as it is, but it belongs to the server from
+/// Stores the default assistants of definitions. A stored assistant stays as it is, but it belongs to the server from
 /// now on. If it was never changed, it takes the name and the description of its definition.
-pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
-    if assistants::insert(tx, assistant).await? {
-        return Ok(());
+pub(super) async fn register(tx: &mut Tx<'_>, defaults: &[Assistant]) -> DbResult<()> {
+    let new = assistants::insert_all(tx, defaults).await?;
+    let known: Vec<&Assistant> = defaults.iter().filter(|ours| !new.contains(&ours.id)).collect();
+    let ids: Vec<AssistantId> = known.iter().map(|ours| ours.id).collect();
+    let mut stored = assistants::lock_all(tx, &ids).await?;
+    for ours in known {
+        if let Some(stored) = stored.remove(&ours.id) {
+            refresh(tx, ours, stored).await?;
+        }
     }
-    refresh(tx, assistant).await
+    Ok(())
 }
 
-async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
-    let stored = match assistants::lock(tx, ours.id).await {
-        Ok(None) => return Ok(()),
-        Ok(Some(stored)) => stored,
+async fn refresh(tx: &mut Tx<'_>, ours: &Assistant, stored: DbResult<Assistant>) -> DbResult<()> {
+    let stored = match stored {
+        Ok(stored) => stored,
         Err(error) if error.is_corrupt() => return repair(tx, ours, &error).await,
         Err(error) => return Err(error),
     };

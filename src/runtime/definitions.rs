@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::OpenError;
 use super::assistants;
-use super::registry::{AgentRecord, FileAgents, Registry, Sources};
+use super::registry::{AgentRecord, FileAgent, FileAgents, Registry, Sources};
 use super::shared::Core;
 use crate::db::{self, DbResult, RowAccess, Tx, warn_of};
 use crate::definition::check::{ValidationContext, check_agent};
@@ -17,11 +17,14 @@ use crate::definition::{
     StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
 };
 use crate::domain::Invalid;
+use crate::domain::assistant::Assistant;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
 /// The time for which an unused definition is kept, since another server may be admitting a run with it.
 const GRACE: Duration = Duration::from_secs(600);
+/// The most agents whose definitions are stored by one statement.
+const AT_ONCE: usize = 100;
 
 /// The refusal to define, read or remove an agent.
 #[derive(Debug, thiserror::Error)]
@@ -95,13 +98,16 @@ impl Registry {
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 let mut versions = vec![];
-                for agent in agents {
-                    let place = Provenance::File(agent.place);
-                    // The MCP servers of a file may hold secrets, so they are not stored; runs use the current ones.
-                    let definition = agent.definition.without_servers();
-                    versions.push(keep(tx, &agent.graph_id, &definition, &place, now).await?);
-                    let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
-                    assistants::register(tx, &assistant).await?;
+                for part in agents.chunks(AT_ONCE) {
+                    let first = part.iter().map(|agent| first_version(agent, now)).collect();
+                    let kept = db::definitions::keep_all(tx, first).await?;
+                    for version in &kept {
+                        forget_old(tx, version, now).await?;
+                    }
+                    versions.extend(kept);
+                    let automatic = |agent: &FileAgent| assistants::automatic(&agent.graph_id, &agent.definition, now);
+                    let defaults: Vec<Assistant> = part.iter().map(automatic).collect();
+                    assistants::register(tx, &defaults).await?;
                 }
                 Ok::<_, db::DbError>(versions)
             })
@@ -186,6 +192,13 @@ impl Registry {
     }
 }
 
+/// Returns the first version of an agent in a file. Its MCP servers may hold secrets, so they are not stored; runs use the
+/// current ones.
+fn first_version(agent: &FileAgent, now: Timestamp) -> DefinitionVersion {
+    let place = Provenance::File(agent.place.clone());
+    DefinitionVersion::first(&agent.graph_id, agent.definition.without_servers(), place, now)
+}
+
 /// Stores a version if it is new, and deletes versions that are too old.
 async fn keep(
     tx: &mut Tx<'_>,
@@ -195,11 +208,17 @@ async fn keep(
     now: Timestamp,
 ) -> DbResult<DefinitionVersion> {
     let version = db::definitions::keep(tx, graph_id, definition, provenance, now).await?;
-    if version.created_at == now && version.number > VERSIONS_KEPT {
-        db::definitions::forget_versions(tx, graph_id, version.number - VERSIONS_KEPT).await?;
+    forget_old(tx, &version, now).await?;
+    Ok(version)
+}
+
+/// Deletes the versions of an agent that are too old, if this one is new.
+async fn forget_old(tx: &mut Tx<'_>, newest: &DefinitionVersion, now: Timestamp) -> DbResult<()> {
+    if newest.created_at == now && newest.number > VERSIONS_KEPT {
+        db::definitions::forget_versions(tx, &newest.graph_id, newest.number - VERSIONS_KEPT).await?;
         db::definitions::sweep(tx, now.minus(GRACE)).await?;
     }
-    Ok(version)
+    Ok(())
 }
 
 /// Stores a definition from a client as the current version, with its default assistant. Returns the definition with
@@ -222,7 +241,7 @@ async fn store(
     let version = keep(tx, graph_id, &brought.definition, &Provenance::Client, brought.now).await?;
     db::definitions::put(tx, graph_id, version.number).await?;
     let assistant = assistants::automatic(graph_id, &brought.definition, brought.now);
-    assistants::register(tx, &assistant).await?;
+    assistants::register(tx, std::slice::from_ref(&assistant)).await?;
     Ok(Some((version, change)))
 }
 

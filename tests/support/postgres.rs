@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, query_scalar, raw_sql};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, mpsc, oneshot};
 
 /// The environment variable with the URL of the server.
 const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
@@ -62,7 +62,16 @@ struct DatabaseServer {
     ordinary: String,
     /// The clauses with which databases are created.
     clauses: String,
+    administrator: Administrator,
 }
+
+/// A statement, and where its outcome goes.
+type Order = (String, oneshot::Sender<sqlx::Result<()>>);
+
+/// The connection that creates and drops databases, one after the other, as long as this process lives. To connect for each
+/// of these statements would cost as much as the statements.
+#[derive(Clone)]
+struct Administrator(mpsc::UnboundedSender<Order>);
 
 /// A database for one test.
 pub(crate) struct Database {
@@ -71,6 +80,7 @@ pub(crate) struct Database {
     /// The URL of the database for a superuser; equal to `url` if the tests have none.
     pub(crate) admin: String,
     name: String,
+    administrator: Administrator,
 }
 
 /// Creates a database without rows; `None` if there is no server.
@@ -78,11 +88,13 @@ pub(crate) async fn fresh_database() -> Option<Database> {
     static FOUND: OnceCell<Option<DatabaseServer>> = OnceCell::const_new();
     let server = FOUND.get_or_init(find_server).await.as_ref()?;
     let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
-    execute(&server.admin, format!("create database {name} {}", server.clauses)).await;
+    let create = format!("create database {name} {}", server.clauses);
+    server.administrator.executes(create).await;
     Some(Database {
         url: url_of_database(&server.ordinary, &name),
         admin: url_of_database(&server.admin, &name),
         name,
+        administrator: server.administrator.clone(),
     })
 }
 
@@ -96,21 +108,40 @@ pub(crate) async fn connect(url: &str) -> PgConnection {
     conn
 }
 
-/// Executes statements on a connection of their own.
-async fn execute(url: &str, sql: String) {
+impl Administrator {
+    /// Connects in a thread that has a runtime of its own: those of tests end with them.
+    fn connect(url: String) -> Self {
+        let (orders, queue) = mpsc::unbounded_channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(execute_all(&url, queue));
+        });
+        Self(orders)
+    }
+
+    /// Executes a statement.
+    async fn executes(&self, sql: String) {
+        let (outcome, executed) = oneshot::channel();
+        self.0.send((sql, outcome)).expect("the test server answers");
+        let executed = executed.await.expect("the test server answers");
+        executed.expect("the statement is executed");
+    }
+}
+
+async fn execute_all(url: &str, mut queue: mpsc::UnboundedReceiver<Order>) {
     let mut conn = PgConnection::connect(url).await.expect("the test server answers");
-    raw_sql(AssertSqlSafe(sql))
-        .execute(&mut conn)
-        .await
-        .expect("the statement is executed");
-    conn.close().await.expect("a clean close");
+    while let Some((sql, outcome)) = queue.recv().await {
+        let executed = raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.map(drop);
+        // A test that has failed meanwhile does not wait for it.
+        let _ = outcome.send(executed);
+    }
 }
 
 impl Database {
     /// Drops the database. After a failed test it is kept for inspection.
     pub(crate) async fn discard(self) {
         let sql = format!("drop database if exists {} with (force)", self.name);
-        execute(&url_of_database(&self.admin, "postgres"), sql).await;
+        self.administrator.executes(sql).await;
     }
 }
 
@@ -146,7 +177,8 @@ async fn find_server() -> Option<DatabaseServer> {
         return None;
     };
     let mut server = with_ordinary_role(url).await;
-    execute(&server.admin, format!("create database {TEMPLATE} {}", server.clauses)).await;
+    let template = format!("create database {TEMPLATE} {}", server.clauses);
+    server.administrator.executes(template).await;
     create_tables(&url_of_database(&server.ordinary, TEMPLATE)).await;
     server.clauses.push_str(&format!(" template {TEMPLATE}"));
     if copies_files(&server.admin).await {
@@ -177,6 +209,7 @@ async fn with_ordinary_role(admin: String) -> DatabaseServer {
         return DatabaseServer {
             ordinary: admin.clone(),
             clauses: String::new(),
+            administrator: Administrator::connect(admin.clone()),
             admin,
         };
     }
@@ -193,6 +226,7 @@ async fn with_ordinary_role(admin: String) -> DatabaseServer {
     DatabaseServer {
         ordinary: url_of_role(&admin, ROLE, PASSWORD),
         clauses: format!("owner {ROLE}"),
+        administrator: Administrator::connect(admin.clone()),
         admin,
     }
 }

@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::tables::plan;
@@ -13,6 +15,7 @@ use crate::domain::time::Timestamp;
 
 on_both!(
     an_assistant_is_stored_once_with_its_first_version,
+    of_several_assistants_those_with_free_ids_are_stored,
     every_version_is_kept,
     a_search_filters_sorts_and_pages,
     a_search_finds_any_part_of_a_name,
@@ -57,6 +60,26 @@ async fn an_assistant_is_stored_once_with_its_first_version(db: Db) {
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 1);
     assert_eq!(read!(db, |tx| assistants::find(tx, AssistantId::mint())), None);
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, AssistantId::mint())), 0);
+}
+
+async fn of_several_assistants_those_with_free_ids_are_stored(db: Db) {
+    let taken = named("one", "agent", 1);
+    let free = named("two", "agent", 2);
+    let first = taken.clone();
+    write!(db, |tx| assistants::insert(tx, &first));
+    let mut again = taken.clone();
+    again.settings.name = "three".to_owned();
+    let all = [again, free.clone()];
+    let inserted = write!(db, |tx| assistants::insert_all(tx, &all));
+    assert_eq!(inserted, HashSet::from([free.id]));
+    for assistant in [taken, free] {
+        let id = assistant.id;
+        let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
+        assert_eq!(version.settings, assistant.settings);
+        let mut locked = write!(db, |tx| assistants::lock_all(tx, &[id]));
+        let stored = locked.remove(&id).expect("the assistant");
+        assert_eq!(stored.expect("it can be read"), assistant);
+    }
 }
 
 async fn every_version_is_kept(db: Db) {

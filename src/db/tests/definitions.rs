@@ -3,7 +3,7 @@ use serde_json::json;
 use super::{Db, on_both, page, read, run_at, stored_thread, write};
 use crate::db::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::{definitions, runs, threads};
-use crate::definition::{AgentDefinition, Digest, Provenance};
+use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::id::WorkerId;
 use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
 use crate::domain::thread::ThreadStatus;
@@ -11,6 +11,7 @@ use crate::domain::time::Timestamp;
 
 on_both!(
     only_a_changed_definition_gets_a_new_version,
+    definitions_that_are_stored_together_get_the_versions_of_single_ones,
     an_agent_of_a_client_is_listed_until_it_is_removed,
     a_definition_is_kept_while_a_run_needs_it,
     a_run_that_has_ended_without_work_left_needs_no_definition,
@@ -70,6 +71,35 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 9)), None);
     write!(db, |tx| definitions::forget_versions(tx, "a", 2));
     assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 2);
+}
+
+async fn definitions_that_are_stored_together_get_the_versions_of_single_ones(db: Db) {
+    let first = |graph_id: &str, prompt: &str| {
+        DefinitionVersion::first(graph_id, saying(prompt), Provenance::Client, Timestamp(5))
+    };
+    store_version(&db, "same", "one", 1).await;
+    store_version(&db, "changed", "one", 1).await;
+    let together = vec![
+        first("same", "one"),
+        first("changed", "two"),
+        first("new", "two"),
+        first("newer", "two"),
+    ];
+    let kept = write!(db, |tx| definitions::keep_all(tx, together));
+    let shown: Vec<_> = kept
+        .iter()
+        .map(|version| (version.graph_id.as_str(), version.number, version.created_at.0))
+        .collect();
+    assert_eq!(
+        shown,
+        [("same", 1, 1), ("changed", 2, 5), ("new", 1, 5), ("newer", 1, 5)]
+    );
+    for version in kept {
+        let graph_id = version.graph_id.clone();
+        let newest = read!(db, |tx| definitions::newest(tx, &graph_id)).expect("a version");
+        assert_eq!((newest.number, newest.digest), (version.number, version.digest));
+    }
+    assert!(write!(db, |tx| definitions::keep_all(tx, vec![])).is_empty());
 }
 
 async fn an_agent_of_a_client_is_listed_until_it_is_removed(db: Db) {

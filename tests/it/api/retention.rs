@@ -1,4 +1,4 @@
-//! The TTLs of threads, histories and items. The servers of the tests sweep several times a second.
+//! The TTLs of threads, histories and items.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -31,6 +31,7 @@ on_both_engines! {
 }
 
 async fn a_thread_is_deleted_after_its_ttl(server: TestServer) {
+    server.sweeps_often();
     let client = server.client();
     let kept = client.thread().await;
     let body = json!({"ttl": {"ttl": SOON, "strategy": "delete"}});
@@ -64,6 +65,7 @@ async fn the_ttl_of_a_thread_is_shown_and_can_be_changed(server: TestServer) {
 }
 
 async fn a_busy_thread_outlives_its_ttl(server: TestServer) {
+    server.sweeps_often();
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
@@ -78,6 +80,7 @@ async fn a_busy_thread_outlives_its_ttl(server: TestServer) {
 }
 
 async fn keep_latest_deletes_the_history_only(server: TestServer) {
+    server.sweeps_often();
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -104,6 +107,7 @@ async fn keep_latest_deletes_the_history_only(server: TestServer) {
 }
 
 async fn the_configured_ttl_is_the_default(server: TestServer) {
+    server.sweeps_often();
     server
         .is_configured_with(&format!("[threads.ttl]\ndefault_ttl = {SOON}\n"))
         .await;
@@ -120,6 +124,7 @@ async fn the_configured_ttl_is_the_default(server: TestServer) {
 }
 
 async fn the_thread_of_a_stateless_run_has_a_ttl(server: TestServer) {
+    server.sweeps_often();
     let client = server.client();
     server.tools.hold("lookup");
     let input = json!({"messages": script().calls(lookup("c1", "x")).says("done").to_string()});

@@ -1,7 +1,7 @@
 //! Rows of the database that cannot be read: they are stepped over, and everything else goes on.
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, SqliteConnection, query, query_as};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query, query_as};
 
 use crate::agents::background_tasks::{boss, knows_an_outcome, start, the_task};
 use crate::remote::awaited::Peer;
@@ -34,32 +34,44 @@ fn unreadable() -> String {
     format!("{}{}", "[".repeat(200), "]".repeat(200))
 }
 
-/// Executes a statement on the database without the server, and returns the number of rows.
-async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
-    let url = server.database_url();
-    let text: String = text.into();
-    match server.engine {
-        Engine::Sqlite => {
-            let mut conn = SqliteConnection::connect(&url).await.unwrap();
-            query("pragma busy_timeout = 20000").execute(&mut conn).await.unwrap();
-            query(AssertSqlSafe(text))
-                .execute(&mut conn)
-                .await
-                .unwrap()
-                .rows_affected()
+/// A connection to the database, beside those of the server.
+enum Beside {
+    Sqlite(SqliteConnection),
+    Postgres(PgConnection),
+}
+
+impl Beside {
+    async fn connect(server: &TestServer) -> Self {
+        let url = server.database_url();
+        match server.engine {
+            Engine::Sqlite => {
+                let mut conn = SqliteConnection::connect(&url).await.unwrap();
+                query("pragma busy_timeout = 20000").execute(&mut conn).await.unwrap();
+                Self::Sqlite(conn)
+            }
+            Engine::Postgres => Self::Postgres(postgres::connect(&url).await),
         }
-        Engine::Postgres => {
-            let mut conn = postgres::connect(&url).await;
+    }
+
+    /// Executes a statement, and returns the number of rows.
+    async fn execute(&mut self, text: String) -> u64 {
+        match self {
+            Self::Sqlite(conn) => query(AssertSqlSafe(text)).execute(conn).await.unwrap().rows_affected(),
             // A statement that changes many rows can meet the server's own in the opposite order.
-            loop {
-                match query(AssertSqlSafe(text.clone())).execute(&mut conn).await {
+            Self::Postgres(conn) => loop {
+                match query(AssertSqlSafe(text.clone())).execute(&mut *conn).await {
                     Ok(done) => return done.rows_affected(),
                     Err(error) if is_deadlock(&error) => {}
                     Err(error) => panic!("{error}"),
                 }
-            }
+            },
         }
     }
+}
+
+/// Executes a statement on the database without the server, and returns the number of rows.
+async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
+    Beside::connect(server).await.execute(text.into()).await
 }
 
 /// Returns whether Postgres broke the statement off because it and another one waited for each other.
@@ -71,66 +83,65 @@ fn is_deadlock(error: &sqlx::Error) -> bool {
         == Some("40P01")
 }
 
+/// A column whose type can hold JSON.
+#[derive(sqlx::FromRow)]
+struct Column {
+    table_name: String,
+    column_name: String,
+    data_type: String,
+}
+
+impl Column {
+    /// Returns whether Postgres parses what is stored here.
+    fn is_jsonb(&self) -> bool {
+        self.data_type == "jsonb"
+    }
+}
+
 /// Returns the columns of all tables whose type can hold JSON.
-async fn columns(server: &TestServer) -> Vec<(String, String)> {
-    const SQLITE: &str = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c \
+async fn columns(server: &TestServer) -> Vec<Column> {
+    const SQLITE: &str = "select m.name as table_name, c.name as column_name, lower(c.type) as data_type \
+        from sqlite_master m join pragma_table_info(m.name) c \
         where m.type = 'table' and m.name not like 'sqlite_%' and m.name not like '\\_%' escape '\\' \
         and lower(c.type) in ('text', 'json') and c.pk = 0 order by 1, 2";
-    const POSTGRES: &str = "select table_name::text, column_name::text from information_schema.columns \
+    const POSTGRES: &str = "select table_name::text, column_name::text, data_type::text from information_schema.columns \
         where table_schema = 'public' and table_name not like '\\_%' and data_type in ('text', 'json', 'jsonb') \
         order by 1, 2";
-    let url = server.database_url();
-    match server.engine {
-        Engine::Sqlite => query_as(SQLITE)
-            .fetch_all(&mut SqliteConnection::connect(&url).await.unwrap())
-            .await
-            .unwrap(),
-        Engine::Postgres => query_as(POSTGRES)
-            .fetch_all(&mut postgres::connect(&url).await)
-            .await
-            .unwrap(),
+    match Beside::connect(server).await {
+        Beside::Sqlite(mut conn) => query_as(SQLITE).fetch_all(&mut conn).await.unwrap(),
+        Beside::Postgres(mut conn) => query_as(POSTGRES).fetch_all(&mut conn).await.unwrap(),
     }
 }
 
 /// Makes the JSON of a column unreadable, except for default assistants, and returns the number of changed rows.
 async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
-    poison_with(server, table, column, Poison::TooDeep).await
+    let mut columns = columns(server).await.into_iter();
+    let found = columns.find(|found| found.table_name == table && found.column_name == column);
+    let mut beside = Beside::connect(server).await;
+    poison_with(&mut beside, &found.expect("the column"), Poison::TooDeep).await
 }
 
 /// Replaces the JSON of a column by this kind of text, and returns the number of changed rows.
-async fn poison_with(server: &TestServer, table: &str, column: &str, kind: Poison) -> u64 {
+async fn poison_with(beside: &mut Beside, column: &Column, kind: Poison) -> u64 {
+    let Column {
+        table_name: table,
+        column_name: name,
+        ..
+    } = column;
     let own = if table.starts_with("assistant") {
         " and cast(metadata as text) not like '%created_by%'"
     } else {
         ""
     };
-    let is_jsonb = is_jsonb(server, table, column).await;
-    if is_jsonb && kind == Poison::NoJson {
+    if column.is_jsonb() && kind == Poison::NoJson {
         return 0;
     }
-    let cast = if is_jsonb { "::jsonb" } else { "" };
+    let cast = if column.is_jsonb() { "::jsonb" } else { "" };
     let value = format!("'{}'{cast}", kind.text());
-    let holds = format!("(cast({column} as text) like '{{%' or cast({column} as text) like '[%')");
-    sql(
-        server,
-        format!("update {table} set {column} = {value} where {holds}{own}"),
-    )
-    .await
-}
-
-async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
-    if server.engine == Engine::Sqlite {
-        return false;
-    }
-    let mut conn = postgres::connect(&server.database_url()).await;
-    let found: Vec<(String,)> =
-        query_as("select data_type::text from information_schema.columns where table_name = $1 and column_name = $2")
-            .bind(table)
-            .bind(column)
-            .fetch_all(&mut conn)
-            .await
-            .unwrap();
-    found[0].0 == "jsonb"
+    let holds = format!("(cast({name} as text) like '{{%' or cast({name} as text) like '[%')");
+    beside
+        .execute(format!("update {table} set {name} = {value} where {holds}{own}"))
+        .await
 }
 
 /// Creates rows in all tables: finished and interrupted threads, an answered interrupt, pending runs, local and remote
@@ -235,8 +246,9 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
     for thread in threads {
         paths.extend(["", "/runs", "/interrupts", "/storage"].map(|rest| format!("/threads/{thread}{rest}")));
     }
+    // The newest come first. The others were read by earlier calls, and they become many.
     let deliveries = client.get("/webhooks/deliveries?limit=1000").await.ok();
-    for delivery in deliveries.as_array().expect("a list") {
+    for delivery in deliveries.as_array().expect("a list").iter().take(10) {
         paths.push(format!(
             "/webhooks/deliveries/{}",
             delivery["delivery_id"].as_str().expect("an id")
@@ -313,31 +325,33 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
 /// Breaks each column in turn, then all of them at once. Returns the columns.
 async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
     let receiver = WebhookReceiver::start().await;
+    server.sweeps_often();
     let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;
     let mut threads = seed(server, &receiver).await;
     let mut poisoned = vec![];
-    for (table, column) in columns(server).await {
-        let rows = poison_with(server, &table, &column, kind).await;
+    let mut beside = Beside::connect(server).await;
+    for column in columns(server).await {
+        let rows = poison_with(&mut beside, &column, kind).await;
         if rows == 0 {
             continue;
         }
-        let what = format!("{table}.{column} in {rows} rows");
+        let what = format!("{}.{} in {rows} rows", column.table_name, column.column_name);
         let waiting = server.id_in_sql(&threads[2]);
-        sql(
-            server,
-            format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}"),
-        )
-        .await;
+        let is_due = format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}");
+        beside.execute(is_due).await;
         others_are_served(server, &receiver, &what, &threads).await;
         all_is_deleted(server, &what, &threads).await;
         threads = seed(server, &receiver).await;
-        poisoned.push((table, column));
+        poisoned.push(column);
     }
+    drop(beside);
     // All of them at once, read for the first time by a server that takes over what another one left behind.
     server.moves_into_a_process().await;
-    for (table, column) in &poisoned {
-        poison_with(server, table, column, kind).await;
+    let mut beside = Beside::connect(server).await;
+    for column in &poisoned {
+        poison_with(&mut beside, column, kind).await;
     }
+    drop(beside);
     server.tools.hold("lookup");
     let bob = server.human("agent").await;
     let calls = server.tools.calls_of("lookup").len();
@@ -350,7 +364,10 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
     others_are_served(server, &receiver, "all", &threads).await;
     all_is_deleted(server, "all", &threads).await;
     peer.finish().await;
-    poisoned
+    let names = poisoned
+        .into_iter()
+        .map(|column| (column.table_name, column.column_name));
+    names.collect()
 }
 
 on_both_engines! {
