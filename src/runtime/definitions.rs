@@ -455,7 +455,7 @@ impl Definitions {
     /// Returns the reasons for which an agent of a file does not fit the tools and providers of this process.
     fn misfits(
         &self,
-        agent: &super::FileAgent,
+        agent: &FileAgent,
         validation_context: &ValidationContext,
     ) -> Vec<(Option<String>, StoredDiagnostic)> {
         let registry = &self.core.registry;
