@@ -137,7 +137,8 @@ async fn plan(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, part: Par
 fn assert_indexed(plan: &str, about: &str) {
     for line in plan.lines() {
         // The table itself is in the order of ids, and read only up to the end of the page.
-        let by_id = line == "SCAN found" && about.contains("status: None, sort: Id");
+        let by_id = line == "SCAN found"
+            && (about.contains("status: None, sort: Id") || about.contains("status: Some(Idle), sort: Id"));
         let whole_table = line.contains("Seq Scan")
             || line.contains("SCAN")
                 && !line.contains("INDEX")
@@ -165,7 +166,7 @@ fn searches() -> Vec<(ThreadQuery, AccessPath)> {
     ];
     for sort in SORTS {
         for ascending in [false, true] {
-            for status in [None, Some(ThreadStatus::Idle)] {
+            for status in [None, Some(ThreadStatus::Idle), Some(ThreadStatus::Interrupted)] {
                 all.extend(filters.clone().map(|(metadata, path)| {
                     (
                         ThreadQuery {

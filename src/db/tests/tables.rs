@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 54] = [
+const SEARCHES: [(&str, &str); 57] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -205,6 +205,20 @@ const SEARCHES: [(&str, &str); 54] = [
     (
         "select * from threads where status = 'busy' order by updated_at desc, thread_id desc limit 10",
         "threads_by_status",
+    ),
+    (
+        "select * from threads where status <> 'idle' and status <> 'busy' and status = 'error' \
+         order by created_at desc, thread_id desc limit 10",
+        "threads_stopped_by_created",
+    ),
+    (
+        "select * from threads where status <> 'idle' and status <> 'busy' and status = 'error' \
+         order by state_updated_at desc, thread_id desc limit 10",
+        "threads_stopped_by_state_updated",
+    ),
+    (
+        "select * from threads where status <> 'idle' and status <> 'busy' and status = 'error' order by thread_id limit 10",
+        "threads_stopped_by_id",
     ),
     (
         "select * from runs where thread_id = {id} and depth = 0 order by created_at desc, run_id desc limit 10",

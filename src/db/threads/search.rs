@@ -1,7 +1,7 @@
 //! Searches for threads, and the access path of each search.
 //!
-//! A search never reads the whole table. Without metadata it walks the index of its sort order; for each status there
-//! is one per order. With metadata the rarest term decides: if few threads have it, these are fetched and sorted; if
+//! A search never reads the whole table. Without metadata it walks the index of its sort order; there is one per order for
+//! all threads, and one for those that are interrupted or have failed. With metadata the rarest term decides: if few threads have it, these are fetched and sorted; if
 //! many, the index of the order is walked and the terms of each thread are checked, since many of them match. The scope
 //! of a search is like a term: there is an index of owners, and threads that are shared are found by a term of the rule
 //! that shares them. The ids of a page come from the index before any other column is read.
@@ -242,9 +242,6 @@ impl ThreadQuery {
             }
             sql.push(")");
         }
-        if let Some(status) = self.status {
-            sql.push(" and status = ").push_bind(status.word());
-        }
         let terms = self.metadata.terms().into_iter();
         push_metadata(
             sql,
@@ -255,6 +252,39 @@ impl ThreadQuery {
             push_scope(sql, &self.scope)?;
         }
         Ok(())
+    }
+
+    /// Appends the condition on the status.
+    fn push_status<DB>(&self, sql: &mut QueryBuilder<DB>)
+    where
+        DB: sqlx::Database,
+        for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    {
+        if let Some(status) = self.status {
+            sql.push(" and status = ").push_bind(status.word());
+        }
+    }
+
+    /// Appends the condition on the status of threads that are read in the order of the search.
+    fn push_status_in_order<DB>(&self, sql: &mut QueryBuilder<DB>, path: AccessPath)
+    where
+        DB: sqlx::Database,
+        for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    {
+        let has_index_of_statuses = matches!(self.sort, ThreadOrder::Status | ThreadOrder::UpdatedAt);
+        match self.status {
+            // The condition of the indexes of such threads, word for word.
+            Some(ThreadStatus::Interrupted | ThreadStatus::Error) if !has_index_of_statuses => {
+                sql.push(" and status <> 'idle' and status <> 'busy'");
+                self.push_status(sql);
+            }
+            // Most threads are idle: the order is walked. In this form the index of statuses does not seem better.
+            Some(ThreadStatus::Idle) if !has_index_of_statuses && path == AccessPath::Order => {
+                sql.push(" and (status = 'idle') is true");
+            }
+            // Few threads are busy, and are sorted.
+            Some(_) | None => self.push_status(sql),
+        }
     }
 
     /// Appends the statement that reads a page.
@@ -268,6 +298,7 @@ impl ThreadQuery {
     {
         sql.push(concatcp!("select ", COLUMNS, " from (select found.thread_id as id"));
         self.push_matches(sql, path, true)?;
+        self.push_status_in_order(sql, path);
         let order = self.order().replace("thread_id", "found.thread_id");
         sql.push(order)
             .push(" limit ")
@@ -295,6 +326,7 @@ impl ThreadQuery {
     {
         sql.push("select count(*) from (select 1 as one");
         self.push_matches(sql, path, self.filters_on_table(path))?;
+        self.push_status(sql);
         if let Some(most) = most {
             sql.push(" limit ").push_bind(most);
         }
