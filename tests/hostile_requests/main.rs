@@ -15,6 +15,7 @@ mod documents;
 mod endpoints;
 mod parties;
 #[path = "../support/postgres.rs"]
+#[expect(dead_code, reason = "the other tests are superusers, too")]
 mod postgres;
 #[path = "../support/process.rs"]
 #[expect(dead_code, reason = "the other tests kill and suspend servers, too")]
