@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, raw_sql};
 use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
 use crate::db::threads::{self, AccessPath, ThreadOrder, ThreadQuery};
-use crate::db::{DbResult, Tx};
+use crate::db::{DbResult, Engine, Tx};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::identity::{Tenant, UserId};
@@ -201,6 +201,20 @@ async fn pages_are_read_from_an_index(db: &Db) {
             assert!(path != AccessPath::Order || sorts <= 1, "{about}\n{plan}");
         }
     }
+    for sort in SORTS {
+        let search = ThreadQuery {
+            status: Some(ThreadStatus::Idle),
+            sort,
+            ..ThreadQuery::within(AccessScope::Server)
+        };
+        let plan = read!(db, |tx| plan(tx, &search, AccessPath::Status, Part::Page));
+        assert_indexed(&plan, "by status");
+        // Postgres knows how many threads are idle, and decides by itself.
+        assert!(
+            db.engine() != Engine::Sqlite || plan.contains("threads_by_status"),
+            "{plan}"
+        );
+    }
     let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::within(AccessScope::Server)));
     let ids = Some(ids.threads.iter().map(|thread| thread.id).collect());
     for sort in SORTS {
@@ -270,6 +284,14 @@ async fn searches_find_rare_and_frequent_terms(db: &Db) {
         ..all.clone()
     };
     assert_eq!(found(idle).await, (vec![100_000, 99_990, 99_980], 10_000));
+    // The last page of the idle threads in an order that has no index of statuses.
+    let last = ThreadQuery {
+        status: Some(ThreadStatus::Idle),
+        metadata: many(),
+        offset: 9_998,
+        ..all.clone()
+    };
+    assert_eq!(found(last).await, (vec![99_990, 100_000], 10_000));
     let both = filter(json!({"graph_id": "agent", "owner": "me"}));
     let busy = Some(ThreadStatus::Busy);
     assert_eq!(

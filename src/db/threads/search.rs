@@ -1,10 +1,11 @@
 //! Searches for threads, and the access path of each search.
 //!
 //! A search never reads the whole table. Without metadata it walks the index of its sort order; there is one per order for
-//! all threads, and one for those that are interrupted or have failed. With metadata the rarest term decides: if few threads have it, these are fetched and sorted; if
-//! many, the index of the order is walked and the terms of each thread are checked, since many of them match. The scope
-//! of a search is like a term: there is an index of owners, and threads that are shared are found by a term of the rule
-//! that shares them. The ids of a page come from the index before any other column is read.
+//! all threads, and one for those that are interrupted or have failed. Busy threads are fetched and sorted, and idle ones
+//! if they are few. With metadata the rarest term decides: if few threads have it, these are fetched and sorted; if many,
+//! the index of the order is walked and the terms of each thread are checked, since many of them match. The scope of a
+//! search is like a term: there is an index of owners, and threads that are shared are found by a term of the rule that
+//! shares them. The ids of a page come from the index before any other column is read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -124,6 +125,8 @@ pub(in crate::db) enum AccessPath {
     Scope,
     /// The index of the sort order.
     Order,
+    /// The index of statuses, for idle threads if few match.
+    Status,
 }
 
 /// The threads among which all of a scope are.
@@ -194,7 +197,9 @@ impl ThreadQuery {
     fn checks_scope(&self, path: AccessPath) -> bool {
         match path {
             AccessPath::Scope => !Candidates::of(&self.scope).are_decided(&self.scope),
-            AccessPath::Ids | AccessPath::Term(_) | AccessPath::Order => !matches!(self.scope, AccessScope::Server),
+            AccessPath::Ids | AccessPath::Term(_) | AccessPath::Order | AccessPath::Status => {
+                !matches!(self.scope, AccessScope::Server)
+            }
         }
     }
 
@@ -216,7 +221,7 @@ impl ThreadQuery {
                 sql.push(" from thread_terms found where found.term = ")
                     .push_bind(term.0);
             }
-            AccessPath::Ids | AccessPath::Order => {
+            AccessPath::Ids | AccessPath::Order | AccessPath::Status => {
                 sql.push(" from threads found where true");
             }
         }
@@ -254,6 +259,31 @@ impl ThreadQuery {
         Ok(())
     }
 
+    /// Returns whether an index has the threads of each status in the order of the search.
+    fn has_index_of_all_statuses(&self) -> bool {
+        matches!(self.sort, ThreadOrder::Status | ThreadOrder::UpdatedAt)
+    }
+
+    /// Returns the access path to a page of a search that has so many matches. To look for few idle threads in the order of
+    /// the search would be to walk past most others.
+    fn path_to_page(&self, paths: &AccessPaths, total: i64) -> AccessPath {
+        let is_of_idle = self.status == Some(ThreadStatus::Idle) && !self.has_index_of_all_statuses();
+        if !is_of_idle || paths.to_read != AccessPath::Order {
+            return paths.to_read;
+        }
+        let most = match paths.to_count {
+            AccessPath::Order => MAX_SORTED,
+            // There may be many other idle threads. The order is left if it would be walked to its end.
+            AccessPath::Ids | AccessPath::Term(_) | AccessPath::Scope | AccessPath::Status => {
+                self.offset.saturating_add(self.limit)
+            }
+        };
+        match total <= most {
+            true => AccessPath::Status,
+            false => AccessPath::Order,
+        }
+    }
+
     /// Appends the condition on the status.
     fn push_status<DB>(&self, sql: &mut QueryBuilder<DB>)
     where
@@ -271,15 +301,15 @@ impl ThreadQuery {
         DB: sqlx::Database,
         for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
-        let has_index_of_statuses = matches!(self.sort, ThreadOrder::Status | ThreadOrder::UpdatedAt);
+        let has_index = self.has_index_of_all_statuses();
         match self.status {
             // The condition of the indexes of such threads, word for word.
-            Some(ThreadStatus::Interrupted | ThreadStatus::Error) if !has_index_of_statuses => {
+            Some(ThreadStatus::Interrupted | ThreadStatus::Error) if !has_index => {
                 sql.push(" and status <> 'idle' and status <> 'busy'");
                 self.push_status(sql);
             }
             // Most threads are idle: the order is walked. In this form the index of statuses does not seem better.
-            Some(ThreadStatus::Idle) if !has_index_of_statuses && path == AccessPath::Order => {
+            Some(ThreadStatus::Idle) if !has_index && path == AccessPath::Order => {
                 sql.push(" and (status = 'idle') is true");
             }
             // Few threads are busy, and are sorted.
@@ -469,8 +499,9 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<ThreadPag
     }
     let most = COUNTED.max(wanted.offset.saturating_add(wanted.limit).saturating_add(1));
     let total = count_by(tx, wanted, paths.to_count, Some(most)).await?;
+    let path = wanted.path_to_page(&paths, total);
     Ok(ThreadPage {
-        threads: read_in_batches(tx, wanted, paths.to_read).await?,
+        threads: read_in_batches(tx, wanted, path).await?,
         total,
     })
 }
@@ -694,5 +725,43 @@ async fn state_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Arc<State>> {
     match checkpoints::head(tx, thread, Lane::Main).await? {
         Some(head) => checkpoints::shared_state(tx, thread, Lane::Main, &head).await,
         None => Ok(Arc::default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_idle_threads_are_not_looked_for_among_all_others() {
+        let alone = AccessPaths {
+            to_read: AccessPath::Order,
+            to_count: AccessPath::Order,
+        };
+        let of_scope = AccessPaths {
+            to_read: AccessPath::Order,
+            to_count: AccessPath::Scope,
+        };
+        let idle = ThreadQuery {
+            status: Some(ThreadStatus::Idle),
+            ..ThreadQuery::within(AccessScope::Server)
+        };
+        let page = idle.offset + idle.limit;
+        let table = [
+            (&alone, MAX_SORTED, AccessPath::Status),
+            (&alone, MAX_SORTED + 1, AccessPath::Order),
+            (&of_scope, page, AccessPath::Status),
+            (&of_scope, page + 1, AccessPath::Order),
+        ];
+        for (paths, total, expected) in table {
+            assert_eq!(idle.path_to_page(paths, total), expected, "{total}");
+        }
+        let updated = ThreadQuery {
+            sort: ThreadOrder::UpdatedAt,
+            ..idle.clone()
+        };
+        assert_eq!(updated.path_to_page(&alone, 1), AccessPath::Order, "it has an index");
+        let any = ThreadQuery { status: None, ..idle };
+        assert_eq!(any.path_to_page(&alone, 1), AccessPath::Order);
     }
 }

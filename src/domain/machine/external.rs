@@ -56,6 +56,7 @@ impl Machine {
         let known = self.ids_of_answer();
         let messages = self.hook_has_asked().then(|| self.state.messages.clone());
         self.state.apply(&update);
+        self.forget_edits_of_gone(&known);
         self.withdraw_answers(&calls);
         self.add_calls_beside(&known);
         if messages.is_some_and(|before| before != self.state.messages) {
@@ -97,6 +98,20 @@ impl Machine {
             self.position
                 .asked
                 .retain(|asked| asked.asker != asker || asked.answer.is_none());
+        }
+    }
+
+    /// Forgets how a reviewer has edited the calls that an update has taken out of the last answer: they are not made, and leave
+    /// no results. `known` are the ids of the calls before.
+    fn forget_edits_of_gone(&mut self, known: &BTreeSet<String>) {
+        let left = self.ids_of_answer();
+        let Phase::Tools { calls } = &mut self.position.phase else {
+            return;
+        };
+        for call in calls {
+            if known.contains(&call.id) && !left.contains(&call.id) {
+                call.edited = None;
+            }
         }
     }
 

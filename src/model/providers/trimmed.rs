@@ -1,4 +1,5 @@
-//! Wire formats of rig-core without what nothing reads here, and what takes a large part of the processor time of a run.
+//! Wire formats of rig-core without two computations whose results nothing reads here. They took a large part of the
+//! processor time of a run.
 //!
 //! For each request rig-core computes a fingerprint of all tools and of the system prompt, which it reads for some models of
 //! Anthropic only. And from the frames of each reply, which it parses anew for that, it rebuilds the document that the

@@ -4,6 +4,7 @@ use serde_json::Map;
 
 use super::*;
 use crate::domain::goto::Destination;
+use crate::domain::interrupt::ReviewAction;
 
 const TO_TOOLS: Destination = Destination::Tools {
     own: true,
@@ -177,6 +178,28 @@ fn calls_that_an_update_takes_away_leave_no_results_and_those_that_it_brings_bel
     };
     let written: Vec<Vec<String>> = done.writes.iter().map(results).collect();
     assert_eq!(written, [vec![], vec!["b".to_owned()], vec!["c".to_owned()]]);
+}
+
+#[test]
+fn a_call_that_a_reviewer_has_edited_is_not_made_once_an_update_takes_it_away() {
+    let edited = || ReviewAction {
+        name: "send".to_owned(),
+        args: Map::new(),
+    };
+    let mut machine = in_tools(&["a", "b"]);
+    machine.jump_to(
+        &bare_plan(),
+        &Destination::Tools {
+            own: true,
+            sent: vec![tool_call("sent")],
+        },
+    );
+    machine.edit_call(0, edited());
+    machine.edit_call(1, edited());
+    machine.carry_update(&bare_plan(), START, Update::messages([calling(&["b"])]), id());
+    let machine = reloaded(&machine);
+    let made: Vec<bool> = (0..3).map(|at| machine.call(at).is_some()).collect();
+    assert_eq!(made, [false, true, true]);
 }
 
 #[test]
