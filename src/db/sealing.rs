@@ -131,11 +131,19 @@ pub(super) struct Keyring {
     known: RwLock<KnownKeys>,
 }
 
+/// A change of the table of data keys: its number, and the newest key after it. In a failover a number can be lost and given
+/// again, to another key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, sqlx::FromRow)]
+struct KeyChange {
+    number: i64,
+    newest: Option<Uuid>,
+}
+
 /// The data keys that were read from the database.
 #[derive(Default)]
 struct KnownKeys {
-    /// The number of the last change of the table of data keys that was read.
-    change: i64,
+    /// The newest change of the table of data keys that was read.
+    change: KeyChange,
     /// The keys that open values. They may include keys whose transaction was rolled back: nothing is sealed with those.
     by_id: HashMap<Uuid, Arc<DataKey>>,
     /// The keys that seal new values, by tenant. All are committed.

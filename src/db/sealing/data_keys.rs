@@ -10,7 +10,7 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::master_keys::WrappedKey;
-use super::{DataKey, KEY_LEN, KeyBytes, Keyring, Sealer, Sealing, fill_random};
+use super::{DataKey, KEY_LEN, KeyBytes, KeyChange, Keyring, Sealer, Sealing, fill_random};
 use crate::db::engine::on_engine;
 use crate::db::{DbError, DbResult, Tx, threads};
 use crate::domain::access::Ownership;
@@ -75,8 +75,8 @@ impl Sealing {
     /// has written: what is read must be committed.
     pub(in crate::db) async fn refresh(&self, tx: &mut Tx<'_>) -> DbResult<()> {
         let Some(keyring) = &self.0 else { return Ok(()) };
-        let number = last_change(tx).await?;
-        keyring.follow(tx, number).await
+        let newest = last_change(tx).await?;
+        keyring.follow(tx, newest).await
     }
 
     /// Reads the changed data keys like [`Self::refresh`], where a transaction begins that may write. If the database has
@@ -86,16 +86,18 @@ impl Sealing {
         let Some(keyring) = &self.0 else { return Ok(()) };
         // In this order: all that is known was committed before the statement begins.
         let known = keyring.last_change();
-        let number = last_change(tx).await?;
-        if number < known {
+        let newest = last_change(tx).await?;
+        // Another server may have used the numbers of the lost changes again.
+        let is_lost = newest.number < known.number || newest.number == known.number && newest != known;
+        if is_lost {
             tracing::warn!(
-                known,
-                number,
+                known = known.number,
+                number = newest.number,
                 "the database has lost data keys; those that it has are read anew"
             );
             keyring.forget_changes();
         }
-        keyring.follow(tx, number).await
+        keyring.follow(tx, newest).await
     }
 
     /// Checks that this server can open what is sealed in the database, and reads all data keys.
@@ -120,8 +122,8 @@ impl Sealing {
 }
 
 impl Keyring {
-    /// Returns the number of the last change that was read.
-    fn last_change(&self) -> i64 {
+    /// Returns the newest change that was read.
+    fn last_change(&self) -> KeyChange {
         self.known.read().unwrap_or_else(PoisonError::into_inner).change
     }
 
@@ -129,13 +131,13 @@ impl Keyring {
     fn forget_changes(&self) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.by_tenant.clear();
-        known.change = 0;
+        known.change = KeyChange::default();
     }
 
-    /// Reads the keys that have changed since they were read last, if there are any; `number` is that of the last change.
-    async fn follow(&self, tx: &mut Tx<'_>, number: i64) -> DbResult<()> {
-        let known = self.last_change();
-        if number == known {
+    /// Reads the keys that have changed since they were read last, if there are any; `newest` is the last change.
+    async fn follow(&self, tx: &mut Tx<'_>, newest: KeyChange) -> DbResult<()> {
+        let known = self.last_change().number;
+        if newest.number == known {
             return Ok(());
         }
         let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(known).fetch_all(conn).await)?;
@@ -146,14 +148,17 @@ impl Keyring {
             }
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.change = known.change.max(number);
+        known.change = known.change.max(newest);
         Ok(())
     }
 
     /// Adds or removes the key of a committed row.
     fn learn(&self, row: KeyRow) -> DbResult<()> {
         let id = row.key_id;
-        let change = row.change;
+        let change = KeyChange {
+            number: row.change,
+            newest: Some(id),
+        };
         let tenant = row.tenant.clone();
         let key = row.unwrap_with(self)?.map(Arc::new);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
@@ -242,10 +247,11 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the number of the last change of the table.
-async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
-    const SQL: &str = "select coalesce(max(number), 0) from data_key_changes";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+/// Returns the last change of the table.
+async fn last_change(tx: &mut Tx<'_>) -> DbResult<KeyChange> {
+    const SQL: &str = "select coalesce(max(number), 0) as number, \
+        (select key_id from data_keys order by change desc, key_id desc limit 1) as newest from data_key_changes";
+    Ok(on_engine!(tx, |conn| query_as(SQL).fetch_one(conn).await)?)
 }
 
 /// Returns the newest key of a tenant.

@@ -77,6 +77,7 @@ in_places! {
     a_database_with_sealed_values_needs_its_keys,
     a_rolled_back_transaction_seals_nothing,
     keys_that_the_database_has_lost_seal_nothing,
+    lost_keys_seal_nothing_also_if_their_numbers_are_given_again,
     each_tenant_has_a_key_of_its_own,
     values_of_other_rows_are_refused,
     a_definition_is_kept_while_a_sealed_request_needs_it,
@@ -503,11 +504,20 @@ async fn a_rolled_back_transaction_seals_nothing(place: &Place) {
 }
 
 async fn keys_that_the_database_has_lost_seal_nothing(place: &Place) {
+    lost_keys_seal_nothing(place, &["delete from data_keys", "delete from data_key_changes"]).await;
+}
+
+async fn lost_keys_seal_nothing_also_if_their_numbers_are_given_again(place: &Place) {
+    lost_keys_seal_nothing(place, &["delete from data_keys"]).await;
+}
+
+/// Checks that nothing is sealed with keys that the database has lost by these statements.
+async fn lost_keys_seal_nothing(place: &Place, losses: &'static [&'static str]) {
     let db = place.open_with("test").await;
     store(&db, ownership("acme", "ann"), MARKER).await;
     // The database is that of a standby now, which was behind.
     write!(db, |tx| async {
-        for sql in ["delete from data_keys", "delete from data_key_changes"] {
+        for &sql in losses {
             on_engine!(tx, |conn| query(sql).execute(conn).await.map(drop))?;
         }
         DbResult::Ok(())

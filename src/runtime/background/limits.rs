@@ -1,5 +1,8 @@
 //! The limits of background tasks: those of the calling run and of its whole tree.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{MAX_NESTING, TaskError};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{TaskLineage, TaskRecord};
@@ -11,13 +14,15 @@ use crate::runtime::ledger::{self, BudgetCharge, ChargeError};
 use crate::tool::Scope;
 use crate::tool::budget::{Budget, LimitReached};
 
-/// The run that starts a task.
+/// The run that starts a task by a call. Clones are of the same call.
 #[derive(Clone)]
 pub(super) struct TaskParent {
     pub(super) run: RunId,
     pub(super) thread: ThreadId,
     pub(super) depth: u32,
     pub(super) budget: Budget,
+    /// True while the budget counts a task of this call.
+    is_counted: Arc<AtomicBool>,
 }
 
 impl TaskParent {
@@ -27,6 +32,15 @@ impl TaskParent {
             thread: scope.thread,
             depth: scope.depth,
             budget: scope.budget.clone(),
+            is_counted: Arc::default(),
+        }
+    }
+
+    /// Returns the reservation of a task that was not started to the budget, if there is one. `not_over` is the number of
+    /// other unfinished tasks.
+    pub(super) fn not_begun(&self, not_over: u64) {
+        if self.is_counted.swap(false, Ordering::Relaxed) {
+            self.budget.not_begun(not_over);
         }
     }
 }
@@ -34,8 +48,8 @@ impl TaskParent {
 /// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks.
 ///
 /// If the task is not started after all, the writes are rolled back with the transaction, and the caller has to return
-/// the reservation to the budget. The thread that asks is locked during all checks and counts, so that parallel calls
-/// see each other. Trees whose limits reach this far have a lock of their own.
+/// the reservation to the budget, see [`TaskParent::not_begun`]. The thread that asks is locked during all checks and
+/// counts, so that parallel calls see each other. Trees whose limits reach this far have a lock of their own.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
     parent: &TaskParent,
@@ -51,8 +65,11 @@ pub(super) async fn admit(
     };
     let ancestry = lineage_below(&launcher, parent, &record.ancestry).map_err(TaskError::Refused)?;
     let not_over = count(db::background::not_over(tx, parent.thread).await?);
+    // An earlier try of the call may have ended with a commit that was lost.
+    parent.not_begun(not_over);
     let spent = parent.budget.spend_background(parent.depth, not_over, now);
     spent.map_err(|exceeded| limit_refusal(&exceeded))?;
+    parent.is_counted.store(true, Ordering::Relaxed);
     let charge = BudgetCharge {
         noted: UsageChange::default(),
         spending: Some(Spending::Child),
@@ -71,7 +88,7 @@ pub(super) async fn admit(
         };
         // The transaction may be repeated.
         let entered = enter.await;
-        entered.inspect_err(|_| parent.budget.not_begun(not_over))?;
+        entered.inspect_err(|_| parent.not_begun(not_over))?;
     }
     Ok((ancestry, not_over))
 }

@@ -258,7 +258,7 @@ async fn begin(
         Ok::<_, TaskError>(admitted)
     };
     let started = Box::pin(start).await;
-    let admitted = started.inspect_err(|_| parent.budget.not_begun(not_over))?;
+    let admitted = started.inspect_err(|_| parent.not_begun(not_over))?;
     Ok(Begun::Now(Box::new(admitted)))
 }
 

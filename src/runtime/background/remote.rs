@@ -48,11 +48,14 @@ impl BackgroundTasks {
         record.remote.due_at = Some(scope.now().plus(START_TIMEOUT + MARGIN));
         let parent = TaskParent::of(scope);
         let now = scope.now();
-        let write = self
-            .core
-            .db
-            .write(move |tx| Box::pin(async move { insert_task(tx, record, &parent, now).await }));
-        let record = write.await.map_err(TaskError::text)?;
+        let insert = || {
+            let record = record.clone();
+            let parent = parent.clone();
+            self.core
+                .db
+                .write(move |tx| Box::pin(async move { insert_task(tx, record, &parent, now).await }))
+        };
+        let record = patiently(scope.run, insert).await.map_err(TaskError::text)?;
         match &record.remote {
             RemoteWork {
                 cancel_requested: true,
@@ -433,9 +436,10 @@ async fn insert_task(
     if let Some(before) = db::background::find(tx, record.task).await? {
         return Ok(before);
     }
-    let (ancestry, _) = limits::admit(tx, parent, &record, now).await?;
+    let (ancestry, not_over) = limits::admit(tx, parent, &record, now).await?;
     let record = TaskRecord { ancestry, ..record };
-    db::background::insert(tx, &record).await?;
+    let inserted = db::background::insert(tx, &record).await;
+    inserted.inspect_err(|_| parent.not_begun(not_over))?;
     Ok(record)
 }
 

@@ -921,3 +921,33 @@ async fn a_task_whose_start_is_not_acknowledged_is_started_once() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_whose_first_commits_are_lost_counts_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        // The metadata of a task's run; no step has it.
+        let Some(door) = PostgresProxy::before(&straight, "parent_assistant_id") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        server
+            .is_configured_with(&boss("limits = { children_total = 1 }"))
+            .await;
+        let alice = server.human("boss").await;
+        door.commits(Commits::OfMarkedGetLost);
+        let run = alice
+            .asks(script().calls(start("a1", "writer", "say it")).says("it is under way"))
+            .await;
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        run.finishes().await;
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
+        assert_eq!(run.record().await["usage"]["children"], 1);
+        knows_an_outcome(&alice).await;
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
+}

@@ -895,3 +895,33 @@ async fn a_remote_task_whose_start_is_stored_without_an_acknowledgement_is_start
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_remote_task_whose_first_commits_are_lost_is_started() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        // The ancestors of a task; no step has them.
+        let Some(door) = PostgresProxy::before(&straight, "\"nesting\":1") else {
+            return;
+        };
+        server.configuration_changes(&straight, &door.url);
+        let peer = peer_of(&server, "limits = { children_total = 1 }").await;
+        let alice = server.human("away").await;
+        door.commits(Commits::OfMarkedGetLost);
+        let run = alice
+            .asks(script().calls(start("a1", "far", "say it")).says("it is under way"))
+            .await;
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        run.finishes().await;
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
+        eventually(async || notifications(&alice).await.len() == 1).await;
+        let task = the_task(&alice).await;
+        assert_eq!(runs_there(&peer, &task).await.len(), 1);
+        peer.finish().await;
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
+}

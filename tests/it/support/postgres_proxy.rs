@@ -23,6 +23,8 @@ pub(crate) enum Commits {
     GetLost,
     /// The commit is forwarded, and the connection breaks before its answer is.
     AreNotAcknowledged,
+    /// As [`Commits::GetLost`], for marked transactions only.
+    OfMarkedGetLost,
     /// As [`Commits::AreNotAcknowledged`], for marked transactions only.
     OfMarkedAreNotAcknowledged,
 }
@@ -31,8 +33,9 @@ impl Commits {
     /// Returns the treatment of the commit of a transaction.
     fn of_transaction(self, is_marked: bool) -> Self {
         match self {
+            Self::OfMarkedGetLost if is_marked => Self::GetLost,
             Self::OfMarkedAreNotAcknowledged if is_marked => Self::AreNotAcknowledged,
-            Self::OfMarkedAreNotAcknowledged => Self::Arrive,
+            Self::OfMarkedGetLost | Self::OfMarkedAreNotAcknowledged => Self::Arrive,
             Self::Arrive | Self::GetLost | Self::AreNotAcknowledged => self,
         }
     }
