@@ -9,6 +9,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, WaitIdStatus, getpid, pidfd_open, set_child_subreaper, set_dumpable_behavior,
 };
+use thread_priority::ThreadPriority;
+use thread_priority::unix::{
+    RealtimeThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy, thread_native_id,
+};
 
 use super::confine::{ConfinedCommand, Started};
 use super::{CONFINE, CommandEnd, CommandPlan, ROLE, SandboxLayer, bubblewrap, processes};
@@ -104,6 +108,8 @@ fn watch(plan: &CommandPlan, child: &mut Child, confined: &ConfinedCommand) -> R
     let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let leader = leader.ok_or_else(|| "the process has no id".to_owned())?;
     let text = serde_json::to_vec(confined).map_err(|error| error.to_string())?;
+    // Not before: processes inherit the priority.
+    precede_command();
     if let Some(mut input) = child.stdin.take() {
         // A process that ended early says why.
         let _ = input.write_all(&text);
@@ -117,6 +123,15 @@ fn watch(plan: &CommandPlan, child: &mut Child, confined: &ConfinedCommand) -> R
         (Waited::Stopped(CommandEnd::Killed), Some(status)) if status.exited() => Ok(end_of(&status)),
         (Waited::Stopped(end), _) => Ok(end),
     }
+}
+
+/// Lets this process run as soon as it has something to do, before the processes of the command.
+///
+/// Root has no limit of processes. On a busy machine, with fair shares, a command that starts processes all the time would have
+/// thousands of them before this process is run again. Who has no right to the priority has the limit of processes.
+fn precede_command() {
+    let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
+    let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
 }
 
 /// The reason why waiting ended.
