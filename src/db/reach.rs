@@ -23,7 +23,7 @@ const SETTLING: Duration = Duration::from_secs(4);
 /// The shortest time between two looks of a listener that is connected.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest time for which somebody waits for a look of the listener.
+/// The longest time for which a caller waits for a look of the listener.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The reachability of the database, as the listener finds out. Shared with the pool.

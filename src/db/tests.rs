@@ -37,11 +37,12 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
+use super::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
 use super::{Db, DbError, DbLimits, DbResult, MasterKeys, RowAccess};
 use crate::domain::access::Ownership;
 use crate::domain::account::RunQueue;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
-use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId, WorkerId};
 use crate::domain::message::Message;
 use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
 use crate::domain::state::{State, Update};
@@ -249,4 +250,22 @@ async fn a_database_in_memory_reads_what_it_wrote() -> DbResult<()> {
         Ok(())
     })
     .await
+}
+
+/// Claims a pending run and ends it with success. `waits` says whether work is left.
+async fn end_run(db: &Db, id: RunId, waits: bool) {
+    let worker = WorkerId::mint();
+    let claim = write!(db, |tx| super::runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
+    let holder = LeaseHolder {
+        run: id,
+        worker,
+        fence: claim.fence,
+    };
+    let end = EndOfRun {
+        status: RunStatus::Success,
+        error: None,
+        waits,
+    };
+    let at = RunRowUpdate::at(Timestamp(3));
+    assert!(write!(db, |tx| super::runs::end_fenced(tx, holder, end, at)));
 }

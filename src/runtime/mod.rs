@@ -241,7 +241,7 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
-/// Has the loops look again when somebody moves the clock: they sleep until times of the clock.
+/// Has the loops look again when the clock is moved: they sleep until times of the clock.
 fn wake_with_clock(dispatcher: &Arc<Dispatcher>) {
     // The dispatcher owns the clock.
     let listener = Arc::downgrade(dispatcher);

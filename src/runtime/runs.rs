@@ -42,7 +42,7 @@ impl Runs {
         let checked = prepared.map_err(|refusal| refusal.error)?;
         let dispatcher = Arc::clone(&self.dispatcher);
         let admitted = self.admission.admit(checked, |tx, context| {
-            Box::pin(async move { admit(tx, &dispatcher, &new_runs[0], &context).await })
+            Box::pin(async move { admit(tx, &dispatcher, &new_runs[0], &context, false).await })
         });
         admitted.await
     }
@@ -201,14 +201,19 @@ impl Runs {
     }
 }
 
-/// Admits a run. If it begins at once, the same transaction stores its first step, where that is possible.
+/// Admits a run. If repeated requests follow the run, its thread is kept for them. If the run begins at once, the same
+/// transaction stores its first step, where that is possible.
 async fn admit(
     tx: &mut Tx<'_>,
     dispatcher: &Dispatcher,
     new_run: &NewRun,
     context: &AdmissionContext,
+    is_followed: bool,
 ) -> Result<Admitted, StartError> {
     let mut admitted = admission::start(tx, new_run, context).await?;
+    if is_followed {
+        admission::keep_for_key(tx, &mut admitted.run, context.now).await?;
+    }
     dispatcher.take_first_step(tx, &mut admitted).await?;
     Ok(admitted)
 }
@@ -232,25 +237,9 @@ async fn admit_with_key(
     };
     let db = dispatcher.core.db.clone();
     let write = db.write_once(Some(key), now, kept, move |tx| {
-        Box::pin(async move { admit_once(tx, &dispatcher, &new_runs[0], &context, is_followed).await })
+        Box::pin(async move { admit(tx, &dispatcher, &new_runs[0], &context, is_followed).await })
     });
     write.await
-}
-
-/// Admits a run like [`admit`], whose request has a key. If repeated requests follow the run, its thread is kept for them.
-async fn admit_once(
-    tx: &mut Tx<'_>,
-    dispatcher: &Dispatcher,
-    new_run: &NewRun,
-    context: &AdmissionContext,
-    is_followed: bool,
-) -> Result<Admitted, StartError> {
-    let mut admitted = admission::start(tx, new_run, context).await?;
-    if is_followed {
-        admission::keep_for_key(tx, &mut admitted.run, context.now).await?;
-    }
-    dispatcher.take_first_step(tx, &mut admitted).await?;
-    Ok(admitted)
 }
 
 /// Admits all runs of a batch. The refusal of one rolls all of them back.

@@ -1,10 +1,8 @@
 use serde_json::json;
 
-use super::{Db, on_both, page, read, run_at, stored_thread, write};
-use crate::db::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
+use super::{Db, end_run, on_both, page, read, run_at, stored_thread, write};
 use crate::db::{definitions, runs, threads};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
-use crate::domain::id::WorkerId;
 use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -149,21 +147,8 @@ async fn a_run_that_has_ended_without_work_left_needs_no_definition(db: Db) {
         let mut run = run_at(thread, 1);
         run.request = request_under(prompt);
         let id = run.id;
-        let worker = WorkerId::mint();
         write!(db, |tx| runs::insert(tx, &run, None));
-        let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2))).expect("a claim");
-        let holder = LeaseHolder {
-            run: id,
-            worker,
-            fence: claim.fence,
-        };
-        let end = EndOfRun {
-            status: RunStatus::Success,
-            error: None,
-            waits,
-        };
-        let at = RunRowUpdate::at(Timestamp(3));
-        assert!(write!(db, |tx| runs::end_fenced(tx, holder, end, at)));
+        end_run(&db, id, waits).await;
         let change = threads::ThreadChange {
             status: Some(ThreadStatus::Interrupted),
             ..Default::default()

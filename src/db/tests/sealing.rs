@@ -12,13 +12,12 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, query, query_scalar};
 
 use super::crons::cron_at;
 use super::interrupts::pending_interrupt;
-use super::{Refusal, master_keys, object, open_with, read, run_at, saying, texts, thread_at, write};
+use super::{Refusal, end_run, master_keys, object, open_with, read, run_at, saying, texts, thread_at, write};
 use crate::db::checkpoints::NewCheckpoint;
 use crate::db::engine::{Conn, on_engine};
 use crate::db::erasure::{DataSubject, ErasedRows, ErasureRequest};
 use crate::db::events::NewEvent;
 use crate::db::items::{self, VectorQuery, VectorSearch, nearest};
-use crate::db::runs::{EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::{
     Db, DbError, DbResult, MasterKeys, RekeyTarget, Tx, assistants, checkpoints, crons, definitions, deliveries,
     events, interrupts, runs, threads,
@@ -614,21 +613,7 @@ async fn rekeying_keeps_no_definition_for_a_run_that_has_ended(place: &Place) {
     let db = place.open_with("test").await;
     let pinned = definition("pinned");
     let run = store_pinned_run(&db, &pinned).await;
-    let id = run.id;
-    let worker = WorkerId::mint();
-    let claim = write!(db, |tx| runs::claim(tx, id, worker, Timestamp(3))).expect("a claim");
-    let holder = LeaseHolder {
-        run: id,
-        worker,
-        fence: claim.fence,
-    };
-    let end = EndOfRun {
-        status: RunStatus::Success,
-        error: None,
-        waits: false,
-    };
-    let at = RunRowUpdate::at(Timestamp(4));
-    assert!(write!(db, |tx| runs::end_fenced(tx, holder, end, at)));
+    end_run(&db, run.id, false).await;
     let change = threads::ThreadChange {
         status: Some(ThreadStatus::Interrupted),
         ..Default::default()

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::postgres_proxy::{Commits, PostgresProxy};
+use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::{
-    Engine, Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, play, script, transcript,
+    Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, transcript,
 };
 
 /// Returns an agent `boss` with these lines, and its background agents `writer` and `courier`.
@@ -896,13 +896,8 @@ async fn the_tasks_of_a_tree_share_one_limit(server: TestServer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_whose_start_is_not_acknowledged_is_started_once() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        // The metadata of a task's run; no step has it.
-        let Some(door) = PostgresProxy::before(&straight, "parent_assistant_id") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
+    // The metadata of a task's run; no step has it.
+    play_behind_proxy("parent_assistant_id", async |server, door| {
         server.is_configured_with(&boss("")).await;
         let alice = server.human("boss").await;
         door.commits(Commits::OfMarkedAreNotAcknowledged);
@@ -916,21 +911,14 @@ async fn a_task_whose_start_is_not_acknowledged_is_started_once() {
         assert!(said[2].starts_with(&begun), "{said:#?}");
         knows_an_outcome(&alice).await;
         assert_eq!(worker(&alice, &task).runs().await.len(), 1);
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_whose_first_commits_are_lost_counts_once() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        // The metadata of a task's run; no step has it.
-        let Some(door) = PostgresProxy::before(&straight, "parent_assistant_id") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
+    // The metadata of a task's run; no step has it.
+    play_behind_proxy("parent_assistant_id", async |server, door| {
         server
             .is_configured_with(&boss("limits = { children_total = 1 }"))
             .await;
@@ -946,8 +934,6 @@ async fn a_task_whose_first_commits_are_lost_counts_once() {
         assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
         assert_eq!(run.record().await["usage"]["children"], 1);
         knows_an_outcome(&alice).await;
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }

@@ -6,7 +6,7 @@ use adjutant::domain::time::{ManualClock, Timestamp};
 use serde_json::{Value, json};
 
 use crate::support::client::Client;
-use crate::support::postgres_proxy::{Commits, PostgresProxy};
+use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engines, play, script};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -575,13 +575,7 @@ async fn two_servers_start_one_run_for_each_due_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_due_time_whose_run_is_not_acknowledged_starts_one_run() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        let Some(door) = PostgresProxy::before(&straight, "no answer") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
-        server.is_stopped_and_started_again().await;
+    play_behind_proxy("no answer", async |server, door| {
         let client = server.client();
         let alice = server.human("agent").await;
         let bob = server.human("agent").await;
@@ -603,8 +597,6 @@ async fn a_due_time_whose_run_is_not_acknowledged_starts_one_run() {
             .await;
         has_run(&bob, 1).await;
         has_run(&alice, 1).await;
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }

@@ -3,8 +3,8 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::postgres_proxy::{Commits, PostgresProxy};
-use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script, task};
+use crate::support::postgres_proxy::{Commits, play_behind_proxy};
+use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
 
 /// Returns the sample with this name and these labels, from the JSON form.
 fn number(metrics: &Value, name: &str, labels: Value) -> Option<f64> {
@@ -153,13 +153,7 @@ async fn metrics_are_text_for_prometheus_unless_json_is_asked_for(server: TestSe
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rollback_whose_commit_is_not_acknowledged_is_counted_once() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        let Some(door) = PostgresProxy::before(&straight, "\"undone\"") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
-        server.is_stopped_and_started_again().await;
+    play_behind_proxy("\"undone\"", async |server, door| {
         server.tools.hold("slow");
         let alice = server.human("plain").await;
         let run = alice
@@ -176,8 +170,6 @@ async fn a_rollback_whose_commit_is_not_acknowledged_is_counted_once() {
         let counted = number(&metrics(&server).await, "adjutant_runs_total", labels);
         assert_eq!(counted, Some(1.0));
         server.tools.let_go("slow");
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::postgres_proxy::PostgresProxy;
+use crate::support::postgres_proxy::play_behind_proxy;
 use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, script};
 
 /// Restarts the server with this time limit of a statement, in seconds.
@@ -119,16 +119,11 @@ async fn a_locked_table_of_postgres_hits_the_statement_timeout() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        let Some(door) = PostgresProxy::before(&straight, "nothing") else {
-            return;
-        };
+    play_behind_proxy("nothing", async |server, door| {
         // A statement may take 5 s with the way there and back, so requests are given up in the midst of their reads.
         server.configuration_changes("[server]\n", "[server]\nrequest_s = 4.0\n");
         server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 4.0\n");
         server.configuration_changes("lease_s = 2.0", "lease_s = 120.0");
-        server.configuration_changes(&straight, &door.url);
         server.is_stopped_and_started_again().await;
         server.tools.hold("slow");
         let client = server.client();
@@ -184,8 +179,6 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
         let bob = server.human("plain").await;
         bob.says("hello").await;
         assert_eq!(bob.transcript().await, ["human: hello", "ai: echo: hello"]);
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use sqlx::{Connection, SqliteConnection, raw_sql};
 
 use crate::support::client::reply;
-use crate::support::postgres_proxy::{Commits, PostgresProxy};
+use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script};
 
 /// The transcript of a run that called `slow` once and then answered "done".
@@ -253,13 +253,7 @@ async fn a_result_is_stored_after_the_lock_of_the_file_ends() {
 
 /// Executes a run, during which commits are treated like this while the result of a call is stored.
 async fn stores_the_result_once_while(commits: Commits, lost: usize) {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        let Some(door) = PostgresProxy::before(&straight, "at last") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
-        server.is_stopped_and_started_again().await;
+    play_behind_proxy("at last", async |server, door| {
         server.tools.hold("slow");
         let alice = server.human("plain").await;
         let run = alice
@@ -291,8 +285,6 @@ async fn stores_the_result_once_while(commits: Commits, lost: usize) {
             "{end:?}"
         );
         drop(stream);
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }
@@ -309,13 +301,7 @@ async fn a_result_whose_commit_is_not_acknowledged_is_stored_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_whose_admission_is_not_acknowledged_runs_once() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        let Some(door) = PostgresProxy::before(&straight, "no_answer") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
-        server.is_stopped_and_started_again().await;
+    play_behind_proxy("no_answer", async |server, door| {
         let alice = server.human("plain").await;
         let post = async || {
             let request = server.client().request(Method::POST, &alice.path("/runs"));
@@ -332,21 +318,13 @@ async fn a_run_whose_admission_is_not_acknowledged_runs_once() {
         assert_eq!(run.status().await, "success");
         assert_eq!(alice.runs().await.len(), 1);
         assert_eq!(server.tools.calls_of("lookup").len(), 1);
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        let Some(door) = PostgresProxy::before(&straight, "nothing") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
-        server.is_stopped_and_started_again().await;
+    play_behind_proxy("nothing", async |server, door| {
         let alice = server.human("plain").await;
         let later = json!({"after_seconds": 1});
         let run = alice
@@ -360,8 +338,6 @@ async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
         run.finishes().await;
         assert_eq!(run.status().await, "success");
         assert_eq!(server.tools.calls_of("lookup").len(), 1);
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }

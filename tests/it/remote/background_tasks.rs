@@ -14,11 +14,10 @@ use crate::agents::background_tasks::{
 };
 use crate::remote::awaited::Peer;
 use crate::support::actors::Question;
-use crate::support::postgres_proxy::{Commits, PostgresProxy};
+use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::proxy::ProxyState;
 use crate::support::{
-    Engine, Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, play, script, starts_service,
-    transcript,
+    Human, TestServer, approval, call, eventually, lookup, mail, on_both_engines, script, starts_service, transcript,
 };
 
 /// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
@@ -866,13 +865,8 @@ async fn a_background_agent_of_a_client_cannot_use_private_addresses(server: Tes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_remote_task_whose_start_is_stored_without_an_acknowledgement_is_started_once() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        // What was seen of a task has such a field, and first when it was started.
-        let Some(door) = PostgresProxy::before(&straight, "\"media\":[]") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
+    // What was seen of a task has such a field, and first when it was started.
+    play_behind_proxy("\"media\":[]", async |server, door| {
         let peer = peer_of(&server, "").await;
         let alice = server.human("away").await;
         door.commits(Commits::OfMarkedAreNotAcknowledged);
@@ -890,21 +884,14 @@ async fn a_remote_task_whose_start_is_stored_without_an_acknowledgement_is_start
         eventually(async || notifications(&alice).await.len() == 1).await;
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
         peer.finish().await;
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_remote_task_whose_first_commits_are_lost_is_started() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let straight = server.database_url();
-        // The ancestors of a task; no step has them.
-        let Some(door) = PostgresProxy::before(&straight, "\"nesting\":1") else {
-            return;
-        };
-        server.configuration_changes(&straight, &door.url);
+    // The ancestors of a task; no step has them.
+    play_behind_proxy("\"nesting\":1", async |server, door| {
         let peer = peer_of(&server, "limits = { children_total = 1 }").await;
         let alice = server.human("away").await;
         door.commits(Commits::OfMarkedGetLost);
@@ -920,8 +907,6 @@ async fn a_remote_task_whose_first_commits_are_lost_is_started() {
         let task = the_task(&alice).await;
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
         peer.finish().await;
-        server.configuration_changes(&door.url, &straight);
-        server.is_stopped_and_started_again().await;
     })
     .await;
 }

@@ -11,6 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
+use super::{Engine, TestServer, play};
+
 /// The name of a Postgres socket.
 const SOCKET: &str = ".s.PGSQL.5432";
 
@@ -116,6 +118,25 @@ impl PostgresProxy {
     pub(crate) fn broken(&self) -> usize {
         self.state.broken.load(Ordering::SeqCst)
     }
+}
+
+/// Runs a test on Postgres with a server behind a proxy, if that has a Unix socket. Lost commits of transactions that contain
+/// `mark` are counted. Afterwards the server is started again without the proxy, since it is asked about its work then.
+pub(crate) async fn play_behind_proxy<F: Future<Output = ()>>(
+    mark: &'static str,
+    test: impl FnOnce(TestServer, Arc<PostgresProxy>) -> F,
+) {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresProxy::before(&straight, mark) else {
+            return;
+        };
+        let door = Arc::new(door);
+        server.is_reconfigured(&straight, &door.url).await;
+        Box::pin(test(server.clone(), Arc::clone(&door))).await;
+        server.is_reconfigured(&door.url, &straight).await;
+    })
+    .await;
 }
 
 impl Drop for PostgresProxy {
