@@ -105,6 +105,15 @@ impl Client {
         Self::read(path, response).await
     }
 
+    /// Sends a GET request and returns the body like [`Self::get`], or `None` if the status is 404.
+    pub(crate) async fn get_if_exists(&self, path: &str) -> Option<Value> {
+        let response = self.http.get(format!("{}{path}", self.base)).send().await.unwrap();
+        if response.status() == 404 {
+            return None;
+        }
+        Some(Self::read(path, response).await)
+    }
+
     /// Sends a POST request and returns the body.
     pub(crate) async fn post(&self, path: &str, body: Value) -> Value {
         let response = self
