@@ -123,8 +123,8 @@ pub fn message_repair(bytes: &[u8]) {
         .enumerate()
         .map(|(at, message)| message.with_id(at.to_string()));
     state.apply(&Update::messages(numbered));
-    let before = state.messages.clone();
-    let Some(update) = repaired(&state.messages) else {
+    let before = state.messages.recent().to_vec();
+    let Some(update) = repaired(state.messages.recent()) else {
         return;
     };
     state.apply(&update);
@@ -134,11 +134,11 @@ pub fn message_repair(bytes: &[u8]) {
             .as_ref()
             .is_some_and(|id| before.iter().any(|old| old.id.as_ref() == Some(id)))
     };
-    let kept: Vec<&Arc<Message>> = state.messages.iter().filter(is_old).collect();
+    let kept: Vec<&Arc<Message>> = state.messages.recent().iter().filter(is_old).collect();
     assert_eq!(kept, before.iter().collect::<Vec<_>>());
-    for (at, message) in state.messages.iter().enumerate() {
+    for (at, message) in state.messages.recent().iter().enumerate() {
         for call in message.tool_calls() {
-            let mut later = state.messages[at + 1..].iter();
+            let mut later = state.messages.recent()[at + 1..].iter();
             assert!(
                 later.any(|other| other.answers() == Some(call.id.as_str())),
                 "{} has no result",
@@ -146,7 +146,7 @@ pub fn message_repair(bytes: &[u8]) {
             );
         }
     }
-    assert_eq!(repaired(&state.messages).map(|_| ()), None);
+    assert_eq!(repaired(state.messages.recent()).map(|_| ()), None);
 }
 
 /// A stream has the same events, whatever the pieces in which it arrives, and takes limited memory.

@@ -235,7 +235,9 @@ impl Loop<'_> {
             system: own.system_prompt.clone(),
             messages: match &machine.position.model_input {
                 Some(messages) => messages.iter().cloned().map(Arc::new).collect(),
-                None => machine.state.messages.clone(),
+                // The earlier messages have a summary, which takes their place in the request.
+                None if own.summarization.is_some() => machine.state.messages.recent().to_vec(),
+                None => machine.state.messages.all().into_owned(),
             },
             tools: own.toolbox.specs(),
             settings: own.settings.clone(),

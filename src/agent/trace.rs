@@ -262,18 +262,12 @@ fn set_outcome(span: &mut SpanData, has_failed: bool, text: String, content_byte
 /// Sets the last message of a human and the last one of the agent, as the contents of an agent's span.
 pub fn set_conversation(span: &mut SpanData, state: &State, limit: usize) {
     for (key, message) in [
-        (
-            "gen_ai.input.messages",
-            state.messages.iter().rev().find(|message| message.is_human()),
-        ),
-        (
-            "gen_ai.output.messages",
-            state.messages.iter().rev().find(|message| message.is_ai()),
-        ),
+        ("gen_ai.input.messages", state.messages.newest(Message::is_human)),
+        ("gen_ai.output.messages", state.messages.newest(Message::is_ai)),
     ] {
         span.set_some(
             key,
-            message.map(|message| json!([message_json(message, limit)]).to_string()),
+            message.map(|message| json!([message_json(&message, limit)]).to_string()),
         );
     }
 }

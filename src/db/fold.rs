@@ -5,13 +5,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::domain::message::{Message, Role};
+use crate::domain::messages::Messages;
 use crate::domain::state::{State, Update};
+use crate::domain::summarization;
 
 /// A state under construction.
 #[derive(Default)]
 pub(super) struct StateFold {
     state: State,
-    /// The indexes of messages in the state, by id.
+    /// The indexes of the messages that are not compressed, by id.
     indexes: HashMap<String, usize>,
 }
 
@@ -24,18 +26,6 @@ impl From<State> for StateFold {
 }
 
 impl StateFold {
-    /// Starts with an empty state, with room for this many messages.
-    pub(super) fn with_capacity(messages: usize) -> Self {
-        let state = State {
-            messages: Vec::with_capacity(messages),
-            ..State::default()
-        };
-        Self {
-            state,
-            indexes: HashMap::with_capacity(messages),
-        }
-    }
-
     /// Adds the writes of a step.
     pub(super) fn add(&mut self, writes: Vec<Update>) {
         for update in writes {
@@ -48,7 +38,11 @@ impl StateFold {
                     None => self.state.files.remove(&path),
                 };
             }
+            let has_summary = update.fields.contains_key(summarization::EVENT);
             self.state.write(update.fields, &update.rules);
+            if has_summary && self.state.compress_summarized() {
+                self.indexes = indexes_by_id(&self.state.messages);
+            }
         }
     }
 
@@ -63,30 +57,91 @@ impl StateFold {
     }
 
     fn put(&mut self, message: Arc<Message>) {
-        if message.role == Role::Remove {
-            // A removal is rare, and shifts the indexes of all later messages.
-            self.state.apply(&Update {
-                messages: vec![message],
-                ..Update::default()
-            });
-            self.indexes = indexes_by_id(&self.state.messages);
+        let messages = &mut self.state.messages;
+        let is_compressed = message.id.as_deref().is_some_and(|id| messages.may_have_compressed(id));
+        if message.role == Role::Remove || is_compressed {
+            // Both are rare, and shift the indexes of other messages.
+            messages.put(&message);
+            self.indexes = indexes_by_id(messages);
             return;
         }
         let known = message.id.as_deref().and_then(|id| self.indexes.get(id).copied());
         if let Some(at) = known {
-            self.state.messages[at] = message;
+            let earlier = messages.earlier_len();
+            messages.replace_recent(at, message);
+            if messages.earlier_len() != earlier {
+                self.indexes = indexes_by_id(messages);
+            }
             return;
         }
         if let Some(id) = &message.id {
-            self.indexes.insert(id.clone(), self.state.messages.len());
+            self.indexes.insert(id.clone(), messages.recent().len());
         }
-        self.state.messages.push(message);
+        messages.push(message);
     }
 }
 
-fn indexes_by_id(messages: &[Arc<Message>]) -> HashMap<String, usize> {
-    let with_id = messages.iter().enumerate();
+fn indexes_by_id(messages: &Messages) -> HashMap<String, usize> {
+    let with_id = messages.recent().iter().enumerate();
     with_id
         .filter_map(|(at, message)| message.id.clone().map(|id| (id, at)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::domain::message::REMOVE_ALL;
+
+    fn said(id: usize, text: &str) -> Update {
+        let author = match id % 2 {
+            0 => Message::human(text),
+            _ => Message::ai(text),
+        };
+        Update::messages([author.with_id(format!("m{id}"))])
+    }
+
+    fn removed(id: &str) -> Update {
+        Update::messages([Message::new(Role::Remove, "").with_id(id)])
+    }
+
+    fn summarized(last: usize) -> Update {
+        let event: Value =
+            json!({"last_message_id": format!("m{last}"), "summary_message": {"type": "human", "content": "S"}});
+        Update::field(summarization::EVENT, event)
+    }
+
+    #[test]
+    fn a_fold_has_the_result_of_applying_the_writes_one_by_one() {
+        let mut writes: Vec<Update> = (0..400).map(|id| said(id, "first")).collect();
+        writes.extend([
+            summarized(300),
+            said(400, "first"),
+            said(7, "second"),
+            said(399, "second"),
+        ]);
+        writes.extend([summarized(390), removed("m9"), summarized(392), said(401, "first")]);
+        writes.extend((402..700).map(|id| said(id, "first")));
+        writes.extend([summarized(650), said(401, "second"), summarized(651), said(5, "third")]);
+        let mut expected = State::default();
+        let mut fold = StateFold::default();
+        for update in writes {
+            expected.apply(&update);
+            fold.add(vec![update]);
+            assert_eq!(fold.state().messages.earlier_len(), expected.messages.earlier_len());
+        }
+        assert_eq!(*fold.state(), expected);
+        assert_eq!(expected.messages.len(), 699);
+        let text_of = |id: &str| {
+            let found = expected.messages.newest(|message| message.id.as_deref() == Some(id));
+            found.map(|message| message.content.text())
+        };
+        assert_eq!(text_of("m7").as_deref(), Some("second"));
+        assert_eq!(text_of("m401").as_deref(), Some("second"));
+        assert_eq!(text_of("m9"), None);
+        fold.add(vec![removed(REMOVE_ALL)]);
+        assert!(fold.finish().messages.is_empty());
+    }
 }

@@ -103,7 +103,9 @@ impl fmt::Debug for StateCache {
 
 /// Returns the approximate size of a state in bytes: of its messages, files and fields.
 fn weight(state: &State) -> usize {
-    let messages: usize = state.messages.iter().map(|message| message_weight(message)).sum();
+    let recent = state.messages.recent().iter();
+    let recent: usize = recent.map(|message| message_weight(message)).sum();
+    let earlier: usize = state.messages.earlier().iter().map(|part| part.weight()).sum();
     let files: usize = state
         .files
         .iter()
@@ -114,7 +116,7 @@ fn weight(state: &State) -> usize {
         .iter()
         .map(|(name, value)| name.len() + value_weight(value))
         .sum();
-    256 + messages + files + fields
+    256 + earlier + recent + files + fields
 }
 
 fn message_weight(message: &Message) -> usize {

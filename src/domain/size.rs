@@ -88,7 +88,7 @@ pub fn of_update(update: &Update) -> usize {
 
 /// Returns the size of a state. Visits all of it.
 pub fn of_state(state: &State) -> usize {
-    let messages: usize = state.messages.iter().map(|message| of_message(message)).sum();
+    let messages = state.messages.size();
     let files = state.files.iter().map(|(path, file)| path.len() + file.content.len());
     let fields = state.fields.iter().map(|(name, value)| name.len() + of_value(value));
     messages + files.sum::<usize>() + fields.sum::<usize>()

@@ -14,15 +14,16 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::field::{FieldRule, FieldVisibility};
-use super::message::{Content, Message, REMOVE_ALL, Role};
-use super::summarization;
+use super::message::{Content, Message};
+use super::messages::Messages;
+use super::summarization::{self, SummarizationEvent};
 use super::time::Timestamp;
 
 /// The fields of a thread at one checkpoint. Cloning copies pointers, not texts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct State {
     /// The messages.
-    pub messages: Vec<Arc<Message>>,
+    pub messages: Messages,
     /// The files of the thread's workspace, by absolute path.
     pub files: BTreeMap<String, Arc<File>>,
     /// The other fields, by name.
@@ -333,7 +334,7 @@ impl State {
     /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
         for message in &update.messages {
-            self.put(message);
+            self.messages.put(message);
         }
         for (path, file) in &update.files {
             match file {
@@ -342,6 +343,16 @@ impl State {
             };
         }
         self.write(update.fields.clone(), &update.rules);
+        if update.fields.contains_key(summarization::EVENT) {
+            self.compress_summarized();
+        }
+    }
+
+    /// Compresses the messages that a summary stands for, if they are many. Returns whether it has.
+    pub fn compress_summarized(&mut self) -> bool {
+        let event = SummarizationEvent::of(self);
+        let last = event.as_ref().and_then(SummarizationEvent::last_summarized);
+        last.is_some_and(|last| self.messages.compress_before(last))
     }
 
     /// Writes fields by their rules.
@@ -374,25 +385,6 @@ impl State {
         crosses_to_subagents(field) && !is_own
     }
 
-    /// Appends a message, replaces the one with the same id in place, or removes one.
-    fn put(&mut self, message: &Arc<Message>) {
-        let id = message.id.as_deref();
-        if message.role == Role::Remove {
-            match id {
-                Some(REMOVE_ALL) => self.messages.clear(),
-                Some(_) => self.messages.retain(|m| m.id.as_deref() != id),
-                None => {}
-            }
-            return;
-        }
-        // Search from the end: replaced messages are mostly the newest.
-        let same = id.and_then(|id| self.messages.iter().rposition(|m| m.id.as_deref() == Some(id)));
-        match same {
-            Some(at) => self.messages[at] = Arc::clone(message),
-            None => self.messages.push(Arc::clone(message)),
-        }
-    }
-
     /// Returns the fields that are passed to a subagent: all except the messages and the fields of policies.
     pub fn for_subagent(&self) -> Update {
         Update {
@@ -413,14 +405,12 @@ impl State {
         .ruled(&self.rules)
     }
 
-    /// Returns the messages before the last answer of the model, whose calls are being executed.
+    /// Returns the messages before the last answer of the model, whose calls are being executed: those of
+    /// [`Messages::recent`].
     pub fn before_last_answer(&self) -> &[Arc<Message>] {
-        let end = self
-            .messages
-            .iter()
-            .rposition(|message| message.is_ai())
-            .unwrap_or(self.messages.len());
-        &self.messages[..end]
+        let messages = self.messages.recent();
+        let answer = messages.iter().rposition(|message| message.is_ai());
+        &messages[..answer.unwrap_or(messages.len())]
     }
 
     /// Returns the fields for a fork of the agent: all except those of the agent's current turn.
@@ -437,7 +427,7 @@ impl State {
     /// Returns the update that creates this state from an empty one.
     pub fn as_update(&self) -> Update {
         Update {
-            messages: self.messages.clone(),
+            messages: self.messages.all().into_owned(),
             files: self
                 .files
                 .iter()
@@ -450,7 +440,7 @@ impl State {
 
     /// Returns the model's last message, if there is one.
     pub fn last_ai(&self) -> Option<&Arc<Message>> {
-        self.messages.iter().rev().find(|m| m.is_ai())
+        self.messages.recent().iter().rev().find(|m| m.is_ai())
     }
 
     /// Returns the final answer of the agent: its structured response, or its last message with a text.
@@ -469,7 +459,7 @@ impl State {
         match self.fields.get("structured_response").filter(|value| !value.is_null()) {
             Some(Value::String(text)) => Some(text.clone()),
             Some(value) => Some(value.to_string()),
-            None => self.messages.iter().rev().take_while(is_own).find_map(text_of),
+            None => self.messages.recent().iter().rev().take_while(is_own).find_map(text_of),
         }
     }
 

@@ -59,7 +59,8 @@ impl Serialize for StoredUpdate<'_> {
     }
 }
 
-struct StoredMessages<'a>(&'a [Arc<Message>]);
+/// The messages of an update, as they are stored.
+pub(super) struct StoredMessages<'a>(pub(super) &'a [Arc<Message>]);
 
 impl Serialize for StoredMessages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

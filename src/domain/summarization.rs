@@ -64,16 +64,17 @@ impl SummarizationEvent {
         serde_json::from_value(state.fields.get(EVENT)?.clone()).ok()
     }
 
+    /// Returns the id of the last message that the summary stands for; none if there is no summary.
+    pub fn last_summarized(&self) -> Option<&str> {
+        self.last_message_id
+            .as_deref()
+            .filter(|_| self.summary_message.is_some())
+    }
+
     /// Returns the index of the first message that the summary does not stand for: 0 if there is no summary, or if the
     /// messages that it stands for are gone.
     pub fn cutoff(&self, messages: &[Arc<Message>]) -> usize {
-        let Some(last) = self
-            .last_message_id
-            .as_deref()
-            .filter(|_| self.summary_message.is_some())
-        else {
-            return 0;
-        };
+        let Some(last) = self.last_summarized() else { return 0 };
         messages
             .iter()
             .rposition(|message| message.id.as_deref() == Some(last))

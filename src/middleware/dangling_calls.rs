@@ -29,7 +29,10 @@ impl Middleware for DanglingCalls {
     }
 
     async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        Ok(repaired(&state.messages).map(HookResult::from).unwrap_or_default())
+        let messages = &state.messages;
+        // Earlier calls were given their results before.
+        let repaired = repaired(messages.recent()).and_then(|_| repaired(&messages.all()));
+        Ok(repaired.map(HookResult::from).unwrap_or_default())
     }
 }
 
@@ -117,11 +120,18 @@ mod tests {
     fn repair(messages: Vec<Message>) -> Option<Vec<Message>> {
         let messages: Vec<Arc<Message>> = messages.into_iter().map(Arc::new).collect();
         let mut state = State {
-            messages: messages.clone(),
+            messages: messages.clone().into(),
             ..State::default()
         };
         state.apply(&repaired(&messages)?);
-        Some(state.messages.iter().map(|message| (**message).clone()).collect())
+        Some(
+            state
+                .messages
+                .recent()
+                .iter()
+                .map(|message| (**message).clone())
+                .collect(),
+        )
     }
 
     fn text(id: &str) -> String {

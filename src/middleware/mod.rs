@@ -327,12 +327,13 @@ pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Ha
 /// Within one step the list is the same for every call, since results are written together. A rule about several
 /// calls of one message, based on this list, therefore always gives the same result.
 pub fn open_calls(state: &State) -> Vec<ToolCall> {
-    let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
+    let messages = state.messages.recent();
+    let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
         return vec![];
     };
-    let later = &state.messages[at + 1..];
+    let later = &messages[at + 1..];
     let open = |call: &&ToolCall| !later.iter().any(|message| message.answers() == Some(call.id.as_str()));
-    state.messages[at]
+    messages[at]
         .tool_calls()
         .iter()
         .filter(open)
@@ -457,7 +458,7 @@ mod tests {
         };
         let rejected = Message::tool(&calls[1], ToolStatus::Error, "no");
         let mut state = State {
-            messages: vec![Arc::new(Message::new(role, "")), Arc::new(rejected)],
+            messages: vec![Arc::new(Message::new(role, "")), Arc::new(rejected)].into(),
             ..State::default()
         };
         state.fields.insert(

@@ -37,6 +37,7 @@ impl ToolUseReminder {
         }
         let turn = state
             .messages
+            .recent()
             .iter()
             .rev()
             .take_while(|message| !message.is_human() || self.is_reminder(message));

@@ -4,6 +4,7 @@
 //! human message makes it, and it fails each time. The result of failure number N contains a warning; after N more
 //! failures the run ends. All of this is derived from the messages, so it survives a restart.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -13,6 +14,7 @@ use crate::definition::builtins;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::messages::Messages;
 use crate::domain::state::State;
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
@@ -44,7 +46,7 @@ impl Middleware for RepeatedFailures {
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let most = self.limit.saturating_mul(2);
-        if let Some(tool) = repeated(&next.state.messages, most) {
+        if let Some(tool) = repeated(&last_turns(&next.state.messages, most), most) {
             let message = format!(
                 "The model called `{tool}` {most} times in a row with the same arguments, and it failed every time. \
                  The number is set by `limits.repeated_failures`."
@@ -55,7 +57,8 @@ impl Middleware for RepeatedFailures {
     }
 
     fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
-        let mut turns = turns(&state.messages);
+        let messages = last_turns(&state.messages, self.limit + 1);
+        let mut turns = turns(&messages);
         // The call belongs to the newest answer, whose results are still arriving.
         let is_current = turns.next().is_some_and(|turn| turn.makes(call));
         let before = turns.take_while(|turn| turn.fails(call)).take(self.limit).count();
@@ -90,6 +93,15 @@ fn add_text(content: &mut Content, text: &str) {
         }
         Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": text})),
     }
+}
+
+/// Returns messages with the last `count` turns, or with all since the last human message.
+fn last_turns(messages: &Messages, count: usize) -> Cow<'_, [Arc<Message>]> {
+    let recent = messages.recent();
+    if recent.iter().any(|message| message.is_human()) || turns(recent).take(count).count() == count {
+        return Cow::Borrowed(recent);
+    }
+    messages.all()
 }
 
 /// Returns the tool of a call that failed in each of the last `times` answers of the model.
@@ -198,7 +210,7 @@ mod tests {
         let again = call("again", path);
         messages.extend(turn(&[(again.clone(), ToolStatus::Error)]).into_iter().take(1));
         let state = State {
-            messages,
+            messages: messages.into(),
             ..State::default()
         };
         let policy = RepeatedFailures::new(3).expect("a policy");

@@ -308,8 +308,9 @@ fn feedback(grading: &Grading) -> Message {
 
 /// Returns the newest messages as a text.
 fn conversation(state: &State) -> String {
-    let first = state.messages.len().saturating_sub(SHOWN_MESSAGES);
-    let shown = state.messages[first..].iter().map(|message| {
+    let messages = state.messages.recent();
+    let first = messages.len().saturating_sub(SHOWN_MESSAGES);
+    let shown = messages[first..].iter().map(|message| {
         let author = match message.role {
             Role::Human => "user",
             Role::Ai { .. } => "agent",

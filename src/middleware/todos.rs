@@ -145,7 +145,7 @@ mod tests {
             usage_metadata: None,
         };
         let state = State {
-            messages: vec![Arc::new(Message::new(role, ""))],
+            messages: vec![Arc::new(Message::new(role, ""))].into(),
             ..State::default()
         };
         Todos::new()

@@ -332,7 +332,7 @@ mod tests {
         state.apply(&given.extra);
         assert_eq!(policy.exit(&state).expect("a result").jump, Some(Jump::End));
         let failing = limit(json!({"tool": "search", "thread_limit": 1, "exit_behavior": "error"}));
-        state.messages.pop();
+        state.messages = given.extra.messages.split_last().expect("messages").1.to_vec().into();
         let failure = failing.exit(&state);
         assert!(
             matches!(&failure, Err(Halt::Fail(failure)) if failure.message == "The limit on calls of `search` on this thread is reached: 1."),

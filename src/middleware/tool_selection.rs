@@ -126,7 +126,7 @@ impl Middleware for ToolSelection {
         let is_free =
             |tool: &&Arc<ToolSpec>| !self.always.contains(&tool.name) && !self.answer_tools.contains(&tool.name);
         let candidates: Vec<Arc<ToolSpec>> = request.tools.iter().filter(is_free).cloned().collect();
-        let asked = next.state.messages.iter().rfind(|message| message.is_human());
+        let asked = next.state.messages.newest(Message::is_human);
         let (Some(asked), Some(model)) = (asked, &self.model) else {
             return next.ask(request).await;
         };
@@ -134,11 +134,11 @@ impl Middleware for ToolSelection {
             return next.ask(request).await;
         }
         let names: BTreeSet<&str> = candidates.iter().map(|tool| tool.name.as_str()).collect();
-        let made = earlier_choice(next.state, asked, &names);
+        let made = earlier_choice(next.state, &asked, &names);
         let is_new = made.is_none();
         let chosen = match made {
             Some(chosen) => Some(chosen),
-            None => self.choose(next.scope, model, &candidates, asked).await?,
+            None => self.choose(next.scope, model, &candidates, &asked).await?,
         };
         let Some(chosen) = chosen else {
             return next.ask(request).await;

@@ -104,12 +104,8 @@ impl Middleware for UnsupportedContent {
         let ids = suspects.iter().filter_map(|message| message.id.clone());
         refused.extend(ids.map(|id| (id, failure.class.clone())));
         // Messages that are gone need no entry.
-        refused.retain(|id, _| {
-            next.state
-                .messages
-                .iter()
-                .any(|message| message.id.as_ref() == Some(id))
-        });
+        let all = next.state.messages.all();
+        refused.retain(|id, _| all.iter().any(|message| message.id.as_ref() == Some(id)));
         let mut extra = Update::none();
         extra.fields.insert(REFUSED.to_owned(), json!(refused));
         extra.merge(answer.extra);

@@ -24,6 +24,7 @@ use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, answered_remotely};
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
+use crate::domain::message::Message;
 use crate::domain::run::{HOPS, LEVELS, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::net::sse::Frames;
@@ -155,7 +156,7 @@ struct RemoteOrder {
 impl RemoteOrder {
     /// Returns the description of the work of a subagent.
     fn task(state: &State) -> Self {
-        let order = state.messages.iter().rev().find(|message| message.is_human());
+        let order = state.messages.newest(Message::is_human);
         let text = order.map(|message| message.content.text()).unwrap_or_default();
         Self {
             messages: json!([{"role": "user", "content": text}]),

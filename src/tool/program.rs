@@ -24,7 +24,7 @@ const CAPACITY: usize = 64;
 /// use adjutant::{Halt, Message, Runnable, Scope, State, Update};
 ///
 /// async fn count(_: Scope, state: State) -> Result<Update, Halt> {
-///     let words: usize = state.messages.iter().map(|message| message.content.text().split_whitespace().count()).sum();
+///     let words: usize = state.messages.all().iter().map(|message| message.content.text().split_whitespace().count()).sum();
 ///     Ok(Update::messages([Message::ai(format!("{words} words"))]))
 /// }
 ///

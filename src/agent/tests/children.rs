@@ -45,7 +45,7 @@ async fn of_two_children_one_may_fail_and_the_other_reports() {
     );
     assert_eq!(results[1], "found it");
     let failed = matches!(
-        stage.state().messages[2].role,
+        stage.state().messages.recent()[2].role,
         Role::Tool {
             status: ToolStatus::Error,
             ..
@@ -73,7 +73,7 @@ async fn a_child_at_the_deepest_level_has_no_way_to_delegate() {
     );
     let said = stage.store.machine(Lane::Child(*deepest)).state;
     assert!(
-        said.messages[2]
+        said.messages.recent()[2]
             .content
             .text()
             .starts_with("Error: task is not a valid tool"),
@@ -140,7 +140,12 @@ async fn a_child_gets_its_task_and_nothing_of_the_conversation() {
     let (child, lineage) = stage.store.children().remove(0);
     assert_eq!(lineage.cause.as_deref(), Some("a"));
     let state = stage.store.machine(Lane::Child(child)).state;
-    let said: Vec<_> = state.messages.iter().map(|message| message.content.text()).collect();
+    let said: Vec<_> = state
+        .messages
+        .recent()
+        .iter()
+        .map(|message| message.content.text())
+        .collect();
     assert_eq!(said, ["what I want", "echo: what I want"]);
     assert_eq!(stage.state().messages.len(), 4, "the child's messages stay with it");
 }

@@ -188,6 +188,7 @@ impl Stage {
         let state = self.state();
         state
             .messages
+            .recent()
             .iter()
             .filter(|m| m.answers().is_some())
             .map(|m| m.content.text())

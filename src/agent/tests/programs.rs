@@ -28,7 +28,7 @@ impl Runnable for Obedient {
     }
 
     async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt> {
-        let order = state.messages[0].content.text();
+        let order = state.messages.recent()[0].content.text();
         for text in ["Hel", "lo"] {
             scope.program.stream("a1", Some(Chunk::Text(text.to_owned()))).await;
             if order == "fail" {
@@ -102,7 +102,12 @@ fn nodes(stage: &Stage) -> Vec<String> {
 
 fn texts(stage: &Stage) -> Vec<String> {
     let state = stage.state();
-    state.messages.iter().map(|message| message.content.text()).collect()
+    state
+        .messages
+        .recent()
+        .iter()
+        .map(|message| message.content.text())
+        .collect()
 }
 
 #[tokio::test]

@@ -56,10 +56,7 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
         text: &mut row.writes,
     });
     blobs::restore(tx, thread, texts.collect()).await?;
-    let mut fold = base.map_or_else(
-        || StateFold::with_capacity(steps.len()),
-        |state| StateFold::from(State::clone(&state)),
-    );
+    let mut fold = base.map_or_else(StateFold::default, |state| StateFold::from(State::clone(&state)));
     for row in steps {
         fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
     }

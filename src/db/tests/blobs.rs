@@ -121,6 +121,7 @@ async fn messages_at(db: &Db, thread: ThreadId, id: CheckpointId) -> Vec<Message
     found
         .state
         .messages
+        .recent()
         .iter()
         .map(|message| Message::clone(message))
         .collect()
@@ -182,7 +183,7 @@ async fn the_same_image_is_stored_once_and_read_back_equal(db: Db) {
     ));
     assert_eq!(history.len(), 50);
     let oldest = history.last().expect("a checkpoint");
-    assert_eq!(*oldest.state.messages[0], all[0], "history");
+    assert_eq!(*oldest.state.messages.recent()[0], all[0], "history");
     let log = read!(db, |tx| events::read(tx, thread, 0, 100));
     let written = log.iter().filter_map(|event| match &event.what {
         Logged::Entry(entry) => Some(messages_of(entry)),

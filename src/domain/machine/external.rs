@@ -120,7 +120,7 @@ impl Machine {
         let Phase::Tools { calls } = &mut self.position.phase else {
             return;
         };
-        let messages = &self.state.messages;
+        let messages = self.state.messages.recent();
         let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
             return;
         };
@@ -271,9 +271,10 @@ impl Machine {
 /// Returns what the questions of a step are about: the calls of the last answer, and the ids of the calls that have got a
 /// result since.
 fn asked_about(state: &State) -> (&[ToolCall], Vec<&str>) {
-    let last = state.messages.iter().rposition(|message| message.is_ai());
-    let calls = last.map_or(&[][..], |at| state.messages[at].tool_calls());
-    let later = &state.messages[last.map_or(0, |at| at + 1)..];
+    let messages = state.messages.recent();
+    let last = messages.iter().rposition(|message| message.is_ai());
+    let calls = last.map_or(&[][..], |at| messages[at].tool_calls());
+    let later = &messages[last.map_or(0, |at| at + 1)..];
     (calls, later.iter().filter_map(|message| message.answers()).collect())
 }
 

@@ -1,13 +1,19 @@
 use serde_json::json;
 
 use super::*;
+use crate::domain::message::{REMOVE_ALL, Role};
 
 fn said(id: &str, text: &str) -> Message {
     Message::human(text).with_id(id)
 }
 
 fn texts(state: &State) -> Vec<String> {
-    state.messages.iter().map(|message| message.content.text()).collect()
+    state
+        .messages
+        .recent()
+        .iter()
+        .map(|message| message.content.text())
+        .collect()
 }
 
 fn state_of(messages: impl IntoIterator<Item = Message>) -> State {

@@ -222,7 +222,14 @@ mod tests {
 
     fn texts(view: &AgentFold) -> Option<Vec<String>> {
         let state = view.state.as_ref()?;
-        Some(state.messages.iter().map(|message| message.content.text()).collect())
+        Some(
+            state
+                .messages
+                .recent()
+                .iter()
+                .map(|message| message.content.text())
+                .collect(),
+        )
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::Message;
+use crate::domain::messages::{CompressedMessages, Messages};
 use crate::domain::state::{File, State};
 
 /// The values of one state.
@@ -103,6 +104,7 @@ impl Values {
 pub struct ValuesWriter {
     /// The fields to encode; all when empty.
     keys: Vec<String>,
+    earlier_messages: Vec<(Arc<CompressedMessages>, Vec<Text>)>,
     messages: Vec<(Arc<Message>, Text)>,
     files: BTreeMap<String, (Arc<File>, Arc<str>, Text)>,
     fields: BTreeMap<String, (Arc<str>, Text)>,
@@ -148,7 +150,9 @@ impl ValuesWriter {
         self.keys.is_empty() || self.keys.iter().any(|key| key == name)
     }
 
-    fn messages(&mut self, messages: &[Arc<Message>]) -> Vec<Text> {
+    fn messages(&mut self, messages: &Messages) -> Vec<Text> {
+        self.write_earlier(messages.earlier());
+        let messages = messages.recent();
         let mut before = std::mem::take(&mut self.messages);
         let same = before
             .iter()
@@ -165,7 +169,23 @@ impl ValuesWriter {
             before.push((Arc::clone(message), text));
         }
         self.messages = before;
-        self.messages.iter().map(|(_, text)| text.clone()).collect()
+        let earlier = self.earlier_messages.iter().flat_map(|(_, texts)| texts);
+        let recent = self.messages.iter().map(|(_, text)| text);
+        earlier.chain(recent).cloned().collect()
+    }
+
+    fn write_earlier(&mut self, parts: &[Arc<CompressedMessages>]) {
+        let known = self.earlier_messages.iter().zip(parts);
+        let same = known.take_while(|((known, _), part)| Arc::ptr_eq(known, part)).count();
+        self.earlier_messages.truncate(same);
+        for part in &parts[same..] {
+            let texts = part
+                .messages()
+                .iter()
+                .map(|message| Text::of(message.as_ref()))
+                .collect();
+            self.earlier_messages.push((Arc::clone(part), texts));
+        }
     }
 
     fn files(&mut self, files: &BTreeMap<String, Arc<File>>) -> Vec<(Arc<str>, Text)> {
@@ -248,6 +268,34 @@ mod tests {
             "{} of {text}",
             writer.write(&state).bytes()
         );
+    }
+
+    #[test]
+    fn messages_that_are_compressed_are_written_as_before() {
+        let mut state = State::default();
+        let mut writer = ValuesWriter::default();
+        let said = |id: usize, text: &str| {
+            let author = if id % 2 == 0 {
+                Message::human(text)
+            } else {
+                Message::ai(text)
+            };
+            author.with_id(format!("m{id}"))
+        };
+        let event = json!({"last_message_id": "m290", "summary_message": {"type": "human", "content": "S"}});
+        let updates = [
+            Update::messages((0..300).map(|id| said(id, "first"))),
+            Update::field(crate::domain::summarization::EVENT, event),
+            Update::messages([said(300, "first")]),
+            Update::messages([said(4, "second")]),
+        ];
+        let mut compressed = vec![];
+        for update in &updates {
+            let shown = step(&mut state, &mut writer, update);
+            assert_eq!(shown, super::super::json(&state));
+            compressed.push(state.messages.earlier_len());
+        }
+        assert_eq!(compressed, [0, 236, 236, 0]);
     }
 
     #[test]

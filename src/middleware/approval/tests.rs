@@ -72,7 +72,7 @@ fn saying(calls: &[ToolCall]) -> State {
     };
     let answer = Message::new(role, "").with_id("ai-1");
     State {
-        messages: vec![Arc::new(Message::human("go")), Arc::new(answer)],
+        messages: vec![Arc::new(Message::human("go")), Arc::new(answer)].into(),
         ..State::default()
     }
 }
@@ -177,7 +177,7 @@ async fn an_approval_repeats_the_answer_and_nothing_more() {
     assert_eq!(
         update,
         Update {
-            messages: vec![Arc::clone(&state.messages[1])],
+            messages: vec![Arc::clone(&state.messages.recent()[1])],
             ..Update::none()
         }
     );
@@ -188,7 +188,7 @@ async fn an_edit_leaves_the_answer_as_it_is_and_notes_what_runs() {
     let state = saying(&[mail("m")]);
     let action = json!({"name": "send_email", "args": {"to": "z", "body": "b"}});
     let update = decided_by(&state, json!([{"type": "edit", "edited_action": action}])).await;
-    assert_eq!(update.messages, [Arc::clone(&state.messages[1])]);
+    assert_eq!(update.messages, [Arc::clone(&state.messages.recent()[1])]);
     assert_eq!(
         update.fields,
         BTreeMap::from([(EDITED_CALLS.to_owned(), json!({"m": action}))])

@@ -24,7 +24,7 @@ fn saying(calls: Vec<ToolCall>) -> State {
         usage_metadata: None,
     };
     State {
-        messages: vec![Arc::new(Message::new(role, ""))],
+        messages: vec![Arc::new(Message::new(role, ""))].into(),
         ..State::default()
     }
 }

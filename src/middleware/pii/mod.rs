@@ -139,7 +139,12 @@ impl Middleware for Pii {
 
     async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         // What came before the last answer was rewritten before it.
-        let new = state.messages.iter().rev().take_while(|message| !message.is_ai());
+        let new = state
+            .messages
+            .recent()
+            .iter()
+            .rev()
+            .take_while(|message| !message.is_ai());
         let mut update = Update::none();
         for message in new.filter(|message| self.concerns(message)) {
             if let Some(rewritten) = self.rewritten(message)? {

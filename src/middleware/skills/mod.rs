@@ -229,7 +229,11 @@ impl Middleware for Skills {
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        if self.hidden.contains(&call.name) && !self.disclosed(next.state, &next.state.messages).contains(&call.name) {
+        if self.hidden.contains(&call.name)
+            && !self
+                .disclosed(next.state, &next.state.messages.all())
+                .contains(&call.name)
+        {
             let text = format!(
                 "Error: {} is not a valid tool. Read the skill that works with it first.",
                 call.name

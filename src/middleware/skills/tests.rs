@@ -2,6 +2,7 @@ use futures::FutureExt;
 use serde_json::Map;
 
 use super::*;
+use crate::domain::messages::Messages;
 use crate::domain::state::File;
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
@@ -46,7 +47,7 @@ async fn request(policy: &Skills, state: &State) -> ModelRequest {
     let tools = vec![spec("lookup"), spec("publish")];
     let asked = ModelRequest {
         system: "You work.".into(),
-        messages: state.messages.clone(),
+        messages: state.messages.recent().to_vec(),
         tools,
         ..ModelRequest::default()
     };
@@ -195,7 +196,7 @@ async fn a_tool_of_a_skill_is_available_while_the_skill_is_in_the_conversation()
     reads(&policy, "s/a//SKILL.md", ToolStatus::Success, &mut state);
     assert_eq!(tools(&request(&policy, &state).await), ["lookup", "publish"]);
     assert!(state.hides(DISCLOSED) && !state.shares(DISCLOSED));
-    state.messages.clear();
+    state.messages = Messages::default();
     assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
     state.fields.insert(PINNED_SKILLS.to_owned(), json!(["a"]));
     runs(&policy, HookPoint::BeforeModel, &mut state).await;

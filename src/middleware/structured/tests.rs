@@ -39,7 +39,7 @@ fn calling(calls: Vec<ToolCall>) -> Message {
 
 fn state(messages: Vec<Message>) -> State {
     State {
-        messages: messages.into_iter().map(Arc::new).collect(),
+        messages: messages.into_iter().map(Arc::new).collect::<Vec<_>>().into(),
         ..State::default()
     }
 }

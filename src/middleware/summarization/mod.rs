@@ -105,6 +105,7 @@ impl Compaction {
 struct Conversation<'a> {
     scope: &'a Scope,
     state: &'a State,
+    /// The messages of the state that are not compressed, or those that a client's command has given for the request.
     messages: &'a [Arc<Message>],
     event: SummarizationEvent,
     view: Vec<Arc<Message>>,
@@ -129,6 +130,26 @@ impl<'a> Conversation<'a> {
         let summary = self.view.first().filter(|_| cutoff > 0).cloned();
         let shown = self.messages.get(cutoff..end).unwrap_or_default();
         summary.into_iter().chain(shown.iter().cloned()).collect()
+    }
+
+    /// Returns the last message of a human before `end`, and the number of answers between the two; none if there is a
+    /// later message of a human.
+    fn last_request(&self, end: usize) -> Option<(Arc<Message>, usize)> {
+        fn newest(messages: &[Arc<Message>]) -> Option<(Arc<Message>, usize)> {
+            let at = messages.iter().rposition(|message| message.is_human())?;
+            let answers = messages[at..].iter().filter(|message| message.is_ai()).count();
+            Some((Arc::clone(&messages[at]), answers))
+        }
+        let (older, later) = self.messages.split_at_checked(end)?;
+        if later.iter().any(|message| message.is_human()) {
+            return None;
+        }
+        // It may be in the part before, which has a summary already.
+        let earlier = self.state.messages.earlier_len();
+        newest(older).or_else(|| match earlier {
+            0 => None,
+            _ => newest(self.state.messages.all().get(..earlier + end)?),
+        })
     }
 }
 
@@ -162,7 +183,7 @@ impl Summarization {
         state: &State,
         keep_messages: Option<u64>,
     ) -> Result<Option<Compaction>, Halt> {
-        let conversation = Conversation::new(&state.messages, scope, state);
+        let conversation = Conversation::new(state.messages.recent(), scope, state);
         self.compact_for(&conversation, CompactionCause::Request(keep_messages))
             .await
     }
@@ -191,7 +212,8 @@ impl Summarization {
         if !has_older && long.is_empty() {
             return Ok(None);
         }
-        let begun = json!({"messages": conversation.messages.len(), "to_summarize": end.saturating_sub(start)});
+        let count = conversation.state.messages.earlier_len() + conversation.messages.len();
+        let begun = json!({"messages": count, "to_summarize": end.saturating_sub(start)});
         send_news(scope, cause, "started", begun).await;
         let mut compaction = Compaction {
             event: next_event(conversation),
@@ -321,21 +343,15 @@ impl Summarization {
             compaction.files.insert(path.clone(), Some(file));
         }
         // The model has to know what it works for, even if a long turn began before the cut.
-        let newest = |messages: &[Arc<Message>]| messages.iter().rposition(|message| message.is_human());
-        let request = match newest(&conversation.messages[range.end..]) {
-            Some(_) => None,
-            // It may be in the part before, which has a summary already.
-            None => newest(&conversation.messages[..range.end]),
-        };
-        let quoted = request.map(|at| conversation.messages[at].content.text());
-        let text = wording::summary_text(summary, range.end, path.as_deref(), quoted.as_deref());
+        let request = conversation.last_request(range.end);
+        let quoted = request.as_ref().map(|(message, _)| message.content.text());
+        let count = state.messages.earlier_len() + range.end;
+        let text = wording::summary_text(summary, count, path.as_deref(), quoted.as_deref());
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message
             .additional_kwargs
             .insert("lc_source".to_owned(), json!("summarization"));
-        if let Some(at) = request {
-            let answers = conversation.messages[at..range.end].iter();
-            let answers = answers.filter(|message| message.is_ai()).count();
+        if let Some((_, answers)) = request {
             message
                 .additional_kwargs
                 .insert(SUMMARIZED_ANSWERS.to_owned(), json!(answers));
@@ -343,7 +359,7 @@ impl Summarization {
         if let Some(path) = &path {
             message.additional_kwargs.insert("file_path".to_owned(), json!(path));
         }
-        event.cutoff_index = range.end;
+        event.cutoff_index = count;
         event.last_message_id = older.last().and_then(|message| message.id.clone());
         event.summary_message = Some(message);
         event.file_path = path;
@@ -476,6 +492,7 @@ fn is_about(event: &SummarizationEvent, state: &State) -> bool {
     newest.is_some()
         && state
             .messages
+            .recent()
             .iter()
             .rev()
             .any(|message| message.id.as_deref() == newest)

@@ -30,7 +30,7 @@ fn conversation(turns: usize, text: &str) -> Vec<Arc<Message>> {
 
 fn state_of(messages: Vec<Arc<Message>>) -> State {
     State {
-        messages,
+        messages: messages.into(),
         ..State::default()
     }
 }
@@ -59,7 +59,7 @@ async fn ask(policy: &Summarization, state: &State, refused: usize) -> (Vec<Vec<
         state,
     };
     let request = ModelRequest {
-        messages: state.messages.clone(),
+        messages: state.messages.recent().to_vec(),
         ..ModelRequest::default()
     };
     let answer = policy.wrap_model_call(request, next).await;
@@ -144,7 +144,7 @@ async fn long_arguments_of_older_calls_are_shortened_before_anything_is_summaris
     assert_eq!(seen[0].len(), 6, "nothing is summarised");
     let update = answer.expect("an answer").extra;
     let event: SummarizationEvent = serde_json::from_value(update.fields[EVENT].clone()).expect("an event");
-    let shown = event.view(&state.messages);
+    let shown = event.view(state.messages.recent());
     let text = shown[0].tool_calls()[0].args["content"].as_str().expect("a text");
     assert!(text.starts_with("yyyy") && text.len() < 100, "{text}");
 }
@@ -194,4 +194,44 @@ fn the_lengths_follow_the_smallest_known_window_of_the_models() {
     let lengths = Lengths::new(&SummarizationSettings::default(), &unknown);
     assert!(!lengths.is_reached(of(169_999), 0) && lengths.is_reached(of(170_000), 0));
     assert_eq!(lengths.keep().messages, Some(6));
+}
+
+/// Calls with their results, as those of one long turn.
+fn calls(numbers: std::ops::Range<usize>) -> Vec<Arc<Message>> {
+    numbers
+        .flat_map(|number| {
+            let call = ToolCall::new(format!("c{number}"), "lookup", Map::new());
+            let result = Message::tool(&call, ToolStatus::Success, "found").with_id(format!("r{number}"));
+            [Message::calling([call]).with_id(format!("a{number}")), result]
+        })
+        .map(Arc::new)
+        .collect()
+}
+
+#[tokio::test]
+async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_them() {
+    let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
+    let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
+    messages.extend(calls(0..150));
+    let mut state = state_of(messages);
+    let (_, answer) = ask(&policy(settings.clone()), &state, 0).await;
+    state.apply(&answer.expect("an answer").extra);
+    assert_eq!(state.messages.len(), 301);
+    assert_eq!(state.messages.earlier_len(), 237, "all but the newest");
+    state.messages.extend(calls(150..250));
+    let (seen, answer) = ask(&policy(settings), &state, 0).await;
+    assert_eq!(seen[0].len(), 11, "the summary and the newest messages");
+    let summary = &seen[0][0];
+    assert!(
+        summary.contains("first 491 messages") && summary.contains("the task"),
+        "{summary}"
+    );
+    let update = answer.expect("an answer").extra;
+    assert_eq!(update.fields[STATUS]["summarized_messages"], 491);
+    let event: SummarizationEvent = serde_json::from_value(update.fields[EVENT].clone()).expect("an event");
+    let summary = event.summary_message.expect("a summary");
+    assert_eq!(summary.additional_kwargs[SUMMARIZED_ANSWERS], 245);
+    state.apply(&update);
+    assert_eq!(state.messages.earlier().len(), 2);
+    assert_eq!(state.messages.all().len(), 501);
 }

@@ -45,7 +45,7 @@ impl CompactConversation {
             return Some("Nothing was done: another call of the same message compacts the conversation.");
         }
         let event = SummarizationEvent::of(state).unwrap_or_default();
-        let view = event.view(&state.messages);
+        let view = event.view(state.messages.recent());
         let length = length::of_request(&ModelRequest::default(), &view, event.created_after.as_deref());
         let is_long = self.own.0.lengths.is_half_reached(length);
         (!is_long).then_some("Nothing was done: the conversation is short enough to go on.")

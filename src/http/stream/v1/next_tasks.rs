@@ -102,11 +102,12 @@ pub(super) struct StartedTask<'a> {
 
 /// The calls of the last answer without a result, in the order of their tasks.
 pub(super) fn open_calls(state: &State) -> Vec<ToolCall> {
-    let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
+    let messages = state.messages.recent();
+    let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
         return vec![];
     };
-    let answer: &Message = &state.messages[at];
-    let later = &state.messages[at + 1..];
+    let answer: &Message = &messages[at];
+    let later = &messages[at + 1..];
     let is_open = |id: &str| !later.iter().any(|message| message.answers() == Some(id));
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let name = call.name.clone().unwrap_or_default();

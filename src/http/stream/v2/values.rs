@@ -21,7 +21,7 @@ impl Serialize for StreamedValues<'_> {
             rules: _,
         } = self.0;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("messages", &MessagesJson(messages))?;
+        map.serialize_entry("messages", &MessagesJson(&messages.all()))?;
         map.serialize_entry("files", files)?;
         for (name, value) in fields.iter().filter(|(name, _)| !self.0.hides(name)) {
             map.serialize_entry(name, value)?;

@@ -1,0 +1,359 @@
+//! The messages of a state. Those that a summary stands for are compressed, since a model does not read them any more
+//! and a thread may have thousands of them.
+
+use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+use serde::{Serialize, Serializer};
+
+use super::message::{Message, REMOVE_ALL, Role};
+use super::size;
+use super::stored::StoredMessages;
+
+/// The number of messages from which those that a summary stands for are compressed. Fewer would hardly get smaller, and
+/// a list of that many is small.
+const LEAST_COMPRESSED: usize = 128;
+/// The number of the newest messages that are never compressed: who looks for the last turns finds them here.
+const NEVER_COMPRESSED: usize = 64;
+
+/// The messages of a state, oldest first. Cloning copies pointers, not texts.
+#[derive(Debug, Clone, Default)]
+pub struct Messages {
+    /// The oldest messages, in their order.
+    earlier: Vec<Arc<CompressedMessages>>,
+    /// The messages after them.
+    recent: Vec<Arc<Message>>,
+}
+
+impl Messages {
+    /// Returns the number of messages.
+    pub fn len(&self) -> usize {
+        self.earlier_len() + self.recent.len()
+    }
+
+    /// Returns whether there are no messages.
+    pub fn is_empty(&self) -> bool {
+        self.recent.is_empty()
+    }
+
+    /// Returns the number of compressed messages: the index of the first of [`Messages::recent`].
+    pub fn earlier_len(&self) -> usize {
+        self.earlier.iter().map(|part| part.count).sum()
+    }
+
+    /// Returns the parts of the list that are compressed.
+    pub fn earlier(&self) -> &[Arc<CompressedMessages>] {
+        &self.earlier
+    }
+
+    /// Returns the messages that are not compressed: all, or the newest. They begin at the latest with the last message that
+    /// a summary stands for, and with the last answer of the model.
+    pub fn recent(&self) -> &[Arc<Message>] {
+        &self.recent
+    }
+
+    /// Returns all messages. Decompresses the earlier ones, so use [`Messages::recent`] where these suffice.
+    pub fn all(&self) -> Cow<'_, [Arc<Message>]> {
+        if self.earlier.is_empty() {
+            return Cow::Borrowed(&self.recent);
+        }
+        let earlier = self.earlier.iter().flat_map(|part| part.messages());
+        Cow::Owned(earlier.chain(self.recent.iter().cloned()).collect())
+    }
+
+    /// Returns the newest message for which `is_wanted` returns true.
+    pub fn newest(&self, is_wanted: impl Fn(&Message) -> bool) -> Option<Arc<Message>> {
+        let recent = self.recent.iter().rfind(|message| is_wanted(message)).cloned();
+        recent.or_else(|| {
+            let mut parts = self.earlier.iter().rev();
+            parts.find_map(|part| part.messages().into_iter().rfind(|message| is_wanted(message)))
+        })
+    }
+
+    /// Returns the last message.
+    pub fn last(&self) -> Option<&Arc<Message>> {
+        self.recent.last()
+    }
+
+    /// Appends a message. Its id must be unused, see [`Messages::put`].
+    pub fn push(&mut self, message: Arc<Message>) {
+        self.recent.push(message);
+    }
+
+    /// Appends a message, replaces the one with the same id in place, or removes one.
+    pub fn put(&mut self, message: &Arc<Message>) {
+        let id = message.id.as_deref();
+        let is_removal = message.role == Role::Remove;
+        if is_removal || id.is_some_and(|id| self.may_have_compressed(id)) {
+            self.decompress();
+        }
+        if is_removal {
+            match id {
+                Some(REMOVE_ALL) => *self = Self::default(),
+                Some(_) => self.recent.retain(|other| other.id.as_deref() != id),
+                None => {}
+            }
+            return;
+        }
+        // Search from the end: replaced messages are mostly the newest.
+        let same = id.and_then(|id| self.recent.iter().rposition(|other| other.id.as_deref() == Some(id)));
+        match same {
+            Some(at) => self.replace_recent(at, Arc::clone(message)),
+            None => self.recent.push(Arc::clone(message)),
+        }
+    }
+
+    /// Replaces the message at an index of [`Messages::recent`].
+    pub fn replace_recent(&mut self, at: usize, message: Arc<Message>) {
+        let replaced = std::mem::replace(&mut self.recent[at], message);
+        if replaced.is_ai() && !self.recent.iter().any(|message| message.is_ai()) {
+            self.decompress();
+        }
+    }
+
+    /// Returns whether a compressed message may have this id. False positives are very rare.
+    pub fn may_have_compressed(&self, id: &str) -> bool {
+        if self.earlier.is_empty() {
+            return false;
+        }
+        let hash = hash_of(id);
+        self.earlier.iter().any(|part| part.ids.binary_search(&hash).is_ok())
+    }
+
+    /// Compresses the messages before the one with the id `last`, which is the last that a summary stands for, if they are
+    /// many. Returns whether it has.
+    pub fn compress_before(&mut self, last: &str) -> bool {
+        let Some(summarized) = self
+            .recent
+            .iter()
+            .position(|message| message.id.as_deref() == Some(last))
+        else {
+            return false;
+        };
+        // The calls of the last answer may still be executed.
+        let answer = self.recent.iter().rposition(|message| message.is_ai());
+        let newest = self.recent.len().saturating_sub(NEVER_COMPRESSED);
+        let end = answer.map_or(summarized, |answer| answer.min(summarized)).min(newest);
+        if end < LEAST_COMPRESSED {
+            return false;
+        }
+        let Some(part) = CompressedMessages::new(&self.recent[..end]) else {
+            return false;
+        };
+        self.earlier.push(Arc::new(part));
+        // A list of its own size: the former one has room for all.
+        self.recent = self.recent.split_off(end);
+        self.recent.shrink_to_fit();
+        true
+    }
+
+    /// Makes all messages recent ones.
+    pub fn decompress(&mut self) {
+        if !self.earlier.is_empty() {
+            self.recent = self.all().into_owned();
+            self.earlier.clear();
+        }
+    }
+
+    /// Returns the sum of the sizes of the messages, see [`size::of_message`].
+    pub fn size(&self) -> usize {
+        let earlier: usize = self.earlier.iter().map(|part| part.size).sum();
+        let recent: usize = self.recent.iter().map(|message| size::of_message(message)).sum();
+        earlier + recent
+    }
+
+    fn has_same_parts(&self, other: &Self) -> bool {
+        self.earlier.len() == other.earlier.len()
+            && self
+                .earlier
+                .iter()
+                .zip(&other.earlier)
+                .all(|(own, other)| Arc::ptr_eq(own, other))
+    }
+}
+
+impl PartialEq for Messages {
+    fn eq(&self, other: &Self) -> bool {
+        if self.has_same_parts(other) {
+            return self.recent == other.recent;
+        }
+        self.len() == other.len() && self.all() == other.all()
+    }
+}
+
+impl From<Vec<Arc<Message>>> for Messages {
+    fn from(messages: Vec<Arc<Message>>) -> Self {
+        Self {
+            earlier: vec![],
+            recent: messages,
+        }
+    }
+}
+
+impl Extend<Arc<Message>> for Messages {
+    fn extend<T: IntoIterator<Item = Arc<Message>>>(&mut self, messages: T) {
+        self.recent.extend(messages);
+    }
+}
+
+impl Serialize for Messages {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.all().iter())
+    }
+}
+
+/// A part of the messages, as compressed JSON.
+pub struct CompressedMessages {
+    deflated: Box<[u8]>,
+    count: usize,
+    /// The sum of the messages' sizes, see [`size::of_message`].
+    size: usize,
+    /// The hashes of the messages' ids, sorted.
+    ids: Box<[u64]>,
+}
+
+impl CompressedMessages {
+    /// Compresses messages. Returns none if reading them back did not return the same.
+    fn new(messages: &[Arc<Message>]) -> Option<Self> {
+        let mut encoder = DeflateEncoder::new(vec![], Compression::fast());
+        let mut writer = std::io::BufWriter::new(&mut encoder);
+        serde_json::to_writer(&mut writer, &StoredMessages(messages)).ok()?;
+        writer.flush().ok()?;
+        drop(writer);
+        let mut ids: Vec<u64> = messages
+            .iter()
+            .filter_map(|message| message.id.as_deref().map(hash_of))
+            .collect();
+        ids.sort_unstable();
+        let compressed = Self {
+            deflated: encoder.finish().ok()?.into_boxed_slice(),
+            count: messages.len(),
+            size: messages.iter().map(|message| size::of_message(message)).sum(),
+            ids: ids.into_boxed_slice(),
+        };
+        (compressed.messages() == messages).then_some(compressed)
+    }
+
+    /// Returns the messages.
+    pub fn messages(&self) -> Vec<Arc<Message>> {
+        let mut json = vec![];
+        let inflated = DeflateDecoder::new(&*self.deflated).read_to_end(&mut json);
+        // It was read once when it was made.
+        let messages = inflated.ok().and_then(|_| serde_json::from_slice(&json).ok());
+        messages.unwrap_or_default()
+    }
+
+    /// Returns the approximate size in memory, in bytes.
+    pub fn weight(&self) -> usize {
+        self.deflated.len() + self.ids.len() * size_of::<u64>()
+    }
+}
+
+impl std::fmt::Debug for CompressedMessages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompressedMessages")
+            .field("count", &self.count)
+            .field("bytes", &self.deflated.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn hash_of(id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::message::{ToolCall, ToolStatus};
+
+    fn conversation(turns: usize) -> Messages {
+        let mut messages = Messages::default();
+        for turn in 0..turns {
+            let call = ToolCall::new(format!("c{turn}"), "lookup", Default::default());
+            let mut answer = Message::calling([call.clone()]).with_id(format!("a{turn}"));
+            answer
+                .response_metadata
+                .insert("finish_reason".to_owned(), json!("tool_calls"));
+            let all = [
+                Message::human(format!("question {turn}")).with_id(format!("h{turn}")),
+                answer,
+                Message::tool(&call, ToolStatus::Success, "found").with_id(format!("t{turn}")),
+                Message::ai(format!("answer {turn}")).with_id(format!("e{turn}")),
+            ];
+            messages.extend(all.map(Arc::new));
+        }
+        messages
+    }
+
+    /// A conversation whose first messages are compressed, and the same one without.
+    fn compressed() -> (Messages, Messages) {
+        let plain = conversation(100);
+        let mut compressed = plain.clone();
+        assert!(compressed.compress_before("e79"));
+        assert_eq!(compressed.earlier_len(), 319);
+        (compressed, plain)
+    }
+
+    #[test]
+    fn compressed_messages_read_back_as_they_were() {
+        let (compressed, plain) = compressed();
+        assert_eq!(compressed.len(), plain.len());
+        assert_eq!(compressed.all(), plain.all());
+        assert_eq!(compressed, plain);
+        assert_eq!(json!(compressed), json!(plain));
+        assert_eq!(compressed.size(), plain.size());
+        assert!(compressed.earlier()[0].weight() < plain.size() / 4);
+    }
+
+    #[test]
+    fn a_compressed_message_can_be_replaced_and_removed() {
+        let (mut compressed, mut plain) = compressed();
+        let replaced = Arc::new(Message::ai("better").with_id("e3"));
+        let removed = Arc::new(Message::new(Role::Remove, "").with_id("h7"));
+        for message in [replaced, removed] {
+            compressed.put(&message);
+            plain.put(&message);
+        }
+        assert_eq!(compressed, plain);
+        assert_eq!(compressed.len(), 399);
+        let all = Arc::new(Message::new(Role::Remove, "").with_id(REMOVE_ALL));
+        assert!(compressed.compress_before("e79"));
+        compressed.put(&all);
+        assert!(compressed.is_empty());
+        assert_eq!(compressed, Messages::default());
+    }
+
+    #[test]
+    fn the_newest_message_of_a_kind_is_found_among_the_compressed_ones() {
+        let (compressed, _) = compressed();
+        let text_of = |wanted: &str| {
+            let found = compressed.newest(|message| message.content.text() == wanted);
+            found.map(|message| message.id.clone().unwrap_or_default())
+        };
+        assert_eq!(text_of("question 5").as_deref(), Some("h5"));
+        assert_eq!(text_of("answer 99").as_deref(), Some("e99"));
+        assert_eq!(text_of("question 500"), None);
+    }
+
+    #[test]
+    fn few_messages_and_those_of_the_last_answer_stay_as_they_are() {
+        let mut few = conversation(40);
+        assert!(!few.compress_before("e39"));
+        let mut waiting = conversation(50);
+        let humans = (0..100).map(|at| Arc::new(Message::human("more").with_id(format!("m{at}"))));
+        waiting.extend(humans);
+        assert!(waiting.compress_before("m90"));
+        assert_eq!(waiting.earlier_len(), 199);
+        assert!(waiting.recent()[0].is_ai());
+    }
+}
