@@ -104,7 +104,7 @@ impl Bundler {
         if file.encoding == Encoding::Base64 {
             return self.warn(field, format!("`{path}` is ignored: it is not text"));
         }
-        match Skill::read(&agent_path(&path), &file.content) {
+        match Skill::read(&agent_path(&path), &file.content.text()) {
             Err(reason) => return self.warn(field, format!("`{path}` is ignored: it {reason}")),
             Ok((skill, oddities)) => {
                 oddities
@@ -218,13 +218,13 @@ impl Bundler {
         }
         Some(match String::from_utf8(bytes) {
             Ok(content) => File {
-                content,
+                content: content.into(),
                 ..File::default()
             },
             Err(error) => {
                 let content = STANDARD.encode(error.as_bytes());
                 File {
-                    content,
+                    content: content.into(),
                     encoding: Encoding::Base64,
                     ..File::default()
                 }

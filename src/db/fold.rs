@@ -40,7 +40,7 @@ impl StateFold {
             }
             let has_summary = update.fields.contains_key(summarization::EVENT);
             self.state.write(update.fields, &update.rules);
-            if has_summary && self.state.compress_summarized() {
+            if has_summary && self.state.compress() {
                 self.indexes = indexes_by_id(&self.state.messages);
             }
         }

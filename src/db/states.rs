@@ -109,7 +109,7 @@ fn weight(state: &State) -> usize {
     let files: usize = state
         .files
         .iter()
-        .map(|(path, file)| 128 + path.len() + file.content.len())
+        .map(|(path, file)| 128 + path.len() + file.content.weight())
         .sum();
     let fields: usize = state
         .fields

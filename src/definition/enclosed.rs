@@ -72,7 +72,8 @@ impl BundledFiles {
             .iter()
             .for_each(|path| hash.update(format!("{}:{path}", path.len())));
         for (path, file) in self.only(paths).0 {
-            hash.update(format!("{}:{path}{}:{}", path.len(), file.content.len(), file.content));
+            let content = file.content.text();
+            hash.update(format!("{}:{path}{}:{content}", path.len(), content.len()));
         }
         hex::encode(&hash.finalize()[..16])
     }
@@ -135,7 +136,7 @@ mod tests {
             all.add(
                 path,
                 File {
-                    content: path.to_owned(),
+                    content: path.into(),
                     ..File::default()
                 },
             );

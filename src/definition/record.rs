@@ -199,7 +199,7 @@ mod tests {
         files.add(
             "skills/a/SKILL.md",
             File {
-                content: "A".to_owned(),
+                content: "A".into(),
                 ..File::default()
             },
         );

@@ -80,13 +80,12 @@ pub fn admit_update(update: &mut Update) -> Result<(), LimitExceeded> {
     for message in &mut update.messages {
         admit_message(Arc::make_mut(message))?;
     }
-    for file in update
-        .files
-        .values_mut()
-        .flatten()
-        .filter(|file| file.content.contains('\0'))
-    {
-        replace_nul(&mut Arc::make_mut(file).content);
+    for file in update.files.values_mut().flatten() {
+        if file.content.text().contains('\0') {
+            let mut text = file.content.text().into_owned();
+            replace_nul(&mut text);
+            Arc::make_mut(file).content = text.into();
+        }
     }
     update.fields.values_mut().try_for_each(admit)
 }

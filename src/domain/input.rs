@@ -405,7 +405,7 @@ fn read_file(value: &Value) -> Result<Option<File>, Invalid> {
 
 fn file_of(content: String) -> File {
     File {
-        content,
+        content: content.into(),
         encoding: Encoding::Utf8,
         created_at: None,
         modified_at: None,

@@ -3,14 +3,11 @@
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{Read, Write};
 use std::sync::Arc;
 
-use flate2::Compression;
-use flate2::read::DeflateDecoder;
-use flate2::write::DeflateEncoder;
 use serde::{Serialize, Serializer};
 
+use super::deflated::Deflated;
 use super::message::{Message, REMOVE_ALL, Role};
 use super::size;
 use super::stored::StoredMessages;
@@ -209,7 +206,7 @@ impl Serialize for Messages {
 
 /// A part of the messages, as compressed JSON.
 pub struct CompressedMessages {
-    deflated: Box<[u8]>,
+    json: Deflated,
     count: usize,
     /// The sum of the messages' sizes, see [`size::of_message`].
     size: usize,
@@ -220,18 +217,14 @@ pub struct CompressedMessages {
 impl CompressedMessages {
     /// Compresses messages. Returns none if reading them back did not return the same.
     fn new(messages: &[Arc<Message>]) -> Option<Self> {
-        let mut encoder = DeflateEncoder::new(vec![], Compression::fast());
-        let mut writer = std::io::BufWriter::new(&mut encoder);
-        serde_json::to_writer(&mut writer, &StoredMessages(messages)).ok()?;
-        writer.flush().ok()?;
-        drop(writer);
+        let json = Deflated::of(|writer| Ok(serde_json::to_writer(writer, &StoredMessages(messages))?))?;
         let mut ids: Vec<u64> = messages
             .iter()
             .filter_map(|message| message.id.as_deref().map(hash_of))
             .collect();
         ids.sort_unstable();
         let compressed = Self {
-            deflated: encoder.finish().ok()?.into_boxed_slice(),
+            json,
             count: messages.len(),
             size: messages.iter().map(|message| size::of_message(message)).sum(),
             ids: ids.into_boxed_slice(),
@@ -241,16 +234,13 @@ impl CompressedMessages {
 
     /// Returns the messages.
     pub fn messages(&self) -> Vec<Arc<Message>> {
-        let mut json = vec![];
-        let inflated = DeflateDecoder::new(&*self.deflated).read_to_end(&mut json);
-        // It was read once when it was made.
-        let messages = inflated.ok().and_then(|_| serde_json::from_slice(&json).ok());
-        messages.unwrap_or_default()
+        // They were read once when they were compressed.
+        serde_json::from_str(&self.json.text()).unwrap_or_default()
     }
 
     /// Returns the approximate size in memory, in bytes.
     pub fn weight(&self) -> usize {
-        self.deflated.len() + self.ids.len() * size_of::<u64>()
+        self.json.weight() + self.ids.len() * size_of::<u64>()
     }
 }
 
@@ -258,7 +248,7 @@ impl std::fmt::Debug for CompressedMessages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CompressedMessages")
             .field("count", &self.count)
-            .field("bytes", &self.deflated.len())
+            .field("bytes", &self.json.weight())
             .finish_non_exhaustive()
     }
 }

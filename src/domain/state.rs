@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::field::{FieldRule, FieldVisibility};
+use super::file_content::FileContent;
 use super::message::{Content, Message};
 use super::messages::Messages;
 use super::summarization::{self, SummarizationEvent};
@@ -36,7 +37,7 @@ pub struct State {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct File {
     /// The text, or the bytes as base64.
-    pub content: String,
+    pub content: FileContent,
     /// The encoding of `content`.
     #[serde(default)]
     pub encoding: Encoding,
@@ -72,7 +73,7 @@ impl Encoding {
 
 impl File {
     /// Creates a text file written at `now`.
-    pub fn text(content: impl Into<String>, now: Timestamp) -> Self {
+    pub fn text(content: impl Into<FileContent>, now: Timestamp) -> Self {
         let now = now.to_string();
         Self {
             content: content.into(),
@@ -95,7 +96,7 @@ impl File {
         };
         let is_binary = value.get("encoding").and_then(Value::as_str) == Some("base64");
         Some(Self {
-            content,
+            content: content.into(),
             encoding: if is_binary { Encoding::Base64 } else { Encoding::Utf8 },
             created_at: None,
             modified_at: None,
@@ -111,7 +112,7 @@ impl File {
             Err(error) => (STANDARD.encode(error.as_bytes()), Encoding::Base64),
         };
         Self {
-            content,
+            content: content.into(),
             encoding,
             created_at: None,
             modified_at: None,
@@ -120,11 +121,11 @@ impl File {
 
     /// Returns the number of bytes.
     pub fn size(&self) -> usize {
-        let content = match self.encoding {
-            Encoding::Utf8 => self.content.as_str(),
-            Encoding::Base64 => self.content.trim_end_matches('='),
+        let length = match self.encoding {
+            Encoding::Utf8 => self.content.len(),
+            Encoding::Base64 => self.content.text().trim_end_matches('=').len(),
         };
-        self.encoding.decoded_size(content.len())
+        self.encoding.decoded_size(length)
     }
 
     /// Returns what is known of the file without its content.
@@ -143,8 +144,8 @@ impl File {
     /// If the content is not the base64 that it should be.
     pub fn to_bytes(&self) -> Result<Vec<u8>, DecodeError> {
         match self.encoding {
-            Encoding::Utf8 => Ok(self.content.clone().into_bytes()),
-            Encoding::Base64 => STANDARD.decode(&self.content),
+            Encoding::Utf8 => Ok(self.content.text().into_owned().into_bytes()),
+            Encoding::Base64 => STANDARD.decode(&*self.content.text()),
         }
     }
 }
@@ -344,12 +345,23 @@ impl State {
         }
         self.write(update.fields.clone(), &update.rules);
         if update.fields.contains_key(summarization::EVENT) {
-            self.compress_summarized();
+            self.compress();
         }
     }
 
-    /// Compresses the messages that a summary stands for, if they are many. Returns whether it has.
-    pub fn compress_summarized(&mut self) -> bool {
+    /// Compresses what a model will hardly read again when its conversation was summarised: the messages that the summary
+    /// stands for, if they are many, and the texts of files. Returns whether messages were compressed.
+    pub fn compress(&mut self) -> bool {
+        for file in self.files.values_mut().filter(|file| file.encoding == Encoding::Utf8) {
+            if let Some(content) = file.content.compressed() {
+                *file = Arc::new(File {
+                    content,
+                    encoding: file.encoding,
+                    created_at: file.created_at.clone(),
+                    modified_at: file.modified_at.clone(),
+                });
+            }
+        }
         let event = SummarizationEvent::of(self);
         let last = event.as_ref().and_then(SummarizationEvent::last_summarized);
         last.is_some_and(|last| self.messages.compress_before(last))

@@ -71,7 +71,7 @@ impl Memory {
             let file = self.workspace.read(access, path).await;
             let file = file.map_err(|reason| Halt::Fail(Failure::new("MemoryFileError", reason)))?;
             if let Some(file) = file.filter(|file| file.encoding == Encoding::Utf8) {
-                contents.insert(path.clone(), Value::from(prepared(&file.content)));
+                contents.insert(path.clone(), Value::from(prepared(&file.content.text())));
             }
         }
         let mut update = Update::field(CONTENTS, json!(contents));
@@ -180,7 +180,7 @@ mod tests {
         enclosed.add(
             "AGENTS.md",
             File {
-                content: "Be brief.".to_owned(),
+                content: "Be brief.".into(),
                 ..File::default()
             },
         );

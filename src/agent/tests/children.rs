@@ -93,9 +93,9 @@ async fn writes_and_deletions_of_a_child_reach_its_parent() {
     let files = stage.state().files;
     let contents: Vec<_> = files
         .iter()
-        .map(|(path, file)| (path.as_str(), file.content.as_str()))
+        .map(|(path, file)| (path.as_str(), file.content.text().into_owned()))
         .collect();
-    assert_eq!(contents, [("/kept", "b"), ("/new", "y")]);
+    assert_eq!(contents, [("/kept", "b".to_owned()), ("/new", "y".to_owned())]);
 }
 
 #[tokio::test]

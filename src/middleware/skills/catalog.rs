@@ -82,7 +82,7 @@ impl Catalog {
                 continue;
             };
             let read = match file.encoding {
-                Encoding::Utf8 => Skill::read(path, &file.content),
+                Encoding::Utf8 => Skill::read(path, &file.content.text()),
                 Encoding::Base64 => Err("is no text".to_owned()),
             };
             match read {

@@ -116,7 +116,7 @@ impl Skills {
             let Some(file) = file.filter(|file| file.encoding == Encoding::Utf8) else {
                 continue;
             };
-            let mut message = Message::human(wording::pinned(skill, &file.content));
+            let mut message = Message::human(wording::pinned(skill, &file.content.text()));
             let about = json!({"name": skill.name, "path": skill.path, "description": skill.description});
             message.additional_kwargs.insert("lc_source".to_owned(), json!(PINNED));
             message.additional_kwargs.insert("skill".to_owned(), about);

@@ -84,7 +84,7 @@ async fn a_summary_stands_for_the_older_messages_and_the_next_one_for_it_too() {
     assert_eq!(seen[0][1..], ["question 2 ", "answer 2 "]);
     let update = answer.expect("an answer").extra;
     let path = update.fields[STATUS]["file_path"].as_str().expect("a file").to_owned();
-    let file = update.files[&path].as_ref().expect("a file").content.clone();
+    let file = update.files[&path].as_ref().expect("a file").content.text();
     assert!(file.contains("question 1") && !file.contains("question 2"), "{file}");
     state.apply(&update);
     assert_eq!(state.messages.len(), 6, "the history is whole");
@@ -96,7 +96,7 @@ async fn a_summary_stands_for_the_older_messages_and_the_next_one_for_it_too() {
     let update = answer.expect("an answer").extra;
     assert_eq!(update.fields[STATUS]["count"], 2);
     let path = update.fields[STATUS]["file_path"].as_str().expect("a file");
-    let file = update.files[path].as_ref().expect("a file").content.clone();
+    let file = update.files[path].as_ref().expect("a file").content.text();
     assert!(file.contains("question 2") && !file.contains("question 1"), "{file}");
 }
 

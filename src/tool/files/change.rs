@@ -94,7 +94,7 @@ pub(super) async fn edit(context: &FileContext<'_>, args: Edit) -> Result<FileRe
         new: &args.new_string,
         replace_all: args.replace_all,
     };
-    let edited = edit.apply(&old.content, context.max_file_bytes);
+    let edited = edit.apply(&old.content.text(), context.max_file_bytes);
     let EditedText { text, count } = edited.map_err(|error| edit_error(context, &path, error))?;
     let mut file = File::text(text, context.scope.now());
     file.created_at = old.created_at.clone().or(file.created_at);

@@ -48,7 +48,7 @@ pub(super) async fn read(context: &FileContext<'_>, args: Read) -> Result<FileRe
     };
     let content = match file.encoding {
         Encoding::Base64 => block(&path, &file),
-        Encoding::Utf8 => Content::Text(page(&path, &file.content, args.offset, args.limit)?),
+        Encoding::Utf8 => Content::Text(page(&path, &file.content.text(), args.offset, args.limit)?),
     };
     Ok(FileResult {
         content,
@@ -106,7 +106,7 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
 /// Returns a binary file as a content block.
 fn block(path: &str, file: &File) -> Content {
     let (kind, mime) = media(path);
-    let mut block = json!({"type": kind, "base64": file.content, "mime_type": mime});
+    let mut block = json!({"type": kind, "base64": file.content.text(), "mime_type": mime});
     if kind == "file" {
         let name = path.rsplit('/').next().unwrap_or(path);
         block["filename"] = json!(name);

@@ -15,7 +15,7 @@ use crate::domain::state::{File, State, Update};
 const SEEN: &str = "_files_seen";
 
 fn hash(file: &File) -> String {
-    let hash = Sha256::digest(file.content.as_bytes());
+    let hash = Sha256::digest(file.content.text().as_bytes());
     hex::encode(hash.get(..16).unwrap_or_default())
 }
 

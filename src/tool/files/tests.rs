@@ -202,8 +202,8 @@ async fn edit_file_reports_the_number_of_replacements_or_an_error() {
     }
     let edited = answer(&state, "edit_file", edit("a", true)).await;
     assert_eq!(
-        edited.writes.files["/f"].as_ref().map(|file| file.content.as_str()),
-        Some("x b x\nend")
+        edited.writes.files["/f"].as_ref().expect("a file").content,
+        "x b x\nend"
     );
 }
 

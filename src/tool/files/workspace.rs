@@ -213,7 +213,8 @@ impl FoundLines {
             return true;
         }
         let left = max.saturating_sub(self.count());
-        let matching = file.content.lines().enumerate().filter(|(_, line)| line.contains(text));
+        let content = file.content.text();
+        let matching = content.lines().enumerate().filter(|(_, line)| line.contains(text));
         let lines = matching.map(|(at, line)| (at + 1, shortened(line)));
         let mut lines: Vec<(usize, String)> = lines.take(left.saturating_add(1)).collect();
         if lines.len() > left {
