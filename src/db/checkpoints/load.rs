@@ -42,27 +42,74 @@ pub async fn shared_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &
 struct StepRow {
     checkpoint_id: Uuid,
     parent_id: Option<Uuid>,
+    seq: i64,
+    segment: i64,
     writes: String,
 }
+
+/// A step whose writes are not read yet.
+#[derive(sqlx::FromRow)]
+struct StepId {
+    checkpoint_id: Uuid,
+    parent_id: Option<Uuid>,
+    seq: i64,
+}
+
+/// The history of an agent.
+#[derive(Clone, Copy)]
+struct LaneOf {
+    thread: ThreadId,
+    lane: Lane,
+}
+
+/// Steps of one segment to be folded.
+enum Steps {
+    /// Some steps, oldest first.
+    Read(Vec<StepRow>),
+    /// The steps between two numbers of the log, inclusive.
+    Unread { segment: i64, first: i64, last: i64 },
+}
+
+/// The maximum number of steps whose writes are in memory at once.
+const MAX_STEPS: i64 = 256;
 
 /// Returns the state at a checkpoint from the cache, or folds and caches it.
 async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
     if let Some(state) = tx.states.get(checkpoint) {
         return Ok(state);
     }
-    let (base, mut steps) = steps_to(tx, thread, lane, checkpoint).await?;
-    let texts = steps.iter_mut().map(|row| StoredText {
-        cell: cell("writes", &row.checkpoint_id),
-        text: &mut row.writes,
-    });
-    blobs::restore(tx, thread, texts.collect()).await?;
+    let (base, parts) = steps_to(tx, thread, lane, checkpoint).await?;
     let mut fold = base.map_or_else(StateFold::default, |state| StateFold::from(State::clone(&state)));
-    for row in steps {
-        fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
+    for steps in parts {
+        match steps {
+            Steps::Read(rows) => add_steps(tx, thread, &mut fold, rows).await?,
+            Steps::Unread { segment, first, last } => {
+                let mut next = first;
+                loop {
+                    let rows = steps_between(tx, LaneOf { thread, lane }, segment, next, last).await?;
+                    let Some(newest) = rows.last() else { break };
+                    next = newest.seq + 1;
+                    add_steps(tx, thread, &mut fold, rows).await?;
+                }
+            }
+        }
     }
     let state = Arc::new(fold.finish());
     tx.states.put(checkpoint, Arc::clone(&state));
     Ok(state)
+}
+
+/// Adds the writes of steps.
+async fn add_steps(tx: &mut Tx<'_>, thread: ThreadId, fold: &mut StateFold, mut rows: Vec<StepRow>) -> DbResult<()> {
+    let texts = rows.iter_mut().map(|row| StoredText {
+        cell: cell("writes", &row.checkpoint_id),
+        text: &mut row.writes,
+    });
+    blobs::restore(tx, thread, texts.collect()).await?;
+    for row in rows {
+        fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
+    }
+    Ok(())
 }
 
 /// Returns the state of the nearest cached ancestor of a checkpoint, and the steps from there to the checkpoint, oldest
@@ -72,10 +119,66 @@ async fn steps_to(
     thread: ThreadId,
     lane: Lane,
     checkpoint: CheckpointId,
-) -> DbResult<(Option<Arc<State>>, Vec<StepRow>)> {
+) -> DbResult<(Option<Arc<State>>, Vec<Steps>)> {
+    let mut parts: Vec<Steps> = vec![];
+    let mut base = None;
+    let mut last = Some(checkpoint);
+    while let Some(id) = last {
+        let mut rows = newest_steps(tx, thread, lane, id).await?;
+        let Some(first) = rows.first() else {
+            return Err(missing_ancestor(id));
+        };
+        let segment = first.segment;
+        let seq = first.seq;
+        last = first.parent_id.map(CheckpointId);
+        let is_full = rows.len() >= usize::try_from(MAX_STEPS).unwrap_or(usize::MAX);
+        base = nearest_state(tx, &rows, |row| row.checkpoint_id).map(|(at, state)| {
+            rows.drain(..=at);
+            state
+        });
+        parts.push(Steps::Read(rows));
+        if base.is_none() && is_full {
+            let mut older = older_steps(tx, LaneOf { thread, lane }, segment, seq).await?;
+            if let Some(first) = older.first() {
+                last = first.parent_id.map(CheckpointId);
+            }
+            base = nearest_state(tx, &older, |row| row.checkpoint_id).map(|(at, state)| {
+                older.drain(..=at);
+                state
+            });
+            if let (Some(first), Some(newest)) = (older.first(), older.last()) {
+                parts.push(Steps::Unread {
+                    segment,
+                    first: first.seq,
+                    last: newest.seq,
+                });
+            }
+        }
+        if base.is_some() {
+            break;
+        }
+    }
+    parts.reverse();
+    Ok((base, parts))
+}
+
+/// Returns the newest of these steps, oldest first, whose state is cached: its index and the state.
+fn nearest_state<T>(tx: &Tx<'_>, steps: &[T], id_of: impl Fn(&T) -> Uuid) -> Option<(usize, Arc<State>)> {
+    let mut newest_first = steps.iter().enumerate().rev();
+    newest_first.find_map(|(at, step)| Some((at, tx.states.get(CheckpointId(id_of(step)))?)))
+}
+
+/// Returns a checkpoint and the steps of its segment before it, oldest first: the newest ones, if they are many.
+async fn newest_steps(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    lane: Lane,
+    checkpoint: CheckpointId,
+) -> DbResult<Vec<StepRow>> {
     // Subqueries instead of a join: Postgres could begin the join with the steps, and look for the checkpoint among all
     // steps for each of them.
-    const SEGMENT: &str = "select step.checkpoint_id, step.parent_id, step.writes from checkpoints step";
+    const SEGMENT: &str =
+        "select step.checkpoint_id, step.parent_id, step.seq, step.segment, step.writes from checkpoints step";
     const OF_CHECKPOINT: &str = " from checkpoints upto where upto.thread_id = $2 and upto.checkpoint_id = $1 \
         and upto.lane = $3)";
     const UP_TO: &str = concatcp!(
@@ -85,38 +188,55 @@ async fn steps_to(
         OF_CHECKPOINT,
         " and step.segment = (select upto.segment",
         OF_CHECKPOINT,
-        " order by step.seq"
+        " order by step.seq desc limit $4"
     );
     // Without the hint, SQLite chooses the index without the lane and reads the steps of subagents, too.
     const SQLITE: &str = concatcp!(SEGMENT, " indexed by checkpoints_by_lane", UP_TO);
     const POSTGRES: &str = concatcp!(SEGMENT, UP_TO);
     let sql = tx.either(SQLITE, POSTGRES);
-    let mut steps: Vec<StepRow> = vec![];
-    let mut last = Some(checkpoint);
-    while let Some(id) = last {
-        let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
-            .bind(id.0)
-            .bind(thread.0)
-            .bind(lane_id(lane))
-            .fetch_all(conn)
-            .await)?;
-        let Some(first) = rows.first() else {
-            return Err(missing_ancestor(id));
-        };
-        last = first.parent_id.map(CheckpointId);
-        let cached = rows.iter().enumerate().rev().find_map(|(at, row)| {
-            let state = tx.states.get(CheckpointId(row.checkpoint_id))?;
-            Some((at, state))
-        });
-        if let Some((at, state)) = cached {
-            rows.drain(..=at);
-            rows.append(&mut steps);
-            return Ok((Some(state), rows));
-        }
-        rows.append(&mut steps);
-        steps = rows;
-    }
-    Ok((None, steps))
+    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
+        .bind(checkpoint.0)
+        .bind(thread.0)
+        .bind(lane_id(lane))
+        .bind(MAX_STEPS)
+        .fetch_all(conn)
+        .await)?;
+    rows.reverse();
+    Ok(rows)
+}
+
+/// Returns the steps of a segment before the number `before` of the log, oldest first, without their writes.
+async fn older_steps(tx: &mut Tx<'_>, history: LaneOf, segment: i64, before: i64) -> DbResult<Vec<StepId>> {
+    const SQL: &str = "select checkpoint_id, parent_id, seq from checkpoints \
+        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq < $4 order by seq";
+    Ok(on_engine!(tx, |conn| query_as(SQL)
+        .bind(history.thread.0)
+        .bind(lane_id(history.lane))
+        .bind(segment)
+        .bind(before)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Returns the first steps of a segment between two numbers of the log, oldest first.
+async fn steps_between(
+    tx: &mut Tx<'_>,
+    history: LaneOf,
+    segment: i64,
+    first: i64,
+    last: i64,
+) -> DbResult<Vec<StepRow>> {
+    const SQL: &str = "select checkpoint_id, parent_id, seq, segment, writes from checkpoints \
+        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6";
+    Ok(on_engine!(tx, |conn| query_as(SQL)
+        .bind(history.thread.0)
+        .bind(lane_id(history.lane))
+        .bind(segment)
+        .bind(first)
+        .bind(last)
+        .bind(MAX_STEPS)
+        .fetch_all(conn)
+        .await)?)
 }
 
 #[derive(sqlx::FromRow)]
