@@ -4,10 +4,12 @@
 use std::sync::{Arc, Mutex};
 
 use adjutant::shutdown::Shutdown;
-use axum::http::HeaderMap;
+use axum::extract::RawQuery;
+use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::agents::background_tasks::{
     about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
@@ -98,6 +100,48 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
     (base, heard)
 }
 
+/// Starts a server on which one run is at work for ever. A second run starts only once the first one is to be cancelled, which
+/// is refused; and polls of a running task are answered once the second run is to start.
+async fn slow_server(around: &Shutdown) -> String {
+    let ids = [
+        "01a20234-fe65-74ae-ae65-82a968c820e5",
+        "01a20234-fe65-74ae-ae65-82a968c820e6",
+    ];
+    let ordered = Arc::new(watch::Sender::new(0_usize));
+    let is_cancelled = Arc::new(watch::Sender::new(false));
+    let orders = Arc::clone(&ordered);
+    let cancellation = Arc::clone(&is_cancelled);
+    let begin = async move || {
+        orders.send_modify(|ordered| *ordered += 1);
+        if *orders.borrow() == 1 {
+            return Json(json!({"run_id": ids[0], "status": "running"}));
+        }
+        drop(cancellation.subscribe().wait_for(|is_cancelled| *is_cancelled).await);
+        Json(json!({"run_id": ids[1], "status": "running"}))
+    };
+    let list = async move |RawQuery(query): RawQuery| {
+        if query.as_deref() == Some("limit=2") {
+            drop(ordered.subscribe().wait_for(|ordered| *ordered > 1).await);
+        }
+        match *ordered.borrow() {
+            0 => Json(json!([])),
+            _ => Json(json!([{"run_id": ids[0], "status": "running"}])),
+        }
+    };
+    let cancel = async move || {
+        is_cancelled.send_replace(true);
+        StatusCode::FORBIDDEN
+    };
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route("/threads/{thread}/runs", get(list).post(begin))
+        .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
+    starts_service("slow server", router, around).await
+}
+
 on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
@@ -119,6 +163,7 @@ on_both_engines! {
     errors_of_the_remote_server_are_reported,
     a_task_that_cannot_start_leaves_no_remote_run,
     remote_tasks_count_until_they_end,
+    a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled,
     a_task_fails_when_its_server_stays_unreachable,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
@@ -781,6 +826,22 @@ async fn remote_tasks_count_until_they_end(server: TestServer) {
     peer.finish().await;
 }
 
+async fn a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled(server: TestServer) {
+    let around = Shutdown::default();
+    let base = slow_server(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice.says(script().calls(start("a1", "far", "x")).says("yes")).await;
+    let task = the_task(&alice).await;
+    let both = [tell("u1", &task, "and more"), about("c1", "cancel_async_task", &task)];
+    alice.says(script().calls_all(both).says("well")).await;
+    let said = alice.transcript().await;
+    let refused = "update_async_task failed: The task was cancelled meanwhile";
+    assert!(said.iter().any(|line| line.starts_with(refused)), "{said:#?}");
+    assert_eq!(the_task(&alice).await["status"], "cancelled");
+    around.force();
+}
+
 async fn a_task_fails_when_its_server_stays_unreachable(server: TestServer) {
     let peer = Peer::named_by(&server, |base| {
         chief(base, "").replacen("[peers]\n", "[peers]\nbackground_patience_s = 1.0\n", 1)
@@ -906,6 +967,37 @@ async fn a_remote_task_whose_first_commits_are_lost_is_started() {
         eventually(async || notifications(&alice).await.len() == 1).await;
         let task = the_task(&alice).await;
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
+        peer.finish().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_to_a_remote_task_is_sent_although_its_record_is_not_acknowledged() {
+    // The state of a task to which a message is sent; a task that has ended counts anew for the limits then.
+    play_behind_proxy("\"status\":\"pending\"", async |server, door| {
+        let peer = peer_of(&server, "limits = { children_at_once = 1 }").await;
+        let alice = server.human("away").await;
+        alice
+            .says(script().calls(start("a1", "far", "say it")).says("it is under way"))
+            .await;
+        eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+        let task = the_task(&alice).await;
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        let run = alice
+            .asks(script().calls(tell("u1", &task, "once more")).says("told"))
+            .await;
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        run.finishes().await;
+        let given = format!(
+            "The background task {} was given the message.",
+            task["task_id"].as_str().unwrap()
+        );
+        let said = alice.transcript().await;
+        assert!(said.contains(&format!("update_async_task: {given}")), "{said:#?}");
+        eventually(async || notifications(&alice).await.len() == 2).await;
+        assert_eq!(runs_there(&peer, &task).await.len(), 2);
         peer.finish().await;
     })
     .await;
