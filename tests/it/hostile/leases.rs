@@ -323,6 +323,27 @@ async fn a_run_whose_admission_is_not_acknowledged_runs_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_ends_with_its_client_is_cancelled_if_its_admission_is_not_acknowledged() {
+    play_behind_proxy("unheard_of", async |server, door| {
+        let alice = server.human("plain").await;
+        server.tools.hold("lookup");
+        let text = script().calls(lookup("unheard_of", "x")).says("done");
+        let body = alice.run_body(text, json!({"on_disconnect": "cancel"}));
+        door.commits(Commits::AreNotAcknowledged);
+        let refused = server.client().post(&alice.path("/runs/wait"), body).await;
+        assert_eq!(refused.status, 503);
+        assert!(door.broken() > 0, "the admission was not acknowledged");
+        door.commits(Commits::Arrive);
+        let runs = alice.runs().await;
+        assert_eq!(runs.len(), 1, "it is stored");
+        let run = alice.run(&runs[0]);
+        eventually(async || run.status().await == "interrupted").await;
+        server.tools.let_go("lookup");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
     play_behind_proxy("nothing", async |server, door| {
         let alice = server.human("plain").await;
