@@ -4,6 +4,7 @@
 //! its newest checkpoint, the number of its step, the answered calls, the interrupts. An event is applied in two
 //! halves, because its frames depend on the agent before the event.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::domain::checkpoint::Entry;
@@ -29,6 +30,8 @@ pub(in crate::http) struct AgentFold {
     pub is_complete: bool,
     /// The calls of the current step that were answered one by one.
     pub answered: Vec<usize>,
+    /// The indexes in the current step of the calls that have started, by call id.
+    started: BTreeMap<String, usize>,
     /// The interrupts of the current step.
     pub interrupts: Vec<Interrupt>,
 }
@@ -44,6 +47,7 @@ impl AgentFold {
             step: None,
             is_complete: false,
             answered: vec![],
+            started: BTreeMap::new(),
             interrupts: vec![],
         }
     }
@@ -81,6 +85,7 @@ impl AgentFold {
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
+                self.started.clear();
                 self.interrupts.clear();
             }
             EventBody::Entry(entry) => {
@@ -105,9 +110,24 @@ impl AgentFold {
                 if head.is_some() {
                     self.stands_at(*head, *carried_from);
                 }
+                self.note_started(body);
             }
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
+    }
+
+    /// Takes the indexes of calls from the event that they start. To be called before the frames of their start are made.
+    pub(in crate::http) fn note_started(&mut self, body: &EventBody) {
+        if let EventBody::Fact(Fact::Calling { calls, .. }) = body {
+            self.started
+                .extend(calls.iter().map(|(index, id)| (id.clone(), *index)));
+        }
+    }
+
+    /// Returns the index in the current step of a call that has started. A step that was carried on to an update may have
+    /// calls that the last answer does not have any more.
+    pub(in crate::http) fn index_of(&self, call: &str) -> Option<usize> {
+        self.started.get(call).copied()
     }
 
     /// Takes the newest checkpoint from a fact, and the checkpoint after which the current step began, if it was carried on.
@@ -137,6 +157,7 @@ impl AgentFold {
         self.base = entry.next_base();
         self.step = Some(entry.step);
         self.answered.clear();
+        self.started.clear();
         self.interrupts.clear();
     }
 
