@@ -63,7 +63,7 @@ pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResu
 /// The condition under which the state of a task is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkCondition {
-    /// It is stored in any case.
+    /// None: the state is stored in any case.
     Always,
     /// The task is not to be cancelled.
     IsWanted,
