@@ -65,7 +65,8 @@ impl BackgroundTasks {
                 seen,
                 ..
             } => {
-                return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
+                let reason = seen.as_ref().and_then(|seen| seen.error.clone());
+                return Err(reason.unwrap_or_else(|| CANCELLED_MEANWHILE.to_owned()));
             }
             RemoteWork { seen: Some(seen), .. } => return Ok(run_of(&record, seen)),
             RemoteWork { seen: None, .. } => {}
@@ -205,6 +206,7 @@ impl BackgroundTasks {
             return Ok(cancelled);
         }
         let (place, agent) = self.remote_thread_of_task(&record).await?;
+        let version = self.version_of_unwanted(record.task).await?;
         let stopping = stop(&place, &agent, record.remote.seen.as_ref(), STOP_TIMEOUT);
         match timeout(STOP_TIMEOUT * 2, stopping).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
@@ -214,9 +216,13 @@ impl BackgroundTasks {
                 };
                 let ended = RemoteWork {
                     seen: Some(over),
+                    cancel_requested: true,
                     ..RemoteWork::default()
                 };
-                self.note(&record, ended, WorkCondition::Always).await?;
+                // Otherwise a message goes on with the task, or has begun work that is to be cancelled, too.
+                if let Some(version) = version {
+                    self.note(&record, ended, WorkCondition::HasVersion(version)).await?;
+                }
             }
             // The cancellation was requested; the task is polled until it has stopped.
             Ok(Ok(_)) => {}
@@ -234,6 +240,17 @@ impl BackgroundTasks {
             }
         }
         Ok(cancelled)
+    }
+
+    /// Returns the version of the state of a task that is to be cancelled; none if a message goes on with it, or it is gone.
+    async fn version_of_unwanted(&self, task: ThreadId) -> Result<Option<i64>, String> {
+        let read = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
+        let found = read.await.map_err(storage_error)?;
+        let unwanted = found.filter(|record| record.remote.cancel_requested);
+        Ok(unwanted.map(|record| record.remote.version))
     }
 
     /// Returns the thread of a remote task and the definition of its agent. The present definition of the

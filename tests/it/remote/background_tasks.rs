@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use adjutant::shutdown::Shutdown;
-use axum::extract::RawQuery;
+use axum::extract::{Path, RawQuery};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -100,37 +100,66 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
     (base, heard)
 }
 
-/// Starts a server on which one run is at work for ever. A second run starts only once the first one is to be cancelled, which
-/// is refused; and polls of a running task are answered once the second run is to start.
-async fn slow_server(around: &Shutdown) -> String {
-    let ids = [
-        "01a20234-fe65-74ae-ae65-82a968c820e5",
-        "01a20234-fe65-74ae-ae65-82a968c820e6",
-    ];
-    let ordered = Arc::new(watch::Sender::new(0_usize));
-    let is_cancelled = Arc::new(watch::Sender::new(false));
-    let orders = Arc::clone(&ordered);
-    let cancellation = Arc::clone(&is_cancelled);
+/// The work of a server that is slow to start it.
+#[derive(Clone, Default)]
+struct SlowWork {
+    /// The number of runs that were ordered.
+    ordered: usize,
+    /// True if the second run has started.
+    has_second: bool,
+    /// The runs that were to be cancelled.
+    cancelled: Vec<String>,
+}
+
+impl SlowWork {
+    /// Returns the runs, newest first. Those that are cancelled stop, unless the server `refuses` that.
+    fn runs(&self, refuses: bool) -> Value {
+        let shown = match self.has_second {
+            true => 2,
+            false => self.ordered.min(1),
+        };
+        let run = |id: &&str| match !refuses && self.cancelled.iter().any(|cancelled| cancelled == id) {
+            true => json!({"run_id": id, "status": "interrupted"}),
+            false => json!({"run_id": id, "status": "running"}),
+        };
+        SLOW_RUNS[..shown].iter().rev().map(run).collect()
+    }
+}
+
+const SLOW_RUNS: [&str; 2] = [
+    "01a20234-fe65-74ae-ae65-82a968c820e5",
+    "01a20234-fe65-74ae-ae65-82a968c820e6",
+];
+
+/// Starts a server whose runs last until they are cancelled, for ever if it `refuses` that. A second run starts only once the
+/// first one is to be cancelled, and polls of a running task are answered once the second run is to start.
+async fn slow_server(around: &Shutdown, refuses: bool) -> (String, Arc<watch::Sender<SlowWork>>) {
+    let work = Arc::new(watch::Sender::new(SlowWork::default()));
+    let begun = Arc::clone(&work);
     let begin = async move || {
-        orders.send_modify(|ordered| *ordered += 1);
-        if *orders.borrow() == 1 {
-            return Json(json!({"run_id": ids[0], "status": "running"}));
+        begun.send_modify(|work| work.ordered += 1);
+        let is_second = begun.borrow().ordered > 1;
+        if is_second {
+            drop(begun.subscribe().wait_for(|work| !work.cancelled.is_empty()).await);
+            begun.send_modify(|work| work.has_second = true);
         }
-        drop(cancellation.subscribe().wait_for(|is_cancelled| *is_cancelled).await);
-        Json(json!({"run_id": ids[1], "status": "running"}))
+        Json(json!({"run_id": SLOW_RUNS[usize::from(is_second)], "status": "running"}))
     };
+    let seen = Arc::clone(&work);
     let list = async move |RawQuery(query): RawQuery| {
         if query.as_deref() == Some("limit=2") {
-            drop(ordered.subscribe().wait_for(|ordered| *ordered > 1).await);
+            drop(seen.subscribe().wait_for(|work| work.ordered > 1).await);
         }
-        match *ordered.borrow() {
-            0 => Json(json!([])),
-            _ => Json(json!([{"run_id": ids[0], "status": "running"}])),
-        }
+        let runs = seen.borrow().runs(refuses);
+        Json(runs)
     };
-    let cancel = async move || {
-        is_cancelled.send_replace(true);
-        StatusCode::FORBIDDEN
+    let stopped = Arc::clone(&work);
+    let cancel = async move |Path((_, run)): Path<(String, String)>| {
+        stopped.send_modify(|work| work.cancelled.push(run));
+        match refuses {
+            true => StatusCode::FORBIDDEN,
+            false => StatusCode::OK,
+        }
     };
     let router = Router::new()
         .route(
@@ -139,7 +168,7 @@ async fn slow_server(around: &Shutdown) -> String {
         )
         .route("/threads/{thread}/runs", get(list).post(begin))
         .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
-    starts_service("slow server", router, around).await
+    (starts_service("slow server", router, around).await, work)
 }
 
 on_both_engines! {
@@ -164,6 +193,7 @@ on_both_engines! {
     a_task_that_cannot_start_leaves_no_remote_run,
     remote_tasks_count_until_they_end,
     a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled,
+    a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled,
     a_task_fails_when_its_server_stays_unreachable,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
@@ -827,8 +857,18 @@ async fn remote_tasks_count_until_they_end(server: TestServer) {
 }
 
 async fn a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled(server: TestServer) {
+    message_arrives_late(&server, false).await;
+}
+
+async fn a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled(server: TestServer) {
+    message_arrives_late(&server, true).await;
+}
+
+/// Checks that a message whose run starts on the other server after the task was cancelled does not go on with the task. The
+/// server may refuse to cancel runs.
+async fn message_arrives_late(server: &TestServer, refuses: bool) {
     let around = Shutdown::default();
-    let base = slow_server(&around).await;
+    let (base, work) = slow_server(&around, refuses).await;
     server.is_configured_with(&chief(&base, "")).await;
     let alice = server.human("away").await;
     alice.says(script().calls(start("a1", "far", "x")).says("yes")).await;
@@ -839,6 +879,8 @@ async fn a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_c
     let refused = "update_async_task failed: The task was cancelled meanwhile";
     assert!(said.iter().any(|line| line.starts_with(refused)), "{said:#?}");
     assert_eq!(the_task(&alice).await["status"], "cancelled");
+    // What the message has started is to be cancelled, too.
+    eventually(async || work.borrow().cancelled.iter().any(|run| run == SLOW_RUNS[1])).await;
     around.force();
 }
 

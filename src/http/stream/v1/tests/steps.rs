@@ -159,9 +159,9 @@ fn changed_step() -> (Play, Agent, usize) {
 /// The records of tool calls in a mode.
 fn tasks_of_calls(play: &Play, before: usize, mode: StreamMode) -> Vec<Value> {
     let frames = play.read(&play.events[before..], &[mode], false);
-    let records = frames.iter().map(|frame| match mode {
-        StreamMode::Debug => data(frame)["payload"].clone(),
-        _ => data(frame),
+    let records = frames.iter().map(|frame| match mode == StreamMode::Debug {
+        true => data(frame)["payload"].clone(),
+        false => data(frame),
     });
     records.filter(|record| record["name"] == "tools").collect()
 }
