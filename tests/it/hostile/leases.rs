@@ -352,8 +352,11 @@ async fn a_run_that_ends_with_its_client_is_cancelled_if_the_client_leaves_befor
             .await
             .expect("a connection");
         let id = server.id_in_sql(&alice.thread);
-        let lock = format!("begin; select 1 from threads where thread_id = {id} for update");
-        raw_sql(AssertSqlSafe(lock)).execute(&mut other).await.expect("the lock");
+        let lock = format!("set adjutant.tenant = '*'; begin; select 1 from threads where thread_id = {id} for update");
+        raw_sql(AssertSqlSafe(lock))
+            .execute(&mut other)
+            .await
+            .expect("the lock");
         let text = script().calls(lookup("l1", "x")).says("done");
         let body = alice.run_body(text, json!({"on_disconnect": "cancel"}));
         let request = server.client().request(Method::POST, &alice.path("/runs/wait"));
