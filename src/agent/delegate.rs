@@ -199,6 +199,17 @@ impl Loop<'_> {
         child: Child,
     ) -> BoxFuture<'a, (usize, CallResult)> {
         child.stop.cancel();
+        let position = &child.machine.position;
+        if position.failure.is_none() && !matches!(position.phase, Phase::Ended) {
+            // What waits below it counts as running until it is cancelled, as below a child run that is driven.
+            let meter = Arc::clone(&child.meter);
+            let budget = self
+                .scope
+                .budget
+                .below(subagent.limits.clone(), meter, place.lineage.depth);
+            let waiting = child.machine.parked_children();
+            waiting.iter().for_each(|_| budget.child_goes_on());
+        }
         async move {
             // Nothing reads the result of such a call.
             let call = ToolCall::new(place.lineage.cause.clone().unwrap_or_default(), "", Map::new());
