@@ -451,14 +451,15 @@ impl Loop<'_> {
     }
 
     /// Passes a result through the middleware and records it. Store items of the result are written in the same
-    /// transaction.
+    /// transaction. A call that is no longer in the conversation has no result.
     fn receive(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, answer: ToolOutput) {
-        let answer = match machine.call(at) {
-            Some(call) => self.agent.stack().iter().rev().fold(answer, |answer, policy| {
-                policy.receive(&self.scope, &machine.state, &call, answer)
-            }),
-            None => answer,
+        let Some(call) = machine.call(at) else {
+            record_answer(machine, at, ToolOutput::default());
+            return;
         };
+        let answer = self.agent.stack().iter().rev().fold(answer, |answer, policy| {
+            policy.receive(&self.scope, &machine.state, &call, answer)
+        });
         // A tool's writes must match the declared fields. A subagent's writes were checked call by call.
         let declared = &self.agent.declared;
         let accepted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
@@ -467,15 +468,15 @@ impl Loop<'_> {
             ..wrong
         });
         let accepted = accepted.and_then(|()| self.state_size.admit(&machine.state, &answer.writes));
-        let mut answer = match (accepted, machine.call(at)) {
-            (Err(wrong), Some(call)) => ToolOutput::error(
+        let mut answer = match accepted {
+            Err(wrong) => ToolOutput::error(
                 &call,
                 format!(
                     "The result of `{}` was not taken: it writes {}, which {}.",
                     call.name, wrong.field, wrong.reason
                 ),
             ),
-            (_, _) => answer,
+            Ok(()) => answer,
         };
         let changes = std::mem::take(&mut answer.changes);
         if !changes.is_empty() {
@@ -503,7 +504,7 @@ impl Loop<'_> {
     }
 
     /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
-    /// checkpoint.
+    /// checkpoint. That of a call that is no longer in the conversation is not published.
     fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
         let Some(CallStatus::Answered(answer)) = machine.call_status(at).cloned() else {
             return;
@@ -511,7 +512,7 @@ impl Loop<'_> {
         let Some(head) = machine.head else {
             return;
         };
-        if answer.is_logged || last && machine.all_answered() {
+        if answer.is_logged || machine.call(at).is_none() || last && machine.all_answered() {
             return;
         }
         pending.push(PendingWrite::Fact(Fact::Answered {

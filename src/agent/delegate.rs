@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
+use serde_json::Map;
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{CallResult, record_answer};
@@ -124,14 +125,13 @@ impl Loop<'_> {
         }
     }
 
-    /// Continues the child run of the call at `at`.
+    /// Continues the child run of the call at `at`, or cancels it if the call is no longer in the conversation.
     pub(super) async fn continue_child<'a>(
         &'a self,
         machine: &Machine,
         at: usize,
         child: RunId,
     ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
-        let call = machine.call(at).ok_or_else(|| fault("place in the conversation"))?;
         let (lineage, child) = self
             .journal
             .find_child(child)
@@ -145,7 +145,10 @@ impl Loop<'_> {
         self.scope.budget.child_goes_on();
         let child = subagent.with_input(child, &machine.state_for_child(at));
         let place = self.place_of_child(machine, at, lineage);
-        Ok(self.run_child(at, call, subagent, place, child))
+        Ok(match machine.call(at) {
+            Some(call) => self.run_child(at, call, subagent, place, child),
+            None => self.abandon_child(at, subagent, place, child),
+        })
     }
 
     /// Continues a parked child run after it, or one below it, was cancelled.
@@ -183,6 +186,35 @@ impl Loop<'_> {
             let driven = self.drive_child(&call, &subagent, place, child).await;
             self.end_delegation(span, &driven);
             (at, CallResult::Child(driven))
+        }
+        .boxed()
+    }
+
+    /// Cancels the child run of the call at `at`, which is no longer in the conversation.
+    fn abandon_child<'a>(
+        &'a self,
+        at: usize,
+        subagent: Subagent,
+        place: ChildPlace,
+        child: Child,
+    ) -> BoxFuture<'a, (usize, CallResult)> {
+        child.stop.cancel();
+        let position = &child.machine.position;
+        if position.failure.is_none() && !matches!(position.phase, Phase::Ended) {
+            // What waits below it counts as running until it is cancelled, as below a child run that is driven.
+            let meter = Arc::clone(&child.meter);
+            let budget = self
+                .scope
+                .budget
+                .below(subagent.limits.clone(), meter, place.lineage.depth);
+            let waiting = child.machine.parked_children();
+            waiting.iter().for_each(|_| budget.child_goes_on());
+        }
+        async move {
+            // Nothing reads the result of such a call.
+            let call = ToolCall::new(place.lineage.cause.clone().unwrap_or_default(), "", Map::new());
+            let ended = self.drive_child(&call, &subagent, place, child).await;
+            (at, CallResult::Child(ended))
         }
         .boxed()
     }

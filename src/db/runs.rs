@@ -460,6 +460,26 @@ pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Ru
     Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
 }
 
+/// Returns those of these runs that are stored, with their threads.
+pub async fn threads_of(tx: &mut Tx<'_>, runs: &[RunId]) -> DbResult<Vec<(RunId, ThreadId)>> {
+    if runs.is_empty() {
+        return Ok(vec![]);
+    }
+    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select run_id, thread_id from runs where run_id in (");
+        let mut list = sql.separated(", ");
+        for run in runs {
+            list.push_bind(run.0);
+        }
+        sql.push(")");
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    Ok(rows
+        .into_iter()
+        .map(|(run, thread)| (RunId(run), ThreadId(thread)))
+        .collect())
+}
+
 /// Returns the run of the main agent that is running on a thread.
 pub async fn at_work(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<RunId>> {
     const SQL: &str = "select run_id from runs where thread_id = $1 and depth = 0 and status = 'running'";

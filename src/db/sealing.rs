@@ -144,6 +144,8 @@ struct KeyChange {
 struct KnownKeys {
     /// The newest change of the table of data keys that was read.
     change: KeyChange,
+    /// The newest change of a key that was read. A change of the table may have changed no key.
+    key_change: KeyChange,
     /// The keys that open values. They may include keys whose transaction was rolled back: nothing is sealed with those.
     by_id: HashMap<Uuid, Arc<DataKey>>,
     /// The keys that seal new values, by tenant. All are committed.

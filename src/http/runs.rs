@@ -139,7 +139,10 @@ pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<Idempotenc
     check_graph(api, &checked.new_run.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
-        let run = api.runs.start(checked.new_run).await?;
+        let run = match cancel_on_disconnect {
+            true => api.runs.start_followed(checked.new_run).await?,
+            false => api.runs.start(checked.new_run).await?,
+        };
         return Ok(StartedRun {
             run,
             cancel_on_disconnect,

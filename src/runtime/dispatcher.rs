@@ -23,6 +23,7 @@ use super::run_context::{RunContext, fault};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{QueueLook, Turns, claim_next};
+use super::unheard_runs::UnheardRuns;
 use super::{CancelAction, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
@@ -135,6 +136,7 @@ impl Dispatcher {
             turns: Turns::default(),
             jobs: JobQueue::default(),
             queue: QueueRoom::new(parts.bounds.waiting),
+            unheard: UnheardRuns::default(),
         };
         Self {
             core: Arc::new(core),

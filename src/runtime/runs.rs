@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{self, Admission, AdmissionContext, Admitted};
+use super::admission::{self, Admission, AdmissionContext, Admitted, Checked};
 use super::dispatcher::Dispatcher;
 use super::retry::retry_while_busy;
 use super::shared::Core;
+use super::unheard_runs::{UnansweredRun, Written};
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
@@ -37,12 +38,50 @@ impl Runs {
     /// # Errors
     /// Returns the refusal; nothing is stored then.
     pub async fn start(&self, new_run: NewRun) -> Result<Run, StartError> {
+        let (new_runs, checked) = self.prepare(new_run).await?;
+        self.admit(RunId::mint(), new_runs, checked, Written::default()).await
+    }
+
+    /// Starts a run, or queues it, for a client that cancels the run by disconnecting. The run is cancelled, too, if the
+    /// client disconnects before it is answered, or if the database does not say that the run is stored.
+    ///
+    /// # Errors
+    /// As [`Runs::start`].
+    pub async fn start_followed(&self, new_run: NewRun) -> Result<Run, StartError> {
+        let (new_runs, checked) = self.prepare(new_run).await?;
+        let id = RunId::mint();
+        let written = Written::default();
+        let unanswered = UnansweredRun::new(self, id, &written);
+        let started = self.admit(id, new_runs, checked, written).await;
+        unanswered.settle(&started);
+        started
+    }
+
+    /// Makes the checks before the admission of a run.
+    async fn prepare(&self, new_run: NewRun) -> Result<(Arc<Vec<NewRun>>, Vec<Checked>), StartError> {
         let new_runs = Arc::new(vec![new_run]);
         let prepared = self.admission.prepare(&new_runs).await;
         let checked = prepared.map_err(|refusal| refusal.error)?;
+        Ok((new_runs, checked))
+    }
+
+    /// Admits the run of a request that was prepared.
+    async fn admit(
+        &self,
+        id: RunId,
+        new_runs: Arc<Vec<NewRun>>,
+        checked: Vec<Checked>,
+        written: Written,
+    ) -> Result<Run, StartError> {
         let dispatcher = Arc::clone(&self.dispatcher);
-        let admitted = self.admission.admit(checked, |tx, context| {
-            Box::pin(async move { admit(tx, &dispatcher, &new_runs[0], &context, false).await })
+        let admitted = self.admission.admit(checked, move |tx, context| {
+            Box::pin(async move {
+                let admitted = admit(tx, &dispatcher, id, &new_runs[0], &context, false).await;
+                if admitted.is_ok() {
+                    written.note();
+                }
+                admitted
+            })
         });
         admitted.await
     }
@@ -206,11 +245,12 @@ impl Runs {
 async fn admit(
     tx: &mut Tx<'_>,
     dispatcher: &Dispatcher,
+    id: RunId,
     new_run: &NewRun,
     context: &AdmissionContext,
     is_followed: bool,
 ) -> Result<Admitted, StartError> {
-    let mut admitted = admission::start(tx, new_run, context).await?;
+    let mut admitted = admission::start_as(tx, id, new_run, 0, context).await?;
     if is_followed {
         admission::keep_for_key(tx, &mut admitted.run, context.now).await?;
     }
@@ -237,7 +277,7 @@ async fn admit_with_key(
     };
     let db = dispatcher.core.db.clone();
     let write = db.write_once(Some(key), now, kept, move |tx| {
-        Box::pin(async move { admit(tx, &dispatcher, &new_runs[0], &context, is_followed).await })
+        Box::pin(async move { admit(tx, &dispatcher, RunId::mint(), &new_runs[0], &context, is_followed).await })
     });
     write.await
 }

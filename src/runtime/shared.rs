@@ -11,6 +11,7 @@ use super::jobs::JobQueue;
 use super::registry::Registry;
 use super::stored_bytes::StoredSums;
 use super::turns::Turns;
+use super::unheard_runs::UnheardRuns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks, trace};
 use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
 use crate::domain::backoff::spread;
@@ -65,6 +66,8 @@ pub(super) struct Core {
     pub(super) jobs: JobQueue,
     /// The room in the queue of runs.
     pub(super) queue: QueueRoom,
+    /// The runs that are to be cancelled once they are stored.
+    pub(super) unheard: UnheardRuns,
 }
 
 impl Core {

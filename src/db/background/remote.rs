@@ -60,12 +60,28 @@ pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResu
     readable(rows)
 }
 
-/// Stores the polled state of a task and its next poll. Returns false if the state has another version than `version`,
-/// or the task is gone. Without a version it is stored in any case, and a worker that is polling the task stores
-/// nothing.
-pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, version: Option<i64>) -> DbResult<bool> {
+/// The condition under which the state of a task is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkCondition {
+    /// None: the state is stored in any case.
+    Always,
+    /// The task is not to be cancelled, and was not since the last message to it.
+    IsWanted,
+    /// The state has this version.
+    HasVersion(i64),
+}
+
+/// Stores the polled state of a task and its next poll. Returns false if the condition does not hold, or the task is gone.
+/// A worker that is polling the task meanwhile stores nothing. A task that is not wanted any more is polled once more, since
+/// work that has begun there in the meantime is to be cancelled, too.
+pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, condition: WorkCondition) -> DbResult<bool> {
     const SQL: &str = "update remote_runs set seen = $2, seen_status = $3, seen_run = $4, unwanted = $5, attempts = $6, \
-        lost_since = $7, version = version + 1 where remote_run_id = $1 and version = coalesce(cast($8 as bigint), version)";
+        lost_since = $7, version = version + 1 where remote_run_id = $1 and version = coalesce(cast($8 as bigint), version) \
+        and not (unwanted and $9)";
+    let version = match condition {
+        WorkCondition::HasVersion(version) => Some(version),
+        WorkCondition::Always | WorkCondition::IsWanted => None,
+    };
     let sealer = tx.sealer_of_thread(task.parent_thread).await?;
     let cell = ColumnRef {
         table: TABLE,
@@ -84,13 +100,28 @@ pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, version
         .bind(i32::try_from(work.attempts).unwrap_or(i32::MAX))
         .bind(work.lost_since.map(|at| at.0))
         .bind(version)
+        .bind(condition == WorkCondition::IsWanted)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
     if changed == 1 {
         poll_at(tx, task, work.due_at).await?;
+    } else if condition == WorkCondition::IsWanted {
+        poll_again(tx, task.task, work.due_at).await?;
     }
     Ok(changed == 1)
+}
+
+/// Schedules a further poll of a task whose state stays as it is, unless the task is gone. A worker that is polling it
+/// meanwhile stores nothing.
+async fn poll_again(tx: &mut Tx<'_>, task: ThreadId, due_at: Option<Timestamp>) -> DbResult<()> {
+    const SQL: &str = "update remote_runs set version = version + 1 where remote_run_id = $1";
+    // It may have moved to another thread.
+    let Some(record) = super::find(tx, task).await?.filter(|_| due_at.is_some()) else {
+        return Ok(());
+    };
+    on_engine!(tx, |conn| query(SQL).bind(task.0).execute(conn).await.map(drop))?;
+    poll_at(tx, &record, due_at).await
 }
 
 /// Returns the known usage of a task.

@@ -75,8 +75,10 @@ impl Sealing {
     /// has written: what is read must be committed.
     pub(in crate::db) async fn refresh(&self, tx: &mut Tx<'_>) -> DbResult<()> {
         let Some(keyring) = &self.0 else { return Ok(()) };
+        let known = keyring.last_change();
+        let of_key = keyring.last_change_of_key();
         let newest = last_change(tx).await?;
-        keyring.follow(tx, newest).await
+        keyring.follow(tx, known, of_key, newest).await
     }
 
     /// Reads the changed data keys like [`Self::refresh`], where a transaction begins that may write. If the database has
@@ -85,19 +87,15 @@ impl Sealing {
     pub(in crate::db) async fn refresh_to_write(&self, tx: &mut Tx<'_>) -> DbResult<()> {
         let Some(keyring) = &self.0 else { return Ok(()) };
         // In this order: all that is known was committed before the statement begins.
-        let known = keyring.last_change();
+        let mut known = keyring.last_change();
+        let of_key = keyring.last_change_of_key();
         let newest = last_change(tx).await?;
         // Another server may have used the numbers of the lost changes again.
         let is_lost = newest.number < known.number || newest.number == known.number && newest != known;
         if is_lost {
-            tracing::warn!(
-                known = known.number,
-                number = newest.number,
-                "the database has lost data keys; those that it has are read anew"
-            );
-            keyring.forget_changes();
+            known = keyring.forget_changes(known, newest);
         }
-        keyring.follow(tx, newest).await
+        keyring.follow(tx, known, of_key, newest).await
     }
 
     /// Checks that this server can open what is sealed in the database, and reads all data keys.
@@ -127,20 +125,44 @@ impl Keyring {
         self.known.read().unwrap_or_else(PoisonError::into_inner).change
     }
 
-    /// Forgets which keys seal new values, so that the next look reads all of them.
-    fn forget_changes(&self) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.by_tenant.clear();
-        known.change = KeyChange::default();
+    /// Returns the newest change of a key that was read.
+    fn last_change_of_key(&self) -> KeyChange {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).key_change
     }
 
-    /// Reads the keys that have changed since they were read last, if there are any; `newest` is the last change.
-    async fn follow(&self, tx: &mut Tx<'_>, newest: KeyChange) -> DbResult<()> {
-        let known = self.last_change().number;
-        if newest.number == known {
+    /// Forgets which keys seal new values, since the database has lost some of them: those that it has are read anew. Returns
+    /// the change that is known then.
+    fn forget_changes(&self, known: KeyChange, newest: KeyChange) -> KeyChange {
+        tracing::warn!(
+            known = known.number,
+            number = newest.number,
+            "the database has lost data keys; those that it has are read anew"
+        );
+        let nothing = KeyChange::default();
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.by_tenant.clear();
+        known.change = nothing;
+        known.key_change = nothing;
+        nothing
+    }
+
+    /// Reads the keys that have changed since `known`, if there are any; `newest` is the last change. Other servers may have
+    /// made changes after a failover that has lost the known ones: then the known change `of_key` is lost, too.
+    async fn follow(
+        &self,
+        tx: &mut Tx<'_>,
+        mut known: KeyChange,
+        of_key: KeyChange,
+        newest: KeyChange,
+    ) -> DbResult<()> {
+        if newest.number <= known.number {
             return Ok(());
         }
-        let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(known).fetch_all(conn).await)?;
+        if known.number > 0 && !has_change(tx, of_key).await? {
+            known = self.forget_changes(known, newest);
+        }
+        let after = known.number;
+        let rows: Vec<KeyRow> = on_engine!(tx, |conn| query_as(SELECT_CHANGED).bind(after).fetch_all(conn).await)?;
         for row in rows {
             // A server with new master keys must not stop the others: only the values under those are out of reach.
             if let Err(error) = self.learn(row) {
@@ -176,6 +198,7 @@ impl Keyring {
             }
         }
         known.change = known.change.max(change);
+        known.key_change = known.key_change.max(change);
         Ok(())
     }
 }
@@ -252,6 +275,17 @@ async fn last_change(tx: &mut Tx<'_>) -> DbResult<KeyChange> {
     const SQL: &str = "select coalesce(max(number), 0) as number, \
         (select key_id from data_keys order by change desc, key_id desc limit 1) as newest from data_key_changes";
     Ok(on_engine!(tx, |conn| query_as(SQL).fetch_one(conn).await)?)
+}
+
+/// Returns whether the table still has a change of a key, or a later one of it.
+async fn has_change(tx: &mut Tx<'_>, change: KeyChange) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from data_keys where key_id = $1 and change >= $2)";
+    let Some(newest) = change.newest else { return Ok(true) };
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(newest)
+        .bind(change.number)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Returns the newest key of a tenant.

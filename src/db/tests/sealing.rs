@@ -77,6 +77,7 @@ in_places! {
     a_rolled_back_transaction_seals_nothing,
     keys_that_the_database_has_lost_seal_nothing,
     lost_keys_seal_nothing_also_if_their_numbers_are_given_again,
+    lost_keys_seal_nothing_also_if_more_numbers_were_given_since,
     each_tenant_has_a_key_of_its_own,
     values_of_other_rows_are_refused,
     a_definition_is_kept_while_a_sealed_request_needs_it,
@@ -508,6 +509,14 @@ async fn keys_that_the_database_has_lost_seal_nothing(place: &Place) {
 
 async fn lost_keys_seal_nothing_also_if_their_numbers_are_given_again(place: &Place) {
     lost_keys_seal_nothing(place, &["delete from data_keys"]).await;
+}
+
+async fn lost_keys_seal_nothing_also_if_more_numbers_were_given_since(place: &Place) {
+    let losses = &[
+        "delete from data_keys",
+        "update data_key_changes set number = number + 1",
+    ];
+    lost_keys_seal_nothing(place, losses).await;
 }
 
 /// Checks that nothing is sealed with keys that the database has lost by these statements.

@@ -69,7 +69,8 @@ pub struct Answered {
 pub struct RemoteWork {
     /// The last snapshot; none while the task is being started.
     pub seen: Option<TaskSnapshot>,
-    /// True if the task is to be cancelled there.
+    /// True if the task is to be cancelled there, or was. The next message to it takes that back; the late answer to an
+    /// earlier one does not.
     pub cancel_requested: bool,
     /// The number of polls since the last change.
     pub attempts: u32,
@@ -145,7 +146,7 @@ impl RemoteWork {
                 let is_over = seen.status.is_final() || (self.cancel_requested && seen.status == TaskStatus::Waiting);
                 let goes_on = !is_over;
                 Self {
-                    cancel_requested: self.cancel_requested && goes_on,
+                    cancel_requested: self.cancel_requested,
                     attempts: count,
                     lost_since: None,
                     due_at: goes_on.then(|| now.plus(polling.pause(count, task))),
@@ -233,7 +234,7 @@ mod tests {
             1,
         );
         assert_eq!(unwanted.due_at, None);
-        assert!(!unwanted.cancel_requested);
+        assert!(unwanted.cancel_requested, "a late answer does not go on with it");
     }
 
     #[test]

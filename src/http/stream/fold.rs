@@ -4,13 +4,18 @@
 //! its newest checkpoint, the number of its step, the answered calls, the interrupts. An event is applied in two
 //! halves, because its frames depend on the agent before the event.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, StepBase, TaskId};
-use crate::domain::interrupt::Interrupt;
+use crate::domain::interrupt::{Interrupt, InterruptSource};
+use crate::domain::machine::TOOLS;
 use crate::domain::state::State;
+
+/// The most calls of a step among which the one that asks something is looked for.
+const MOST_CALLS: usize = 128;
 
 /// One agent of a run after the events that were read.
 #[derive(Debug, Clone)]
@@ -29,6 +34,8 @@ pub(in crate::http) struct AgentFold {
     pub is_complete: bool,
     /// The calls of the current step that were answered one by one.
     pub answered: Vec<usize>,
+    /// The indexes in the current step of the calls that have started, or have asked something, by call id.
+    started: BTreeMap<String, usize>,
     /// The interrupts of the current step.
     pub interrupts: Vec<Interrupt>,
 }
@@ -44,6 +51,7 @@ impl AgentFold {
             step: None,
             is_complete: false,
             answered: vec![],
+            started: BTreeMap::new(),
             interrupts: vec![],
         }
     }
@@ -81,6 +89,7 @@ impl AgentFold {
                 self.step = None;
                 self.is_complete = true;
                 self.answered.clear();
+                self.started.clear();
                 self.interrupts.clear();
             }
             EventBody::Entry(entry) => {
@@ -105,9 +114,41 @@ impl AgentFold {
                 if head.is_some() {
                     self.stands_at(*head, *carried_from);
                 }
+                self.note_started(body);
             }
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
+    }
+
+    /// Takes the indexes of calls from the event that they start, or ask something. To be called before the frames of their
+    /// start are made.
+    pub(in crate::http) fn note_started(&mut self, body: &EventBody) {
+        match body {
+            EventBody::Fact(Fact::Calling { calls, .. }) => {
+                self.started
+                    .extend(calls.iter().map(|(index, id)| (id.clone(), *index)));
+            }
+            EventBody::Fact(Fact::Asked { interrupts, .. }) => {
+                for Interrupt { asker, task, .. } in interrupts {
+                    if let InterruptSource::Call(id) = asker
+                        && let Some(index) = (0..MOST_CALLS).find(|index| self.task(TOOLS, *index) == *task)
+                    {
+                        self.started.insert(id.clone(), index);
+                    }
+                }
+            }
+            EventBody::Fact(_)
+            | EventBody::Entry(_)
+            | EventBody::Delta(_)
+            | EventBody::Begun(_)
+            | EventBody::Output { .. } => {}
+        }
+    }
+
+    /// Returns the index in the current step of a call that has started, or has asked something. A step that was carried on to
+    /// an update may have calls that the last answer does not have any more.
+    pub(in crate::http) fn index_of(&self, call: &str) -> Option<usize> {
+        self.started.get(call).copied()
     }
 
     /// Takes the newest checkpoint from a fact, and the checkpoint after which the current step began, if it was carried on.
@@ -137,6 +178,7 @@ impl AgentFold {
         self.base = entry.next_base();
         self.step = Some(entry.step);
         self.answered.clear();
+        self.started.clear();
         self.interrupts.clear();
     }
 
@@ -163,7 +205,7 @@ mod tests {
     use super::*;
     use crate::domain::checkpoint::{CheckpointSource, Lane};
     use crate::domain::id::InterruptId;
-    use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
+    use crate::domain::interrupt::{Question, QuestionKind};
     use crate::domain::message::Message;
     use crate::domain::state::Update;
 

@@ -81,7 +81,7 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
         }
         None => format!("a content block of type `{kind}` cannot be sent to a model"),
     })?;
-    if is_empty(&sent) {
+    if is_empty(kind, &sent) {
         return Err(format!(
             "an empty content block of type `{kind}` cannot be sent to a model"
         ));
@@ -89,13 +89,15 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
     Ok(sent)
 }
 
-/// Returns whether a part is a file without content, which providers refuse.
-fn is_empty(sent: &UserContent) -> bool {
+/// Returns whether a part is a file without content, which providers refuse. A block of the type `text-plain` is a file, too,
+/// though it is sent as a text: rig-core would leave out an empty one without a word.
+fn is_empty(kind: &str, sent: &UserContent) -> bool {
     let data = match sent {
         UserContent::Image(image) => &image.data,
         UserContent::Audio(audio) => &audio.data,
         UserContent::Document(document) => &document.data,
-        UserContent::Text(_) | UserContent::ToolResult(_) | UserContent::Video(_) => return false,
+        UserContent::Text(text) => return kind == "text-plain" && text.text.trim().is_empty(),
+        UserContent::ToolResult(_) | UserContent::Video(_) => return false,
     };
     matches!(data, DocumentSourceKind::Base64(text) | DocumentSourceKind::String(text) if text.trim().is_empty())
 }

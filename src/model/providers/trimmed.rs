@@ -97,3 +97,50 @@ impl<W: ReplayTarget> ReplayTarget for Trimmed<W> {
         !self.0.binds_context(model) || self.0.drops_unbound_items(request)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rig_core::providers::anthropic::wire::{AnthropicConfig, Messages};
+    use serde_json::json;
+
+    use super::*;
+
+    /// A model whose thinking is bound to the tools and the system prompt.
+    const BOUND: &str = "claude-opus-5";
+
+    fn claude(model: &str) -> Trimmed<Messages> {
+        Trimmed(Messages {
+            provider: AnthropicConfig::new("key".to_owned()),
+            model: model.to_owned(),
+            default_max_tokens: Some(1),
+            prompt_caching: false,
+            static_prefix_cache_ttl: None,
+            strict_tools: false,
+            tool_input_streaming: Default::default(),
+        })
+    }
+
+    fn with_thinking(kind: &str) -> CompletionRequest {
+        let mut request = CompletionRequest::new("hello");
+        request.additional_params = Some(json!({"thinking": {"type": kind}}));
+        request
+    }
+
+    #[test]
+    fn the_tools_of_a_request_are_compared_where_thinking_is_bound_to_them_and_the_provider_does_not_drop_it() {
+        let bound = claude(BOUND);
+        assert!(bound.binds_context(BOUND));
+        assert!(!bound.drops_unbound_items(&with_thinking("disabled")));
+        assert!(bound.drops_unbound_items(&with_thinking("adaptive")));
+        assert!(bound.drops_unbound_items(&CompletionRequest::new("hello")));
+        let free = claude("m-1");
+        assert!(!free.0.drops_unbound_items(&with_thinking("disabled")));
+        assert!(
+            free.drops_unbound_items(&with_thinking("disabled")),
+            "nothing to compare"
+        );
+        let mut of_bound = with_thinking("disabled");
+        of_bound.model = Some(BOUND.to_owned());
+        assert!(!free.drops_unbound_items(&of_bound), "the model of the request decides");
+    }
+}

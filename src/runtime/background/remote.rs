@@ -16,6 +16,7 @@ use super::{
     task_ids,
 };
 use crate::agent::assemble::RegisteredAgent;
+use crate::db::background::remote::WorkCondition;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
@@ -37,6 +38,8 @@ const MARGIN: Duration = Duration::from_secs(60);
 pub(in crate::runtime) const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two polls of work that was cancelled.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The refusal when a task was cancelled while its work was started.
+const CANCELLED_MEANWHILE: &str = "The task was cancelled meanwhile; what was started is stopped.";
 /// The error of a task whose work was deleted on the other server.
 const DELETED: &str = "The thread of the task, or its work there, was deleted.";
 
@@ -62,7 +65,8 @@ impl BackgroundTasks {
                 seen,
                 ..
             } => {
-                return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
+                let reason = seen.as_ref().and_then(|seen| seen.error.clone());
+                return Err(reason.unwrap_or_else(|| CANCELLED_MEANWHILE.to_owned()));
             }
             RemoteWork { seen: Some(seen), .. } => return Ok(run_of(&record, seen)),
             RemoteWork { seen: None, .. } => {}
@@ -122,12 +126,14 @@ impl BackgroundTasks {
         };
         let parent = TaskParent::of(scope);
         let task = record.task;
-        let was_over = is_over(before.as_ref());
-        let write = self
-            .core
-            .db
-            .write(move |tx| Box::pin(async move { continue_task(tx, task, &parent, was_over, &expected).await }));
-        write.await.map_err(TaskError::text)?;
+        let expect = || {
+            let parent = parent.clone();
+            let expected = expected.clone();
+            self.core
+                .db
+                .write(move |tx| Box::pin(async move { continue_task(tx, task, &parent, &expected).await }))
+        };
+        patiently(scope.run, expect).await.map_err(TaskError::text)?;
         let mut request = request(scope, order, &record);
         request.multitask_strategy = match order.agent.update_strategy {
             UpdateStrategy::Interrupt => "interrupt",
@@ -139,15 +145,12 @@ impl BackgroundTasks {
             Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
-                self.note(
-                    &record,
-                    RemoteWork {
-                        seen: before,
-                        due_at,
-                        ..RemoteWork::default()
-                    },
-                )
-                .await?;
+                let as_before = RemoteWork {
+                    seen: before,
+                    due_at,
+                    ..RemoteWork::default()
+                };
+                self.note(&record, as_before, WorkCondition::IsWanted).await?;
                 Err(match is_certain {
                     true => format!("The task was not given the message. {reason}"),
                     false => format!("It is not known whether the task was given the message. {reason}"),
@@ -185,16 +188,13 @@ impl BackgroundTasks {
             lost: None,
             ..seen.clone()
         });
-        self.note(
-            &record,
-            RemoteWork {
-                seen: known,
-                cancel_requested: true,
-                due_at,
-                ..RemoteWork::default()
-            },
-        )
-        .await?;
+        let unwanted = RemoteWork {
+            seen: known,
+            cancel_requested: true,
+            due_at,
+            ..RemoteWork::default()
+        };
+        self.note(&record, unwanted, WorkCondition::Always).await?;
         let cancelled = TaskSnapshot {
             interrupts: vec![],
             ..TaskSnapshot {
@@ -206,6 +206,7 @@ impl BackgroundTasks {
             return Ok(cancelled);
         }
         let (place, agent) = self.remote_thread_of_task(&record).await?;
+        let version = self.version_of_unwanted(record.task).await?;
         let stopping = stop(&place, &agent, record.remote.seen.as_ref(), STOP_TIMEOUT);
         match timeout(STOP_TIMEOUT * 2, stopping).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
@@ -213,14 +214,15 @@ impl BackgroundTasks {
                     status: TaskStatus::Cancelled,
                     ..seen
                 };
-                self.note(
-                    &record,
-                    RemoteWork {
-                        seen: Some(over),
-                        ..RemoteWork::default()
-                    },
-                )
-                .await?;
+                let ended = RemoteWork {
+                    seen: Some(over),
+                    cancel_requested: true,
+                    ..RemoteWork::default()
+                };
+                // Otherwise a message goes on with the task, or has begun work that is to be cancelled, too.
+                if let Some(version) = version {
+                    self.note(&record, ended, WorkCondition::HasVersion(version)).await?;
+                }
             }
             // The cancellation was requested; the task is polled until it has stopped.
             Ok(Ok(_)) => {}
@@ -238,6 +240,17 @@ impl BackgroundTasks {
             }
         }
         Ok(cancelled)
+    }
+
+    /// Returns the version of the state of a task that is to be cancelled; none if a message goes on with it, or it is gone.
+    async fn version_of_unwanted(&self, task: ThreadId) -> Result<Option<i64>, String> {
+        let read = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
+        let found = read.await.map_err(storage_error)?;
+        let unwanted = found.filter(|record| record.remote.cancel_requested);
+        Ok(unwanted.map(|record| record.remote.version))
     }
 
     /// Returns the thread of a remote task and the definition of its agent. The present definition of the
@@ -301,8 +314,8 @@ impl BackgroundTasks {
         read.await.map_err(storage_error)
     }
 
-    /// Stores that work is in progress on the other server. An outcome is stored only after a poll, which brings the
-    /// result.
+    /// Stores that work is in progress on the other server, unless the task was cancelled meanwhile: then the work is
+    /// cancelled by the job that polls it. An outcome is stored only after a poll, which brings the result.
     async fn store_started(&self, record: &TaskRecord, seen: TaskSnapshot) -> Result<TaskRun, String> {
         let run = run_of(record, &seen);
         let now = self.core.clock.now();
@@ -322,11 +335,14 @@ impl BackgroundTasks {
         let due_at = if has_come { Some(now) } else { work.due_at };
         let work = RemoteWork { due_at, ..work };
         // The model must not be told that nothing was started.
-        let store = || self.store_if_unchanged(record, work.clone(), None);
-        patiently(record.parent_run, store).await.map_err(storage_error)?;
+        let store = || self.store_work(record, work.clone(), WorkCondition::IsWanted);
+        let is_wanted = patiently(record.parent_run, store).await.map_err(storage_error)?;
         self.core.jobs.has_tasks(true);
         self.core.jobs.wake();
-        Ok(run)
+        match is_wanted {
+            true => Ok(run),
+            false => Err(CANCELLED_MEANWHILE.to_owned()),
+        }
     }
 
     /// Stores the polled state, if it has changed.
@@ -341,28 +357,35 @@ impl BackgroundTasks {
                 self.core.clock.now(),
                 self.core.registry.factory.peers.poll_policy(),
             );
-            let stored = self.store_if_unchanged(record, after, Some(before.version)).await;
+            let condition = WorkCondition::HasVersion(before.version);
+            let stored = self.store_work(record, after, condition).await;
             stored.map_err(storage_error)?;
         }
         Ok(seen)
     }
 
-    /// Stores the state of a remote task.
-    pub(in crate::runtime) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        let stored = self.store_if_unchanged(record, work, None).await;
-        stored.map_err(storage_error)
+    /// Stores the state of a remote task, if the condition holds.
+    pub(in crate::runtime) async fn note(
+        &self,
+        record: &TaskRecord,
+        work: RemoteWork,
+        condition: WorkCondition,
+    ) -> Result<(), String> {
+        let stored = self.store_work(record, work, condition).await;
+        stored.map(drop).map_err(storage_error)
     }
 
-    async fn store_if_unchanged(&self, record: &TaskRecord, work: RemoteWork, version: Option<i64>) -> DbResult<()> {
+    /// Stores the state of a remote task, if the condition holds. Returns false if not.
+    async fn store_work(&self, record: &TaskRecord, work: RemoteWork, condition: WorkCondition) -> DbResult<bool> {
         let record = record.clone();
         let write = self
             .core
             .db
-            .write(move |tx| Box::pin(async move { store_polled(tx, &record, &work, version).await }));
-        write.await?;
+            .write(move |tx| Box::pin(async move { store_polled(tx, &record, &work, condition).await }));
+        let is_stored = write.await?;
         // The task may be polled earlier than the loop knows.
         self.core.jobs.wake();
-        Ok(())
+        Ok(is_stored)
     }
 
     /// Stores that a task was not started. If it may have started nevertheless, it is cancelled. Returns the text for
@@ -389,7 +412,7 @@ impl BackgroundTasks {
                 match is_certain {
                     true => db::background::remote::forget(tx, task).await?,
                     false => {
-                        db::background::remote::note(tx, &record, &dropped, None).await?;
+                        db::background::remote::note(tx, &record, &dropped, WorkCondition::Always).await?;
                         db::background::set_notified(tx, task, None, false).await?;
                     }
                 }
@@ -406,12 +429,12 @@ impl BackgroundTasks {
 }
 
 /// Stores the polled state of a task and its usage, which counts for all its trees. A poll brings the total usage, so
-/// it counts once however often it is polled.
+/// it counts once however often it is polled. Returns false if the condition does not hold.
 pub(in crate::runtime) async fn store_polled(
     tx: &mut Tx<'_>,
     record: &TaskRecord,
     work: &RemoteWork,
-    version: Option<i64>,
+    condition: WorkCondition,
 ) -> DbResult<bool> {
     if let Some(told) = work.seen.as_ref().and_then(|seen| seen.used) {
         let before = db::background::remote::used(tx, record.task).await?;
@@ -423,7 +446,7 @@ pub(in crate::runtime) async fn store_polled(
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
-    db::background::remote::note(tx, record, work, version).await
+    db::background::remote::note(tx, record, work, condition).await
 }
 
 /// Stores a task that is about to start, if the limits allow it. A task that is stored already is returned.
@@ -443,23 +466,23 @@ async fn insert_task(
     Ok(record)
 }
 
-/// Stores that a further message is sent to a task, if the limits allow it.
+/// Stores that a further message is sent to a task, if the limits allow it. A try whose commit was not acknowledged may have
+/// stored that already; the task is not over then.
 async fn continue_task(
     tx: &mut Tx<'_>,
     task: ThreadId,
     parent: &TaskParent,
-    was_over: bool,
     expected: &RemoteWork,
 ) -> Result<(), TaskError> {
     db::threads::lock(tx, parent.thread).await?;
     let Some(record) = find_own_task(tx, task, parent.thread).await? else {
         return Err(TaskError::Refused(super::NOT_OWN_TASK.to_owned()));
     };
-    if was_over {
+    if is_over(record.remote.seen.as_ref()) {
         limits::check_restart(tx, parent, &record.ancestry).await?;
     }
     db::background::watch(tx, task).await?;
-    db::background::remote::note(tx, &record, expected, None).await?;
+    db::background::remote::note(tx, &record, expected, WorkCondition::Always).await?;
     Ok(())
 }
 

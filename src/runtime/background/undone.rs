@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use super::awaited_runs::describing_agent;
 use super::remote::START_TIMEOUT;
+use crate::db::background::remote::WorkCondition;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
@@ -78,7 +79,7 @@ async fn cancel_there(tx: &mut Tx<'_>, record: TaskRecord, thread: ThreadId, now
         due_at: Some(due_at),
         ..RemoteWork::default()
     };
-    db::background::remote::note(tx, &record, &unwanted, None)
+    db::background::remote::note(tx, &record, &unwanted, WorkCondition::Always)
         .await
         .map(drop)
 }

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::branches::open_at;
 use super::{Interrupts, Resolution, continue_thread, pending};
+use crate::db::background::remote::WorkCondition;
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -165,7 +166,8 @@ impl Interrupts {
             asked_at: found.created_at,
             at,
         };
-        let noted = self.tasks.note(&record, record.remote.with_answer(answered)).await;
+        let after = record.remote.with_answer(answered);
+        let noted = self.tasks.note(&record, after, WorkCondition::IsWanted).await;
         noted.map_err(ResolveError::Elsewhere)?;
         Ok(RunId(run.run_id))
     }

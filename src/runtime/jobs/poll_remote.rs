@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome};
+use crate::db::background::remote::WorkCondition;
 use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
 use crate::domain::id::ThreadId;
@@ -66,7 +67,8 @@ impl JobHandler for PollRemoteHandler {
                     let Some(work) = work else {
                         return db::background::remote::forget(tx, task).await;
                     };
-                    let is_stored = store_polled(tx, &record, &work, Some(record.remote.version)).await?;
+                    let condition = WorkCondition::HasVersion(record.remote.version);
+                    let is_stored = store_polled(tx, &record, &work, condition).await?;
                     match is_stored && work.due_at.is_none() {
                         true => db::background::remote::forget_detached(tx, task).await,
                         false => Ok(()),

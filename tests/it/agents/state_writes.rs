@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::branches::{APART, leaves_a_branch};
-use crate::support::actors::Question;
+use crate::support::actors::{Question, Run};
 use crate::support::client::Reply;
 use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task};
 
@@ -21,6 +21,8 @@ on_both_engines! {
     an_answer_at_the_checkpoint_of_the_question_goes_on_after_the_write,
     an_update_by_a_command_keeps_the_question_where_it_is_shown,
     a_call_that_a_command_puts_in_the_place_of_another_is_asked_about_and_made,
+    a_subagent_whose_call_a_command_takes_away_is_cancelled_by_its_answer,
+    what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped,
     an_answer_after_a_write_can_be_undone,
     a_question_outlives_a_write_and_a_kill,
 }
@@ -362,6 +364,78 @@ async fn a_call_that_a_command_puts_in_the_place_of_another_is_asked_about_and_m
     let results = messages.iter().filter(|message| message["type"] == "tool");
     let answered: Vec<&Value> = results.map(|result| &result["tool_call_id"]).collect();
     assert_eq!(answered, ["m2"], "a result without a call is refused by providers");
+}
+
+/// Checks that the last turn went on without the subagent of the call `t1`: nobody waits for it, and it has no result.
+async fn goes_on_without_subagent(alice: &Human, run: &Run) {
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
+    assert_eq!(alice.status().await, "idle");
+    assert!(alice.questions().await.is_empty());
+    let child = alice.run(&run.children().await[0]).record().await;
+    assert_eq!(child["status"], "interrupted");
+    assert_eq!(child["error"]["error"], "UserInterrupt");
+    let state = alice.state().await;
+    let messages = state["values"]["messages"].as_array().unwrap();
+    assert!(messages.iter().all(|message| message["tool_call_id"] != "t1"));
+}
+
+async fn a_subagent_whose_call_a_command_takes_away_is_cancelled_by_its_answer(server: TestServer) {
+    for (is_one_request, put_in) in [(true, json!([lookup("l1", "fish")])), (false, json!([]))] {
+        let alice = server.human("agent").await;
+        let inner = script().calls(mail("m1", "bob")).says("sent by child");
+        let run = alice
+            .asks(script().calls(task("t1", "mailer", inner)).says("done"))
+            .await;
+        run.finishes().await;
+        let question = alice.question().await;
+        let update = answer_with(&alice, put_in).await;
+        if is_one_request {
+            let command = json!({"resume": approval(), "update": update});
+            alice.starts(json!({"command": command})).await.finishes().await;
+        } else {
+            alice
+                .starts(json!({"command": {"update": update}}))
+                .await
+                .finishes()
+                .await;
+            assert_eq!(
+                alice.question().await.id(),
+                question.id(),
+                "an update withdraws nothing"
+            );
+            alice.approves(&question).await.finishes().await;
+        }
+        goes_on_without_subagent(&alice, &run).await;
+    }
+    assert!(server.tools.recipients().is_empty());
+    assert_eq!(server.tools.calls_of("lookup").len(), 1, "the call that was put in");
+}
+
+async fn what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped(server: TestServer) {
+    let alice = server.human("deep").await;
+    let asks = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+    let below = script()
+        .calls_all([
+            task("t2", "researcher", asks("m1", "ann")),
+            task("t3", "researcher", asks("m2", "bob")),
+        ])
+        .says("both know");
+    let run = alice
+        .asks(script().calls(task("t1", "researcher", below)).says("done"))
+        .await;
+    run.finishes().await;
+    let questions = alice.questions().await;
+    assert_eq!(questions.len(), 2);
+    let update = answer_with(&alice, json!([])).await;
+    alice
+        .starts(json!({"command": {"update": update}}))
+        .await
+        .finishes()
+        .await;
+    alice.approves(&questions[0]).await.finishes().await;
+    goes_on_without_subagent(&alice, &run).await;
+    assert!(server.tools.recipients().is_empty());
+    assert!(alice.resolves(&questions[1], approval()).await.status >= 400);
 }
 
 async fn an_answer_after_a_write_can_be_undone(server: TestServer) {

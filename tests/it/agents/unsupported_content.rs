@@ -93,6 +93,7 @@ async fn an_empty_file_becomes_a_text_that_names_it(server: TestServer) {
         json!({"type": "file", "text": "", "mime_type": "text/plain", "filename": "notes.txt"}),
         json!({"type": "document", "source": blank, "title": "draft.txt"}),
         json!({"type": "image", "url": "data:image/png;base64,", "filename": "photo.png"}),
+        json!({"type": "text-plain", "text": "\n", "mime_type": "text/plain", "title": "plain.txt"}),
     ];
     for agent in ["openai", "anthropic", "google_genai", "ollama"] {
         let alice = server.human(agent).await;
@@ -104,6 +105,7 @@ async fn an_empty_file_becomes_a_text_that_names_it(server: TestServer) {
             ("file", "notes.txt"),
             ("document", "draft.txt"),
             ("image", "photo.png"),
+            ("text-plain", "plain.txt"),
         ] {
             let named = format!("[The content of type `{kind}` \\\"{name}\\\" (");
             assert!(asked.contains(&named), "{agent}: {name} is not named in {asked}");

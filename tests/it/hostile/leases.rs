@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use reqwest::Method;
 use serde_json::json;
-use sqlx::{Connection, SqliteConnection, raw_sql};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
 
 use crate::support::client::reply;
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};
@@ -318,6 +318,60 @@ async fn a_run_whose_admission_is_not_acknowledged_runs_once() {
         assert_eq!(run.status().await, "success");
         assert_eq!(alice.runs().await.len(), 1);
         assert_eq!(server.tools.calls_of("lookup").len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_ends_with_its_client_is_cancelled_if_its_admission_is_not_acknowledged() {
+    play_behind_proxy("unheard_of", async |server, door| {
+        let alice = server.human("plain").await;
+        server.tools.hold("lookup");
+        let text = script().calls(lookup("unheard_of", "x")).says("done");
+        let body = alice.run_body(text, json!({"on_disconnect": "cancel"}));
+        door.commits(Commits::AreNotAcknowledged);
+        let refused = server.client().post(&alice.path("/runs/wait"), body).await;
+        assert_eq!(refused.status, 503);
+        assert!(door.broken() > 0, "the admission was not acknowledged");
+        door.commits(Commits::Arrive);
+        let runs = alice.runs().await;
+        assert_eq!(runs.len(), 1, "it is stored");
+        let run = alice.run(&runs[0]);
+        eventually(async || run.status().await == "interrupted").await;
+        server.tools.let_go("lookup");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_ends_with_its_client_is_cancelled_if_the_client_leaves_before_its_admission() {
+    play(Engine::Postgres, async |server: TestServer| {
+        server.tools.hold("lookup");
+        let alice = server.human("plain").await;
+        let mut other = PgConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        let id = server.id_in_sql(&alice.thread);
+        let lock = format!("set adjutant.tenant = '*'; begin; select 1 from threads where thread_id = {id} for update");
+        raw_sql(AssertSqlSafe(lock))
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let text = script().calls(lookup("l1", "x")).says("done");
+        let body = alice.run_body(text, json!({"on_disconnect": "cancel"}));
+        let request = server.client().request(Method::POST, &alice.path("/runs/wait"));
+        let waiting = "select count(*) from pg_stat_activity where datname = current_database() \
+            and wait_event_type = 'Lock'";
+        tokio::select! {
+            answer = request.json(&body).send() => panic!("it waits for the thread: {answer:?}"),
+            () = eventually(async || server.number_in_database(waiting).await > 0) => {}
+        }
+        raw_sql("rollback").execute(&mut other).await.expect("it is there");
+        eventually(async || alice.runs().await.len() == 1).await;
+        let run = alice.run(&alice.runs().await[0]);
+        eventually(async || run.status().await == "interrupted").await;
+        server.tools.let_go("lookup");
+        other.close().await.expect("a clean goodbye");
     })
     .await;
 }

@@ -4,10 +4,12 @@
 use std::sync::{Arc, Mutex};
 
 use adjutant::shutdown::Shutdown;
-use axum::http::HeaderMap;
+use axum::extract::{Path, RawQuery};
+use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::agents::background_tasks::{
     about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
@@ -98,6 +100,77 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
     (base, heard)
 }
 
+/// The work of a server that is slow to start it.
+#[derive(Clone, Default)]
+struct SlowWork {
+    /// The number of runs that were ordered.
+    ordered: usize,
+    /// True if the second run has started.
+    has_second: bool,
+    /// The runs that were to be cancelled.
+    cancelled: Vec<String>,
+}
+
+impl SlowWork {
+    /// Returns the runs, newest first. Those that are cancelled stop, unless the server `refuses` that.
+    fn runs(&self, refuses: bool) -> Value {
+        let shown = match self.has_second {
+            true => 2,
+            false => self.ordered.min(1),
+        };
+        let run = |id: &&str| match !refuses && self.cancelled.iter().any(|cancelled| cancelled == id) {
+            true => json!({"run_id": id, "status": "interrupted"}),
+            false => json!({"run_id": id, "status": "running"}),
+        };
+        SLOW_RUNS[..shown].iter().rev().map(run).collect()
+    }
+}
+
+const SLOW_RUNS: [&str; 2] = [
+    "01a20234-fe65-74ae-ae65-82a968c820e5",
+    "01a20234-fe65-74ae-ae65-82a968c820e6",
+];
+
+/// Starts a server whose runs last until they are cancelled, for ever if it `refuses` that. A second run starts only once the
+/// first one is to be cancelled, and polls of a running task are answered once the second run is to start.
+async fn slow_server(around: &Shutdown, refuses: bool) -> (String, Arc<watch::Sender<SlowWork>>) {
+    let work = Arc::new(watch::Sender::new(SlowWork::default()));
+    let begun = Arc::clone(&work);
+    let begin = async move || {
+        begun.send_modify(|work| work.ordered += 1);
+        let is_second = begun.borrow().ordered > 1;
+        if is_second {
+            drop(begun.subscribe().wait_for(|work| !work.cancelled.is_empty()).await);
+            begun.send_modify(|work| work.has_second = true);
+        }
+        Json(json!({"run_id": SLOW_RUNS[usize::from(is_second)], "status": "running"}))
+    };
+    let seen = Arc::clone(&work);
+    let list = async move |RawQuery(query): RawQuery| {
+        if query.as_deref() == Some("limit=2") {
+            drop(seen.subscribe().wait_for(|work| work.ordered > 1).await);
+        }
+        let runs = seen.borrow().runs(refuses);
+        Json(runs)
+    };
+    let stopped = Arc::clone(&work);
+    let cancel = async move |Path((_, run)): Path<(String, String)>| {
+        stopped.send_modify(|work| work.cancelled.push(run));
+        match refuses {
+            true => StatusCode::FORBIDDEN,
+            false => StatusCode::OK,
+        }
+    };
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route("/threads/{thread}/runs", get(list).post(begin))
+        .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
+    (starts_service("slow server", router, around).await, work)
+}
+
 on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
@@ -119,6 +192,8 @@ on_both_engines! {
     errors_of_the_remote_server_are_reported,
     a_task_that_cannot_start_leaves_no_remote_run,
     remote_tasks_count_until_they_end,
+    a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled,
+    a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled,
     a_task_fails_when_its_server_stays_unreachable,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
@@ -781,6 +856,34 @@ async fn remote_tasks_count_until_they_end(server: TestServer) {
     peer.finish().await;
 }
 
+async fn a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled(server: TestServer) {
+    message_arrives_late(&server, false).await;
+}
+
+async fn a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled(server: TestServer) {
+    message_arrives_late(&server, true).await;
+}
+
+/// Checks that a message whose run starts on the other server after the task was cancelled does not go on with the task. The
+/// server may refuse to cancel runs.
+async fn message_arrives_late(server: &TestServer, refuses: bool) {
+    let around = Shutdown::default();
+    let (base, work) = slow_server(&around, refuses).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice.says(script().calls(start("a1", "far", "x")).says("yes")).await;
+    let task = the_task(&alice).await;
+    let both = [tell("u1", &task, "and more"), about("c1", "cancel_async_task", &task)];
+    alice.says(script().calls_all(both).says("well")).await;
+    let said = alice.transcript().await;
+    let refused = "update_async_task failed: The task was cancelled meanwhile";
+    assert!(said.iter().any(|line| line.starts_with(refused)), "{said:#?}");
+    assert_eq!(the_task(&alice).await["status"], "cancelled");
+    // What the message has started is to be cancelled, too.
+    eventually(async || work.borrow().cancelled.iter().any(|run| run == SLOW_RUNS[1])).await;
+    around.force();
+}
+
 async fn a_task_fails_when_its_server_stays_unreachable(server: TestServer) {
     let peer = Peer::named_by(&server, |base| {
         chief(base, "").replacen("[peers]\n", "[peers]\nbackground_patience_s = 1.0\n", 1)
@@ -906,6 +1009,37 @@ async fn a_remote_task_whose_first_commits_are_lost_is_started() {
         eventually(async || notifications(&alice).await.len() == 1).await;
         let task = the_task(&alice).await;
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
+        peer.finish().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_to_a_remote_task_is_sent_although_its_record_is_not_acknowledged() {
+    // The state of a task to which a message is sent; a task that has ended counts anew for the limits then.
+    play_behind_proxy("\"status\":\"pending\"", async |server, door| {
+        let peer = peer_of(&server, "limits = { children_at_once = 1 }").await;
+        let alice = server.human("away").await;
+        alice
+            .says(script().calls(start("a1", "far", "say it")).says("it is under way"))
+            .await;
+        eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+        let task = the_task(&alice).await;
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        let run = alice
+            .asks(script().calls(tell("u1", &task, "once more")).says("told"))
+            .await;
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        run.finishes().await;
+        let given = format!(
+            "The background task {} was given the message.",
+            task["task_id"].as_str().unwrap()
+        );
+        let said = alice.transcript().await;
+        assert!(said.contains(&format!("update_async_task: {given}")), "{said:#?}");
+        eventually(async || notifications(&alice).await.len() == 2).await;
+        assert_eq!(runs_there(&peer, &task).await.len(), 2);
         peer.finish().await;
     })
     .await;

@@ -220,6 +220,9 @@ impl V1Presenter {
             return out;
         };
         let event = &*event;
+        if let Some(agent) = self.agents.get_mut(&event.origin.lane) {
+            agent.fold.note_started(&event.body);
+        }
         if self.modes.include_steps() {
             self.start_tasks(event, &mut out);
         }

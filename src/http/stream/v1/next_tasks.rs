@@ -76,7 +76,7 @@ impl NextTasks {
             call,
         };
         let calls = || {
-            let calls = open_calls(state).into_iter().enumerate();
+            let calls = open_calls(agent).into_iter();
             calls.map(|(index, call)| task(TOOLS, index, Some(call))).collect()
         };
         match self {
@@ -100,8 +100,11 @@ pub(super) struct StartedTask<'a> {
     pub call: Option<ToolCall>,
 }
 
-/// The calls of the last answer without a result, in the order of their tasks.
-pub(super) fn open_calls(state: &State) -> Vec<ToolCall> {
+/// The calls of the last answer without a result, each with its index in the step.
+pub(super) fn open_calls(agent: &AgentFold) -> Vec<(usize, ToolCall)> {
+    let Some(state) = &agent.state else {
+        return vec![];
+    };
     let messages = state.messages.recent();
     let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
         return vec![];
@@ -119,5 +122,7 @@ pub(super) fn open_calls(state: &State) -> Vec<ToolCall> {
         .cloned()
         .chain(unreadable)
         .filter(|call| is_open(&call.id))
+        .enumerate()
+        .map(|(position, call)| (agent.index_of(&call.id).unwrap_or(position), call))
         .collect()
 }

@@ -16,7 +16,7 @@ pub(super) fn start_calls(agent: &PresentedAgent, skip: &[usize], out: &mut Vec<
     let Some(state) = &agent.fold.state else {
         return;
     };
-    for (at, call) in open_calls(state).into_iter().enumerate() {
+    for (at, call) in open_calls(&agent.fold) {
         if skip.contains(&at) {
             continue;
         }

@@ -221,8 +221,8 @@ pub(super) fn hook(info: &RunInfo, agent: &PresentedAgent, node: &str, update: &
 
 /// Records the start of the last answer's calls, except those in `skip`, which were made before.
 pub(super) fn start_calls(info: &RunInfo, agent: &PresentedAgent, skip: &[usize], out: &mut Vec<Frame>) {
-    let calls = agent.fold.state.as_ref().map(open_calls).unwrap_or_default();
-    for (at, call) in calls.into_iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
+    let calls = open_calls(&agent.fold).into_iter();
+    for (at, call) in calls.filter(|(at, _)| !skip.contains(at)) {
         let source = agent.source(TOOLS, at);
         out.push(TracedRun::task(info, &source).start("on_chain_start", &[&call]));
         let tool = TracedRun::callee(info, &source, tool_run(source.task), call.name.clone());
@@ -234,19 +234,16 @@ pub(super) fn start_calls(info: &RunInfo, agent: &PresentedAgent, skip: &[usize]
 pub(super) fn end_call(info: &RunInfo, agent: &PresentedAgent, at: usize, update: &Update, out: &mut Vec<Frame>) {
     let source = agent.source(TOOLS, at);
     let message = update.messages.iter().find(|message| message.answers().is_some());
-    let call = agent
-        .fold
-        .state
-        .as_ref()
-        .and_then(|state| open_calls(state).into_iter().nth(at))
-        .unwrap_or_else(|| {
-            let name = message.and_then(|message| message.name.clone()).unwrap_or_default();
-            ToolCall::new(
-                message.and_then(|message| message.answers()).unwrap_or_default(),
-                name,
-                Map::new(),
-            )
-        });
+    let open = open_calls(&agent.fold).into_iter().find(|(index, _)| *index == at);
+    let unknown = || {
+        let name = message.and_then(|message| message.name.clone()).unwrap_or_default();
+        ToolCall::new(
+            message.and_then(|message| message.answers()).unwrap_or_default(),
+            name,
+            Map::new(),
+        )
+    };
+    let call = open.map_or_else(unknown, |(_, call)| call);
     let tool = TracedRun::callee(info, &source, tool_run(source.task), call.name.clone());
     out.push(tool.end_record("on_tool_end", &message, &call.args));
     let task = TracedRun::task(info, &source);

@@ -1,6 +1,7 @@
 //! The modes `tasks`, `checkpoints` and `debug`.
 
 use super::*;
+use crate::domain::machine::START;
 
 fn delegation() -> Play {
     let mut play = Play::asking();
@@ -133,4 +134,69 @@ fn a_resumed_agent_shows_its_checkpoint_and_interrupts() {
     assert_eq!(checkpoint["tasks"][0]["interrupts"][0]["id"], json!(asked.id));
     assert_eq!(checkpoint["metadata"]["source"], "loop");
     assert!(checkpoint["metadata"]["run_id"].is_string() && data(&frames[4])["metadata"]["run_id"].is_null());
+}
+
+/// A run that goes on with a step after an update has put the call `c2` in the place of `c1`. Returns also the number of the
+/// events of the run before.
+fn changed_step() -> (Play, Agent, usize) {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(&mut main, "m1", "", &[call("c1", "lookup", json!({}))]);
+    play.end(&main);
+    let before = play.events.len();
+    play.start(&main, true);
+    let changed = message("main-agent", "m1", "", &[call("c2", "lookup", json!({}))]);
+    let update = Update::messages([changed]);
+    let entry = main
+        .machine
+        .carry_update(&main.plan, START, update, CheckpointId::mint());
+    play.entry(&main, entry);
+    (play, main, before)
+}
+
+/// The records of tool calls in a mode.
+fn tasks_of_calls(play: &Play, before: usize, mode: StreamMode) -> Vec<Value> {
+    let frames = play.read(&play.events[before..], &[mode], false);
+    let records = frames.iter().map(|frame| match mode == StreamMode::Debug {
+        true => data(frame)["payload"].clone(),
+        false => data(frame),
+    });
+    records.filter(|record| record["name"] == "tools").collect()
+}
+
+#[test]
+fn a_call_that_an_update_brings_into_a_step_begins_and_ends_as_one_task() {
+    let (mut play, mut main, before) = changed_step();
+    let calling = Fact::Calling {
+        head: main.machine.head,
+        carried_from: main.machine.position.carried_from,
+        calls: vec![(1, "c2".to_owned())],
+    };
+    play.fact(&main, calling);
+    main.machine
+        .set_call_status(0, CallStatus::Answered(Box::new(ToolOutput::default())));
+    play.answer(&mut main, 1, "found", false);
+    play.tools(&mut main);
+    for mode in [StreamMode::Tasks, StreamMode::Debug] {
+        let tasks = tasks_of_calls(&play, before, mode);
+        let begun = tasks.iter().find(|task| task["input"][0]["id"] == "c2");
+        let ended = tasks
+            .iter()
+            .find(|task| task["result"]["messages"][0]["tool_call_id"] == "c2");
+        assert_eq!(begun.expect("a start")["id"], ended.expect("an end")["id"]);
+    }
+}
+
+#[test]
+fn a_call_that_an_update_brings_into_a_step_begins_as_the_task_that_asks() {
+    let (mut play, mut main, before) = changed_step();
+    let asked = main.machine.call_asked(1, vec![Question::default()]).remove(0);
+    play.repeat(&main, &asked);
+    let tasks = tasks_of_calls(&play, before, StreamMode::Tasks);
+    let begun = tasks.iter().find(|task| task["input"][0]["id"] == "c2");
+    assert_eq!(begun.expect("a start")["id"], json!(asked.task));
+    let asking = tasks.iter().find(|task| task["interrupts"][0]["id"] == json!(asked.id));
+    assert_eq!(asking.expect("a question")["id"], json!(asked.task));
 }
