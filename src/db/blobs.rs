@@ -526,7 +526,7 @@ pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec
 /// Returns the blobs to which the requests of a run and of the runs below it refer.
 pub(super) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKey>> {
     const SQL: &str = "select tenant, digest from request_blobs \
-        where run_id in (select run_id from runs where root_id = $1)";
+        where run_id = $1 or run_id in (select run_id from runs where root_id = $1 and depth > 0)";
     Ok(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
 }
 

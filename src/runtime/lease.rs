@@ -160,10 +160,7 @@ impl Dispatcher {
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 db::workers::beat(tx, id, lease, session_lock).await?;
-                DbResult::Ok((
-                    db::workers::company(tx, id).await?,
-                    db::runs::cancels_of(tx, id).await?,
-                ))
+                DbResult::Ok((db::workers::company(tx, id).await?, db::runs::cancels_of(tx, id).await?))
             })
         });
         let written = timeout_at(deadline, write).await;
