@@ -10,6 +10,7 @@ use super::TABLE;
 use super::claims::SAVE;
 use crate::db::engine::on_engine;
 use crate::db::json::{ColumnRef, encode};
+use crate::db::short_form::shorten;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
@@ -18,11 +19,17 @@ use crate::domain::limits::Usage;
 const OF_TREE: &str = "run_id = $1 and depth = 0 and usage is not null \
     union all select run_id, usage from runs where root_id = $1 and depth > 0 and usage is not null";
 
+/// Returns the usage of a run as its row has it.
+pub(super) fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
+    let text = encode(usage)?;
+    Ok(if tx.shortens { shorten(text) } else { text })
+}
+
 /// Sets the usage of a run, on behalf of run `by` of the main agent, so that [`restore_children`](super::restore_children)
 /// can undo it.
 pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage, by: RunId) -> DbResult<()> {
     const SQL: &str = concatcp!("update runs set usage = $3, ", SAVE, " where run_id = $1");
-    let usage = encode(usage)?;
+    let usage = encode_usage(tx, usage)?;
     tx.statement(SQL)
         .bind(run.0)
         .bind(by.0)
