@@ -202,7 +202,10 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         blobs::copy(tx, piece.from, holder, blobs::refs_of(&row.writes)).await?;
         let mut packer = Packer::of_thread(tx, piece.to).await?;
         row.position = packer.encode(&cell("position", &row.checkpoint_id), &position)?;
-        let shown = row.shown.take().map(|shown| packer.seal(&cell("shown", &row.checkpoint_id), shown));
+        let shown = row
+            .shown
+            .take()
+            .map(|shown| packer.seal(&cell("shown", &row.checkpoint_id), shown));
         row.shown = shown.transpose()?;
         row.writes = packer.seal(&cell("writes", &row.checkpoint_id), std::mem::take(&mut row.writes))?;
         packer.store(tx, holder).await?;
