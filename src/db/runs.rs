@@ -602,13 +602,16 @@ pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<b
     let kept = below::unfinished(tx, thread, run).await?;
     let freed = blobs::of_runs(tx, run).await?;
     let deleted = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("delete from runs where thread_id = ");
-        sql.push_bind(thread.0)
-            .push(" and run_id in (select run_id from runs where run_id = ")
+        // The thread is a condition of the inner queries: with an outer one SQLite looks at all runs of the thread.
+        let mut sql = QueryBuilder::new("delete from runs where run_id in (select run_id from runs where run_id = ");
+        sql.push_bind(run.0)
+            .push(" and depth = 0 and thread_id = ")
+            .push_bind(thread.0)
+            .push(" union all select run_id from runs where root_id = ")
             .push_bind(run.0)
-            .push(" and depth = 0 union all select run_id from runs where root_id = ")
-            .push_bind(run.0)
-            .push(" and depth > 0)");
+            .push(" and depth > 0 and thread_id = ")
+            .push_bind(thread.0)
+            .push(")");
         if !kept.is_empty() {
             sql.push(" and run_id not in (");
             let mut list = sql.separated(", ");
