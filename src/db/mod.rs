@@ -287,10 +287,12 @@ impl Db {
         &self.0.parts.states
     }
 
-    /// Says whether new texts may be stored in the short form: whether every server that may be at work reads it, see
-    /// [`workers::company`].
+    /// Says whether every server that may be at work reads the short form of texts, see [`workers::company`]. New texts are
+    /// stored in it from then on, unless this server has just lost its connection: the leases of others may have ended
+    /// meanwhile, though they are at work again.
     pub fn set_short_texts(&self, are_read: bool) {
-        self.0.parts.shortens.store(are_read, Ordering::Relaxed);
+        let shortens = are_read && self.is_settled();
+        self.0.parts.shortens.store(shortens, Ordering::Relaxed);
     }
 
     /// Returns whether new values are sealed.

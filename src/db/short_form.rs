@@ -385,6 +385,8 @@ fn take_number(rest: &mut &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Shortens a text and checks that it can be expanded. Returns the short form.
@@ -458,6 +460,35 @@ mod tests {
             }
         }
         assert_eq!(short(&"x".repeat(MAX_BYTES + 1)).len(), MAX_BYTES + 1);
+    }
+
+    /// A part of a text: from the dictionary, also without its beginning, an id, or something near them.
+    fn part() -> impl Strategy<Value = String> {
+        let words: Vec<&str> = FREQUENT.into_iter().chain(RARE).collect();
+        let ends = (prop::sample::select(words.clone()), any::<usize>());
+        prop_oneof![
+            prop::sample::select(words).prop_map(str::to_owned),
+            ends.prop_map(|(word, at)| word[at % word.len()..].to_owned()),
+            r#"[{}\[\],:"\\ ]{1,4}"#,
+            "[0-9a-f]{1,40}",
+            "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+            r#"\},"tree":\{("a":1\})?"#,
+            r"\PC{0,6}",
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn every_sequence_of_parts_is_restored(parts in prop::collection::vec(part(), 0..12)) {
+            short(&parts.concat());
+        }
+
+        #[test]
+        fn a_text_that_begins_like_a_short_one_does_no_harm(codes in "[\u{1}-\u{1f}!-~é]{0,40}") {
+            expand(&format!("\u{1}{codes}"));
+        }
     }
 
     #[test]

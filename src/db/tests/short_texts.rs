@@ -24,6 +24,7 @@ use crate::domain::time::Timestamp;
 on_both!(
     both_forms_of_the_texts_of_a_run_are_read,
     a_text_is_short_once_every_server_reads_that,
+    texts_are_long_right_after_a_loss_of_the_connection,
     the_metadata_of_a_run_are_read_as_they_were_given,
     no_short_text_is_written_while_a_server_may_be_at_work_that_does_not_read_it,
 );
@@ -160,6 +161,15 @@ async fn a_text_is_short_once_every_server_reads_that(db: Db) {
         sizes.push(read!(db, |tx| bytes(tx, thread)));
     }
     assert!(sizes[1] * 5 < sizes[0] * 4, "{sizes:?} bytes");
+}
+
+async fn texts_are_long_right_after_a_loss_of_the_connection(db: Db) {
+    db.set_short_texts(false);
+    let before = store(&db).await.thread;
+    db.0.reach.connection_is_lost();
+    db.set_short_texts(true);
+    let after = store(&db).await.thread;
+    assert_eq!(read!(db, |tx| bytes(tx, before)), read!(db, |tx| bytes(tx, after)));
 }
 
 async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
