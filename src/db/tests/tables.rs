@@ -236,7 +236,7 @@ const SEARCHES: [(&str, &str); 60] = [
         "delete from runs where run_id in (select run_id from runs where run_id = {id} and depth = 0 and thread_id = {id} \
          union all select run_id from runs where root_id = {id} and depth > 0 and thread_id = {id}) \
          and run_id not in ({id}, {id})",
-        "runs USING INDEX sqlite_autoindex_runs_1 (run_id=?)\nLIST SUBQUERY",
+        "INDEX sqlite_autoindex_runs_1 (run_id=?)\nLIST SUBQUERY",
     ),
     (
         "select run_id, usage from runs where run_id = {id} and depth = 0 and usage is not null \
