@@ -4,7 +4,3 @@ alter table workers add column reads bigint not null default 0;
 -- Runs of main agents are found by their own ids. On Postgres servers of the former release still look for them in this index.
 drop index runs_by_root;
 create index runs_by_root on runs (root_id, created_at, run_id) where depth > 0;
--- The lane of the main agent is an empty blob. It was 16 zeros, in each row and each entry of an index.
-update checkpoints set lane = x'' where lane = x'00000000000000000000000000000000';
-update events set lane = x'' where lane = x'00000000000000000000000000000000';
-update interrupts set lane = x'' where lane = x'00000000000000000000000000000000';

@@ -25,7 +25,7 @@ pub use machine::{
 };
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::engine::{LaneId, on_engine};
+use super::engine::on_engine;
 use super::error::corrupt;
 use super::json::ColumnRef;
 use super::{DbError, DbResult, Tx};
@@ -38,6 +38,23 @@ use crate::domain::time::Timestamp;
 const TABLE: &str = "checkpoints";
 /// The maximum number of rows in one insert; databases limit the number of bound values.
 const MAX_ROWS: usize = 200;
+
+/// Returns the stored id of a lane: the nil UUID for the main agent, else the run of the subagent.
+pub(super) fn lane_id(lane: Lane) -> Uuid {
+    match lane {
+        Lane::Main => Uuid::nil(),
+        Lane::Child(run) => run.0,
+    }
+}
+
+/// Returns the lane with this stored id.
+pub(super) fn lane_of(id: Uuid) -> Lane {
+    if id.is_nil() {
+        Lane::Main
+    } else {
+        Lane::Child(RunId(id))
+    }
+}
 
 pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
     [
@@ -177,7 +194,7 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
     let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(parent.0)
         .bind(placed.thread.0)
-        .bind(LaneId(placed.lane))
+        .bind(lane_id(placed.lane))
         .fetch_optional(conn)
         .await)?;
     match found {
@@ -232,7 +249,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
-            .push_bind(LaneId(placed.lane))
+            .push_bind(lane_id(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
             .push_bind(entry.parent.map(|parent| parent.0))
@@ -309,7 +326,7 @@ pub struct Head {
 #[derive(sqlx::FromRow)]
 struct HeadRow {
     checkpoint_id: Uuid,
-    lane: LaneId,
+    lane: Uuid,
     seq: i64,
     segment: i64,
     step: i64,
@@ -336,7 +353,7 @@ impl TryFrom<HeadRow> for Head {
     fn try_from(row: HeadRow) -> DbResult<Self> {
         Ok(Self {
             id: CheckpointId(row.checkpoint_id),
-            lane: row.lane.0,
+            lane: lane_of(row.lane),
             seq: row.seq,
             segment: row.segment,
             step: row.step,
@@ -364,7 +381,7 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
     );
     let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneId(lane))
+        .bind(lane_id(lane))
         .fetch_optional(conn)
         .await)?;
     let Some(row) = row else { return Ok(None) };
@@ -377,7 +394,7 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
         "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(LaneId(lane))
+        .bind(lane_id(lane))
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
@@ -390,7 +407,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
         and source in ('fork', 'update') order by seq desc limit $4";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(LaneId(Lane::Main))
+        .bind(lane_id(Lane::Main))
         .bind(seq)
         .bind(limit)
         .fetch_all(conn)
@@ -432,7 +449,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
         and source = 'update' and run_id is null order by seq limit 1";
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneId(Lane::Main))
+        .bind(lane_id(Lane::Main))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;

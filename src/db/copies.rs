@@ -7,8 +7,8 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::cell;
-use super::engine::{LaneId, on_engine};
+use super::checkpoints::{cell, lane_id};
+use super::engine::on_engine;
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -313,7 +313,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
     const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
         position, created_at, carried_from from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
-    let lane = LaneId(span.from);
+    let lane = lane_id(span.from);
     let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(SIZES)
         .bind(thread.0)
         .bind(lane)
@@ -342,7 +342,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
 async fn insert(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, rows: Vec<Row>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
         node, run_id, writes, shown, position, created_at, carried_from) ";
-    let lane = LaneId(lane);
+    let lane = lane_id(lane);
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
         sql.push_values(rows, |mut values, row| {

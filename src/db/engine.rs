@@ -26,14 +26,12 @@ use super::states::StateCache;
 use super::writer::{self, WriterParts};
 use super::{DbAddress, SpawnWriter, migration, reader, session_lock};
 
-mod lane;
 mod lock;
 mod matches;
 mod postgres;
 mod sqlite;
 mod vector;
 
-pub(super) use lane::LaneId;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;

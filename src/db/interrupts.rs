@@ -11,7 +11,9 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::access::{ScopedRows, push_scope_of_thread, push_unforbidden};
-use super::engine::{Contains, LaneId, on_engine};
+use super::checkpoints::{lane_id, lane_of};
+use super::engine::Contains;
+use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::sealing::Sealer;
 use super::{DbError, DbResult, Tx};
@@ -108,7 +110,7 @@ struct InterruptRow {
     interrupt_id: String,
     thread_id: Uuid,
     run_id: Uuid,
-    lane: LaneId,
+    lane: Uuid,
     agent_name: String,
     path: String,
     task_call_id: Option<String>,
@@ -135,7 +137,7 @@ impl TryFrom<InterruptRow> for InterruptRecord {
             interrupt: at("interrupt").decode(&row.interrupt)?,
             thread: ThreadId(row.thread_id),
             run: RunId(row.run_id),
-            lane: row.lane.0,
+            lane: lane_of(row.lane),
             path: at("path").decode(&row.path)?,
             seq: row.seq,
             ordinal: row.ordinal,
@@ -196,7 +198,7 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
         .bind(id.0.as_str())
         .bind(record.thread.0)
         .bind(record.run.0)
-        .bind(LaneId(record.lane))
+        .bind(lane_id(record.lane))
         .bind(record.agent.as_str())
         .bind(Json(&record.path))
         .bind(record.interrupt.task.0)
@@ -566,7 +568,7 @@ pub async fn set_resumed_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], b
     const SQL: &str = "update interrupts set resumed_by = $3 where thread_id = $1 and lane = $2 \
         and status = 'dropped' and resumed_by is null";
     for lane in lanes {
-        let lane = LaneId(*lane);
+        let lane = lane_id(*lane);
         on_engine!(tx, |conn| query(SQL)
             .bind(thread.0)
             .bind(lane)
@@ -680,7 +682,7 @@ pub async fn drop_pending(tx: &mut Tx<'_>, thread: ThreadId, lanes: Option<&[Lan
             sql.push(" and lane in (");
             let mut list = sql.separated(", ");
             for lane in lanes {
-                list.push_bind(LaneId(*lane));
+                list.push_bind(lane_id(*lane));
             }
             sql.push(")");
         }

@@ -9,9 +9,9 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
-use super::{EntryColumns, Head, TABLE, cell, missing_ancestor, source_of};
+use super::{EntryColumns, Head, TABLE, cell, lane_id, lane_of, missing_ancestor, source_of};
 use crate::db::blobs::{self, StoredText};
-use crate::db::engine::{LaneId, on_engine};
+use crate::db::engine::on_engine;
 use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
 use crate::db::{DbResult, Tx};
@@ -100,7 +100,7 @@ async fn steps_to(
         let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
             .bind(id.0)
             .bind(thread.0)
-            .bind(LaneId(lane))
+            .bind(lane_id(lane))
             .fetch_all(conn)
             .await)?;
         let Some(first) = rows.first() else {
@@ -125,7 +125,7 @@ async fn steps_to(
 #[derive(sqlx::FromRow)]
 struct CheckpointRow {
     checkpoint_id: Uuid,
-    lane: LaneId,
+    lane: Uuid,
     seq: i64,
     segment: i64,
     parent_id: Option<Uuid>,
@@ -162,7 +162,7 @@ impl CheckpointRow {
         Ok(Checkpoint {
             entry,
             thread,
-            lane: self.lane.0,
+            lane: lane_of(self.lane),
             run: self.run_id.map(RunId),
             seq: self.seq,
             forks: self.segment == self.seq && self.parent_id.is_some(),
@@ -339,7 +339,7 @@ where
 {
     Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(span.thread.0)
-        .bind(LaneId(span.lane))
+        .bind(lane_id(span.lane))
         .bind(span.first)
         .bind(span.last)
         .fetch_all(conn)
@@ -462,7 +462,7 @@ pub async fn sketch(
     let row: Option<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(id.0)
         .bind(thread.0)
-        .bind(LaneId(lane))
+        .bind(lane_id(lane))
         .fetch_optional(conn)
         .await)?;
     row.map(CheckpointSummary::try_from).transpose()
@@ -487,7 +487,7 @@ pub async fn sketches(
     );
     let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneId(lane))
+        .bind(lane_id(lane))
         .bind(before)
         .bind(limit)
         .fetch_all(conn)
@@ -503,7 +503,7 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
     );
     let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(LaneId(lane))
+        .bind(lane_id(lane))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;
