@@ -95,8 +95,11 @@ struct Texts {
 
 impl Texts {
     fn new() -> Self {
+        // In letters that are no hexadecimal digits, which are stored as numbers.
+        let letter = |digit: char| digit.to_digit(16).and_then(|digit| char::from_digit(digit + 16, 36));
+        let digits = uuid::Uuid::new_v4().simple().to_string();
         Self {
-            id: uuid::Uuid::new_v4().simple().to_string(),
+            id: digits.chars().filter_map(letter).collect(),
         }
     }
 
