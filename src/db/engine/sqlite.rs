@@ -3,7 +3,7 @@
 //! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs with the
 //! next one.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::future::ready;
 
 use futures::future::BoxFuture;
@@ -63,34 +63,39 @@ impl Batch {
     }
 }
 
-/// Adds a statement to a text, with `offset` added to the numbers of its values (`$1`).
+/// Adds a statement to a text, with `offset` added to the numbers of its values (`$1`). In a literal a dollar is no value.
 fn push_renumbered(text: &mut String, sql: &str, offset: usize) {
     if offset == 0 {
         text.push_str(sql);
         return;
     }
-    // In a literal a dollar is no value: the parts between quotes are inside and outside by turns.
-    for (index, part) in sql.split('\'').enumerate() {
-        if index > 0 {
-            text.push('\'');
-        }
-        if index % 2 == 1 {
-            text.push_str(part);
-            continue;
-        }
-        let mut pieces = part.split('$');
-        text.push_str(pieces.next().unwrap_or_default());
-        for piece in pieces {
-            let digits = piece.bytes().take_while(u8::is_ascii_digit).count();
-            let (number, rest) = piece.split_at(digits);
-            text.push('$');
-            match number.parse::<usize>() {
-                Ok(number) => text.push_str(&(number + offset).to_string()),
-                Err(_) => text.push_str(number),
-            }
-            text.push_str(rest);
+    // Some numbers get more digits.
+    text.reserve(sql.len() + 16);
+    let mut rest = sql;
+    let mut is_in_literal = false;
+    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'$' | b'\'')) {
+        let (before, behind) = rest.split_at(at + 1);
+        text.push_str(before);
+        rest = behind;
+        if before.ends_with('\'') {
+            is_in_literal = !is_in_literal;
+        } else if !is_in_literal {
+            rest = push_sum(text, rest, offset);
         }
     }
+    text.push_str(rest);
+}
+
+/// Adds the number with which `sql` begins, plus `offset`, to a text. Returns what follows the number.
+fn push_sum<'s>(text: &mut String, sql: &'s str, offset: usize) -> &'s str {
+    let digits = sql.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = sql.split_at(digits);
+    match number.parse::<usize>() {
+        // Writing to a text does not fail.
+        Ok(number) => drop(write!(text, "{}", number + offset)),
+        Err(_) => text.push_str(number),
+    }
+    rest
 }
 
 /// The part of what was sent together that has failed.
