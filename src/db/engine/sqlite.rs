@@ -3,7 +3,7 @@
 //! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs with the
 //! next one.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::future::ready;
 
 use futures::future::BoxFuture;
@@ -71,31 +71,41 @@ fn push_renumbered(text: &mut String, sql: &str, offset: usize) {
     }
     // Some numbers get more digits.
     text.reserve(sql.len() + 16);
-    let mut rest = sql;
+    let bytes = sql.as_bytes();
     let mut is_in_literal = false;
-    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'$' | b'\'')) {
-        let (before, behind) = rest.split_at(at + 1);
-        text.push_str(before);
-        rest = behind;
-        if before.ends_with('\'') {
+    let mut copied = 0;
+    let mut at = 0;
+    while at < bytes.len() {
+        let byte = bytes[at];
+        at += 1;
+        if byte == b'\'' {
             is_in_literal = !is_in_literal;
-        } else if !is_in_literal {
-            rest = push_sum(text, rest, offset);
+        }
+        if byte != b'$' || is_in_literal {
+            continue;
+        }
+        text.push_str(&sql[copied..at]);
+        copied = at;
+        let mut number = 0;
+        while at < bytes.len() && bytes[at].is_ascii_digit() {
+            number = 10 * number + usize::from(bytes[at] - b'0');
+            at += 1;
+        }
+        if at > copied {
+            push_number(text, number + offset);
+            copied = at;
         }
     }
-    text.push_str(rest);
+    text.push_str(&sql[copied..]);
 }
 
-/// Adds the number with which `sql` begins, plus `offset`, to a text. Returns what follows the number.
-fn push_sum<'s>(text: &mut String, sql: &'s str, offset: usize) -> &'s str {
-    let digits = sql.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, rest) = sql.split_at(digits);
-    match number.parse::<usize>() {
-        // Writing to a text does not fail.
-        Ok(number) => drop(write!(text, "{}", number + offset)),
-        Err(_) => text.push_str(number),
+/// Adds a number to a text. Statements have many numbers, and each takes several times as long when it is formatted by `write!`.
+fn push_number(text: &mut String, number: usize) {
+    const DIGITS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
+    if number >= 10 {
+        push_number(text, number / 10);
     }
-    rest
+    text.push(DIGITS[number % 10]);
 }
 
 /// The part of what was sent together that has failed.
