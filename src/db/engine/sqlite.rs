@@ -99,7 +99,7 @@ fn push_renumbered(text: &mut String, sql: &str, offset: usize) {
     text.push_str(&sql[copied..]);
 }
 
-/// Adds a number to a text. Statements have many numbers, and each takes several times as long when it is formatted by `write!`.
+/// Adds a number to a text. Statements have many numbers, and `write!` takes several times as long.
 fn push_number(text: &mut String, number: usize) {
     const DIGITS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
     if number >= 10 {
