@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use const_format::concatcp;
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::access::Ownership;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
-use crate::domain::identity::Tenant;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "audit";
@@ -92,8 +91,8 @@ pub async fn insert_all(tx: &mut Tx<'_>, entries: &[Arc<AuditEntry>]) -> DbResul
     Ok(())
 }
 
-/// The number of a tenant's entries that one transaction looks through for those of a user.
-const ENTRIES_OF_PART: i64 = 1000;
+/// The most entries that one transaction looks through to delete those of a user.
+const MOST_ERASED: i64 = 1000;
 
 /// The most resources that one statement asks for.
 const MOST_RESOURCES: usize = 500;
@@ -275,51 +274,55 @@ async fn search_part(
     Ok(rows)
 }
 
-/// The entries of a user in a part of a tenant's entries.
-pub struct PartOfUser {
-    /// The entries that can be read, oldest first.
-    pub entries: Vec<AuditEntry>,
-    /// True if none of the part is of the user, readable or not.
-    pub is_empty: bool,
-    /// The id of the last entry of the part, whosever it is; none if nothing follows the part.
-    pub last: Option<Uuid>,
+/// A part of a tenant's entries, oldest first.
+pub(super) struct AuditPart {
+    /// The id of its last entry; none if nothing follows the part.
+    pub(super) last: Option<Uuid>,
+    /// True if some of its entries are those of the user who is meant.
+    pub(super) has_entries: bool,
 }
 
-/// Returns the entries of a user in the next part of the tenant's entries, behind the entry `after`. So all entries of a
-/// user are found in transactions that are short, however many entries the tenant has.
-pub async fn part_of_user(tx: &mut Tx<'_>, user: &Ownership, after: Uuid) -> DbResult<PartOfUser> {
+/// Looks for entries of a user in the next part of the tenant's entries, behind the entry `after`.
+pub(super) async fn next_part_of_user(
+    tx: &mut Tx<'_>,
+    tenant: &Tenant,
+    user: &UserId,
+    after: Uuid,
+) -> DbResult<AuditPart> {
     const LAST: &str =
         "select entry_id from audit where tenant = $1 and entry_id > $2 order by entry_id limit 1 offset $3";
-    const ENTRIES: &str = "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, \
-        created_at from audit where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4 order by entry_id";
+    const HAS: &str = "select exists (select 1 from audit where tenant = $1 and user_id = $2 and entry_id > $3 \
+        and entry_id <= $4)";
     let last: Option<Uuid> = on_engine!(tx, |conn| query_scalar(LAST)
-        .bind(user.tenant.as_str())
+        .bind(tenant.as_str())
         .bind(after)
-        .bind(ENTRIES_OF_PART - 1)
+        .bind(MOST_ERASED - 1)
         .fetch_optional(conn)
         .await)?;
-    let rows: Vec<AuditRow> = on_engine!(tx, |conn| query_as(ENTRIES)
-        .bind(user.tenant.as_str())
-        .bind(user.owner.as_str())
+    let has_entries: bool = on_engine!(tx, |conn| query_scalar(HAS)
+        .bind(tenant.as_str())
+        .bind(user.as_str())
         .bind(after)
         .bind(last.unwrap_or(Uuid::max()))
-        .fetch_all(conn)
+        .fetch_one(conn)
         .await)?;
-    Ok(PartOfUser {
-        is_empty: rows.is_empty(),
-        entries: readable(rows)?,
-        last,
-    })
+    Ok(AuditPart { last, has_entries })
 }
 
 /// Deletes the entries of a user behind the entry `after`, up to the entry `last`; without it, up to the newest. Returns
 /// their number.
-pub(super) async fn erase_of_user(tx: &mut Tx<'_>, user: &Ownership, after: Uuid, last: Option<Uuid>) -> DbResult<u64> {
+pub(super) async fn erase_of_user(
+    tx: &mut Tx<'_>,
+    tenant: &Tenant,
+    user: &UserId,
+    after: Uuid,
+    last: Option<Uuid>,
+) -> DbResult<u64> {
     const SQL: &str = "delete from audit where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4";
     tx.erase_traces();
     let deleted = on_engine!(tx, |conn| query(SQL)
-        .bind(user.tenant.as_str())
-        .bind(user.owner.as_str())
+        .bind(tenant.as_str())
+        .bind(user.as_str())
         .bind(after)
         .bind(last.unwrap_or(Uuid::max()))
         .execute(conn)

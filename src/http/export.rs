@@ -6,7 +6,6 @@ use axum::body::Bytes;
 use futures::channel::mpsc;
 use futures::{SinkExt, Stream, StreamExt, stream};
 use serde_json::{Map, Value, json};
-use uuid::Uuid;
 
 use super::audit::AuditEntryView;
 use super::wire;
@@ -21,6 +20,7 @@ use super::wire::key::ApiKeyView;
 use super::wire::run::RunView;
 use super::wire::thread::ThreadView;
 use crate::db::assistants::AssistantQuery;
+use crate::db::audit::AuditSearch;
 use crate::db::crons::CronQuery;
 use crate::db::deliveries::DeliverySearch;
 use crate::db::erasure::{DataSubject, threads_of};
@@ -31,6 +31,7 @@ use crate::db::{
     keys, remembered, runs, threads,
 };
 use crate::domain::access::{AccessScope, Ownership};
+use crate::domain::audit::AuditEntry;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::filter::MetadataFilter;
@@ -302,15 +303,26 @@ impl LineWriter {
     }
 
     async fn write_audit(&mut self) -> DbResult<()> {
-        let mut after = Uuid::nil();
+        let mut before = None;
         loop {
-            let owner = self.owner.clone();
-            let part = read!(self.db, |tx| audit::part_of_user(tx, &owner, after).await);
-            let entries = part.entries.into_iter().map(AuditEntryView::from);
+            let wanted = AuditSearch {
+                tenant: self.owner.tenant.clone(),
+                user: Some(self.owner.owner.as_str().to_owned()),
+                resource: None,
+                action: None,
+                outcome: None,
+                since: None,
+                until: None,
+                before,
+                limit: PAGE,
+            };
+            let page = read!(self.db, |tx| audit::search(tx, &wanted, PAGE_BYTES).await);
+            let page: Vec<AuditEntry> = page.into_items();
+            let Some(last) = page.last() else { return Ok(()) };
+            before = Some(last.id);
+            let entries = page.into_iter().map(AuditEntryView::from);
             let lines = entries.map(|entry| Line::new("audit_entry", wire::json(&entry)));
             self.write(lines.collect()).await?;
-            let Some(last) = part.last else { return Ok(()) };
-            after = last;
         }
     }
 }
