@@ -1,7 +1,6 @@
 //! The table of the audit. Rows are inserted and, when they are old, deleted; no function changes one.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
@@ -12,7 +11,7 @@ use super::json::{ColumnRef, readable};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::audit::{AuditEntry, AuditOutcome};
-use crate::domain::identity::{Tenant, UserId};
+use crate::domain::identity::Tenant;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "audit";
@@ -91,9 +90,6 @@ pub async fn insert_all(tx: &mut Tx<'_>, entries: &[Arc<AuditEntry>]) -> DbResul
     Ok(())
 }
 
-/// The most entries that one transaction looks through to delete those of a user.
-const MOST_ERASED: i64 = 1000;
-
 /// The most resources that one statement asks for.
 const MOST_RESOURCES: usize = 500;
 
@@ -150,185 +146,45 @@ pub struct AuditSearch {
     pub limit: i64,
 }
 
-impl AuditSearch {
-    /// Returns whether entries of the tenant may be left out.
-    fn is_filtered(&self) -> bool {
-        let by_text = self.user.is_some() || self.resource.is_some() || self.action.is_some();
-        by_text || self.outcome.is_some() || self.since.is_some() || self.until.is_some()
-    }
-
-    /// Returns whether no entry is wanted that is older than one of this time.
-    fn ends_at(&self, time: Timestamp) -> bool {
-        self.since.is_some_and(|since| time.plus(DISORDER) < since)
-    }
-}
-
-/// The number of entries that the first statement of a search looks through, and the most that a later one does. A
-/// statement that looks through all entries of a large tenant could take longer than a statement may.
-const FIRST_EXAMINED: i64 = 500;
-const MOST_EXAMINED: i64 = 32_000;
-
-/// The most by which the times of entries are out of order, since the clocks of servers differ.
-const DISORDER: Duration = Duration::from_hours(24);
-
-/// The oldest entry of a part of a tenant's entries.
-#[derive(Clone, Copy)]
-struct OldestOfPart {
-    id: Uuid,
-    created_at: Timestamp,
-}
-
-/// Returns a page of entries that takes at most about `bytes` of memory. There is no index but that of the ids, so the
-/// entries of the tenant are looked through part by part, newest first.
+/// Returns a page of entries that takes at most about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbResult<ListPart<AuditEntry>> {
     let mut page = ListBuilder::new(wanted.limit, bytes);
-    let mut before = wanted.before;
-    let mut examined = FIRST_EXAMINED;
-    loop {
-        let oldest = match wanted.is_filtered() {
-            true => oldest_of_part(tx, &wanted.tenant, before, examined).await?,
-            false => None,
-        };
-        while let Some(next) = page.next() {
-            let rows = search_part(tx, wanted, before, oldest, next).await?;
-            before = rows.last().map(|row| row.entry_id).or(before);
-            page.take(next, rows, |row| row.detail.len() + 300, AuditEntry::try_from)?;
-        }
-        let Some(oldest) = oldest.filter(|oldest| !wanted.ends_at(oldest.created_at)) else {
-            break;
-        };
-        if !page.goes_on() {
-            break;
-        }
-        before = Some(oldest.id);
-        examined = (examined * 4).min(MOST_EXAMINED);
+    while let Some(next) = page.next() {
+        let skipped = page.count();
+        let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(
+                "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
+                 from audit where tenant = ",
+            );
+            sql.push_bind(wanted.tenant.as_str());
+            if let Some(user) = &wanted.user {
+                sql.push(" and user_id = ").push_bind(user);
+            }
+            if let Some(resource) = &wanted.resource {
+                sql.push(" and resource = ").push_bind(resource);
+            }
+            if let Some(action) = &wanted.action {
+                sql.push(" and action = ").push_bind(action);
+            }
+            if let Some(outcome) = wanted.outcome {
+                sql.push(" and outcome = ").push_bind(outcome.word());
+            }
+            if let Some(since) = wanted.since {
+                sql.push(" and created_at >= ").push_bind(since.0);
+            }
+            if let Some(until) = wanted.until {
+                sql.push(" and created_at < ").push_bind(until.0);
+            }
+            if let Some(before) = wanted.before {
+                sql.push(" and entry_id < ").push_bind(before);
+            }
+            sql.push(" order by entry_id desc limit ").push_bind(next);
+            sql.push(" offset ").push_bind(skipped);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        page.take(next, rows, |row| row.detail.len() + 300, AuditEntry::try_from)?;
     }
     Ok(page.finish())
-}
-
-/// Returns the last of the next `examined` entries of a tenant, newest first; none if there are fewer.
-async fn oldest_of_part(
-    tx: &mut Tx<'_>,
-    tenant: &Tenant,
-    before: Option<Uuid>,
-    examined: i64,
-) -> DbResult<Option<OldestOfPart>> {
-    let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("select entry_id, created_at from audit where tenant = ");
-        sql.push_bind(tenant.as_str());
-        if let Some(before) = before {
-            sql.push(" and entry_id < ").push_bind(before);
-        }
-        sql.push(" order by entry_id desc limit 1 offset ")
-            .push_bind(examined - 1);
-        sql.build_query_as().fetch_optional(conn).await
-    })?;
-    let oldest = |(id, created_at)| OldestOfPart {
-        id,
-        created_at: Timestamp(created_at),
-    };
-    Ok(found.map(oldest))
-}
-
-/// Returns up to `limit` wanted entries before one of them, and in the part that ends with `oldest` if it has an end.
-async fn search_part(
-    tx: &mut Tx<'_>,
-    wanted: &AuditSearch,
-    before: Option<Uuid>,
-    oldest: Option<OldestOfPart>,
-    limit: i64,
-) -> DbResult<Vec<AuditRow>> {
-    let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(
-            "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
-             from audit where tenant = ",
-        );
-        sql.push_bind(wanted.tenant.as_str());
-        if let Some(before) = before {
-            sql.push(" and entry_id < ").push_bind(before);
-        }
-        if let Some(oldest) = oldest {
-            sql.push(" and entry_id >= ").push_bind(oldest.id);
-        }
-        if let Some(user) = &wanted.user {
-            sql.push(" and user_id = ").push_bind(user);
-        }
-        if let Some(resource) = &wanted.resource {
-            sql.push(" and resource = ").push_bind(resource);
-        }
-        if let Some(action) = &wanted.action {
-            sql.push(" and action = ").push_bind(action);
-        }
-        if let Some(outcome) = wanted.outcome {
-            sql.push(" and outcome = ").push_bind(outcome.word());
-        }
-        if let Some(since) = wanted.since {
-            sql.push(" and created_at >= ").push_bind(since.0);
-        }
-        if let Some(until) = wanted.until {
-            sql.push(" and created_at < ").push_bind(until.0);
-        }
-        sql.push(" order by entry_id desc limit ").push_bind(limit);
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    Ok(rows)
-}
-
-/// A part of a tenant's entries, oldest first.
-pub(super) struct AuditPart {
-    /// The id of its last entry; none if nothing follows the part.
-    pub(super) last: Option<Uuid>,
-    /// True if some of its entries are those of the user who is meant.
-    pub(super) has_entries: bool,
-}
-
-/// Looks for entries of a user in the next part of the tenant's entries, behind the entry `after`.
-pub(super) async fn next_part_of_user(
-    tx: &mut Tx<'_>,
-    tenant: &Tenant,
-    user: &UserId,
-    after: Uuid,
-) -> DbResult<AuditPart> {
-    const LAST: &str =
-        "select entry_id from audit where tenant = $1 and entry_id > $2 order by entry_id limit 1 offset $3";
-    const HAS: &str = "select exists (select 1 from audit where tenant = $1 and user_id = $2 and entry_id > $3 \
-        and entry_id <= $4)";
-    let last: Option<Uuid> = on_engine!(tx, |conn| query_scalar(LAST)
-        .bind(tenant.as_str())
-        .bind(after)
-        .bind(MOST_ERASED - 1)
-        .fetch_optional(conn)
-        .await)?;
-    let has_entries: bool = on_engine!(tx, |conn| query_scalar(HAS)
-        .bind(tenant.as_str())
-        .bind(user.as_str())
-        .bind(after)
-        .bind(last.unwrap_or(Uuid::max()))
-        .fetch_one(conn)
-        .await)?;
-    Ok(AuditPart { last, has_entries })
-}
-
-/// Deletes the entries of a user behind the entry `after`, up to the entry `last`; without it, up to the newest. Returns
-/// their number.
-pub(super) async fn erase_of_user(
-    tx: &mut Tx<'_>,
-    tenant: &Tenant,
-    user: &UserId,
-    after: Uuid,
-    last: Option<Uuid>,
-) -> DbResult<u64> {
-    const SQL: &str = "delete from audit where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4";
-    tx.erase_traces();
-    let deleted = on_engine!(tx, |conn| query(SQL)
-        .bind(tenant.as_str())
-        .bind(user.as_str())
-        .bind(after)
-        .bind(last.unwrap_or(Uuid::max()))
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    Ok(deleted)
 }
 
 /// Deletes up to `limit` entries that are older than `until`, tenant by tenant. Returns their number.

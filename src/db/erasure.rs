@@ -6,7 +6,6 @@ use futures::future::BoxFuture;
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
-use super::audit::{self, AuditPart};
 use super::engine::on_engine;
 use super::jobs;
 use super::mcp_logins;
@@ -255,10 +254,9 @@ impl Db {
             assistants: self.erase_rows(ASSISTANTS, subject).await?,
             items: self.erase_rows(ITEMS, subject).await?,
             deliveries: self.erase_rows(DELIVERIES, subject).await?,
-            audit: match (request.with_audit, &subject.user) {
-                (true, Some(user)) => self.erase_audit_of(&subject.tenant, user).await?,
-                (true, None) => self.erase_rows(AUDIT, subject).await?,
-                (false, _) => 0,
+            audit: match request.with_audit {
+                true => self.erase_rows(AUDIT, subject).await?,
+                false => 0,
             },
             data_keys: 0,
         };
@@ -291,32 +289,6 @@ impl Db {
                 return Ok(all);
             }
             all += deleted;
-        }
-    }
-
-    /// Erases the entries of a user in the audit, which has no index of users: the entries of the tenant are looked through
-    /// part by part.
-    async fn erase_audit_of(&self, tenant: &Tenant, user: &UserId) -> DbResult<u64> {
-        let mut all = 0;
-        let mut after = Uuid::nil();
-        loop {
-            let of_tenant = tenant.clone();
-            let of_user = user.clone();
-            let look = self.read(move |tx| {
-                Box::pin(async move { audit::next_part_of_user(tx, &of_tenant, &of_user, after).await })
-            });
-            let AuditPart { last, has_entries } = look.await?;
-            if has_entries {
-                let of_tenant = tenant.clone();
-                let of_user = user.clone();
-                let write = self.write(move |tx| {
-                    Box::pin(async move { audit::erase_of_user(tx, &of_tenant, &of_user, after, last).await })
-                });
-                let erased: u64 = write.await?;
-                all += erased;
-            }
-            let Some(last) = last else { return Ok(all) };
-            after = last;
         }
     }
 

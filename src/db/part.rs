@@ -114,13 +114,6 @@ impl<T> ListBuilder<T> {
         Ok(())
     }
 
-    /// Lets the rows of the next part of the list follow, after those of one have been read. Returns false if the page is
-    /// complete.
-    pub(super) fn goes_on(&mut self) -> bool {
-        self.is_over = self.part.is_cut || self.count() >= self.limit;
-        !self.is_over
-    }
-
     /// Returns the page.
     pub(super) fn finish(self) -> ListPart<T> {
         self.part
@@ -165,26 +158,5 @@ mod tests {
         let (_, part) = filled(&[500; 2], 300, 1000);
         assert_eq!(part.rows.len(), 2);
         assert!(!part.is_cut);
-    }
-
-    #[test]
-    fn a_page_goes_on_in_the_next_part_of_a_list_until_it_is_complete() {
-        let mut filling = ListBuilder::new(3, 1000);
-        let mut take = |count: usize| {
-            let next = filling.next().expect("the page is not complete");
-            filling
-                .take(next, vec![10; count], |row| *row, Ok)
-                .expect("rows of numbers can be read");
-            filling.goes_on()
-        };
-        assert!(take(2));
-        assert!(take(0));
-        assert!(!take(1));
-        assert_eq!(filling.next(), None);
-        assert_eq!(filling.finish().rows.len(), 3);
-        let mut cut = ListBuilder::new(3, 25);
-        cut.take(3, vec![20; 2], |row| *row, Ok)
-            .expect("rows of numbers can be read");
-        assert!(!cut.goes_on());
     }
 }

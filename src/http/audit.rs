@@ -153,7 +153,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     let bytes = api.answers.bytes();
     let read = api
         .db
-        .search(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
+        .read(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
     let entries: Vec<AuditEntryView> = read.await?.into_items().into_iter().map(AuditEntryView::from).collect();
     match format {
         AuditFormat::Json => permit.answer(&entries),

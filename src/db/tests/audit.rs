@@ -1,18 +1,17 @@
 use std::sync::{Arc, Mutex};
 
-use futures::future::{BoxFuture, lazy};
+use futures::future::lazy;
 use sqlx::raw_sql;
 use uuid::Uuid;
 
 use super::{Db, Refusal, on_both, read, thread_at, write};
 use crate::db::audit::{self, AuditSearch};
 use crate::db::engine::on_engine;
-use crate::db::erasure::{DataSubject, ErasureRequest};
 use crate::db::{DbError, DbResult, PendingEntries, RowAccess, threads};
-use crate::domain::access::{Action, Ownership};
+use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::ThreadId;
-use crate::domain::identity::{Identity, Tenant, UserId};
+use crate::domain::identity::{Identity, Tenant};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -24,9 +23,6 @@ on_both!(
     side_by_side_writes_of_a_request_store_one_entry,
     a_task_of_its_own_writes_for_the_request_that_it_carries_on,
     old_entries_are_deleted,
-    a_search_finds_the_few_entries_of_a_user_among_many,
-    a_search_looks_at_no_entries_that_are_much_older_than_it_says,
-    the_entries_of_a_user_are_erased_among_many,
 );
 
 fn entry() -> AuditEntry {
@@ -38,55 +34,6 @@ fn entry() -> AuditEntry {
         AuditOutcome::Allowed,
         Timestamp(1),
     )
-}
-
-fn entry_of(user: &str, time: i64) -> AuditEntry {
-    AuditEntry {
-        user: user.to_owned(),
-        created_at: Timestamp(time),
-        ..entry()
-    }
-}
-
-/// Stores entries, the oldest first.
-async fn store(db: &Db, entries: Vec<AuditEntry>) {
-    write!(db, |tx| async move {
-        for entry in &entries {
-            audit::insert(tx, entry).await?;
-        }
-        DbResult::Ok(())
-    });
-}
-
-/// Stores an entry of ann, many of bob, and another one of ann.
-async fn store_many(db: &Db) {
-    let of_bob = (0..MANY).map(|_| entry_of("bob", 2));
-    let first = std::iter::once(entry_of("ann", 1));
-    let last = std::iter::once(entry_of("ann", 3));
-    // Each id is later than the one before.
-    store(db, first.chain(of_bob).chain(last).collect()).await;
-}
-
-/// More entries than are looked through together.
-const MANY: usize = 1100;
-
-/// The entries of the audit that a search finds.
-async fn found(db: &Db, wanted: AuditSearch) -> Vec<AuditEntry> {
-    read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items()
-}
-
-fn search_for(user: Option<&str>, limit: i64) -> AuditSearch {
-    AuditSearch {
-        tenant: Tenant::default(),
-        user: user.map(str::to_owned),
-        resource: None,
-        action: None,
-        outcome: None,
-        since: None,
-        until: None,
-        before: None,
-        limit,
-    }
 }
 
 /// The entries of a request, and those that were taken over after its end.
@@ -135,7 +82,18 @@ async fn insert_thread(db: &Db, refusal: Result<(), Refusal>) -> Result<ThreadId
 
 /// Returns the number of entries in the table.
 async fn stored(db: &Db) -> usize {
-    found(db, search_for(None, 100)).await.len()
+    let wanted = AuditSearch {
+        tenant: Tenant::default(),
+        user: None,
+        resource: None,
+        action: None,
+        outcome: None,
+        since: None,
+        until: None,
+        before: None,
+        limit: 100,
+    };
+    read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items().len()
 }
 
 async fn the_first_write_of_a_request_stores_its_entries(db: Db) {
@@ -246,52 +204,4 @@ async fn old_entries_are_deleted(db: Db) {
     assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 2);
     assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 0);
     assert_eq!(stored(&db).await, 2);
-}
-
-async fn a_search_finds_the_few_entries_of_a_user_among_many(db: Db) {
-    store_many(&db).await;
-    let times = |entries: Vec<AuditEntry>| -> Vec<i64> { entries.iter().map(|entry| entry.created_at.0).collect() };
-    assert_eq!(times(found(&db, search_for(Some("ann"), 10)).await), [3, 1]);
-    let first = found(&db, search_for(Some("ann"), 1)).await;
-    let next = AuditSearch {
-        before: first.first().map(|entry| entry.id),
-        ..search_for(Some("ann"), 10)
-    };
-    assert_eq!(times(first), [3]);
-    assert_eq!(times(found(&db, next).await), [1]);
-    assert_eq!(found(&db, search_for(Some("bob"), 5000)).await.len(), MANY);
-    assert!(found(&db, search_for(Some("carl"), 10)).await.is_empty());
-}
-
-async fn a_search_looks_at_no_entries_that_are_much_older_than_it_says(db: Db) {
-    const DAY: i64 = 86_400_000_000;
-    let mut entries = vec![entry_of("ann", 10 * DAY)];
-    entries.extend((0..MANY).map(|_| entry_of("bob", DAY)));
-    entries.push(entry_of("ann", 9 * DAY));
-    store(&db, entries).await;
-    let since = |time: i64| AuditSearch {
-        since: Some(Timestamp(time)),
-        ..search_for(Some("ann"), 10)
-    };
-    // The oldest entry has a later time, which no clock of a server explains.
-    assert_eq!(found(&db, since(9 * DAY)).await.len(), 1);
-    assert_eq!(found(&db, since(DAY)).await.len(), 2);
-}
-
-async fn the_entries_of_a_user_are_erased_among_many(db: Db) {
-    store_many(&db).await;
-    let request = ErasureRequest {
-        subject: DataSubject::user(Ownership {
-            tenant: Tenant::default(),
-            owner: UserId::stored("ann".to_owned()),
-        }),
-        clients: vec![],
-        account: "default/ann/".to_owned(),
-        with_audit: true,
-    };
-    let no_thread = |_: ThreadId| -> BoxFuture<'static, DbResult<bool>> { Box::pin(async { Ok(false) }) };
-    let erased = db.erase(request, no_thread).await.expect("it is erased");
-    assert_eq!(erased.audit, 2);
-    assert!(found(&db, search_for(Some("ann"), 10)).await.is_empty());
-    assert_eq!(found(&db, search_for(None, 5000)).await.len(), MANY);
 }
