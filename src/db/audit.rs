@@ -63,6 +63,10 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
     const PLAIN: &str = concatcp!(BEGIN, "'allowed', '{}'", END);
     const FULL: &str = concatcp!(BEGIN, "$9, $10", END);
     let is_plain = entry.outcome == AuditOutcome::Allowed && entry.detail.is_empty();
+    let further = match is_plain {
+        true => None,
+        false => Some((entry.outcome.word(), super::json::encode(&entry.detail)?)),
+    };
     let statement = tx
         .statement(if is_plain { PLAIN } else { FULL })
         .bind(entry.id)
@@ -73,11 +77,9 @@ pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
         .bind(&entry.resource)
         .bind(entry.address.map(|address| address.to_string()))
         .bind(entry.created_at.0);
-    let statement = match is_plain {
-        true => statement,
-        false => statement
-            .bind(entry.outcome.word())
-            .bind(super::json::encode(&entry.detail)?),
+    let statement = match further {
+        None => statement,
+        Some((outcome, detail)) => statement.bind(outcome).bind(detail),
     };
     statement.execute_later().await
 }

@@ -420,6 +420,7 @@ mod tests {
             renumbered("update runs set a = $1, b = coalesce($12, b) where c = $1", 3),
             "update runs set a = $4, b = coalesce($15, b) where c = $4"
         );
+        assert_eq!(renumbered("values ($1, $9, $10)", 90), "values ($91, $99, $100)");
     }
 
     #[test]
