@@ -175,7 +175,7 @@ impl ApiKeys {
     /// Passes the use of a key on to be recorded, at most once a minute.
     fn note_use(&self, key: &ApiKey, now: Timestamp) {
         let is_recent = |at: Timestamp| now < at.plus(USE_INTERVAL);
-        // So it is with most requests, which then share no lock.
+        // Most requests end here, and take no lock.
         if key.last_used_at.is_some_and(is_recent) {
             return;
         }

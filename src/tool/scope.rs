@@ -25,7 +25,7 @@ use crate::tool::remembered::RememberedDecisions;
 use crate::tool::sandboxes::ThreadSandboxes;
 use crate::tool::{CallSlots, Items, ProgressSink};
 
-/// The entries of the context of a request. They are made when one is asked for, which most runs never do. Cheap to clone.
+/// The entries of the context of a request. They are made when one is asked for; most runs ask for none. Cheap to clone.
 #[derive(Clone)]
 pub struct ContextEntries(Arc<LazyEntries>);
 
