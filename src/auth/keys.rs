@@ -175,9 +175,13 @@ impl ApiKeys {
     /// Passes the use of a key on to be recorded, at most once a minute.
     fn note_use(&self, key: &ApiKey, now: Timestamp) {
         let is_recent = |at: Timestamp| now < at.plus(USE_INTERVAL);
+        // Most requests end here, and take no lock.
+        if key.last_used_at.is_some_and(is_recent) {
+            return;
+        }
         let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
         let noted = uses.noted.get(&key.id).copied();
-        if noted.max(key.last_used_at).is_some_and(is_recent) || uses.waiting.len() >= MAX_WAITING_USES {
+        if noted.is_some_and(is_recent) || uses.waiting.len() >= MAX_WAITING_USES {
             return;
         }
         if uses.noted.len() >= CACHED_KEYS {

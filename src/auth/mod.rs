@@ -260,15 +260,7 @@ impl Authenticator {
 
 impl Ways {
     async fn credential_ended(&self, identity: &Identity) {
-        let key = match &identity.credential {
-            Credential::ApiKey(id) => ApiKeyId::read(id),
-            Credential::None
-            | Credential::Anonymous
-            | Credential::Server
-            | Credential::Call
-            | Credential::Jwt(_)
-            | Credential::Hook => None,
-        };
+        let key = stored_key_of(identity);
         let mut changes = self.keys.watch_changes();
         loop {
             if identity.expires_at.is_some_and(|end| end <= self.clock.now()) {
@@ -313,6 +305,25 @@ impl Ways {
             Some(hook) => hook.ask(credentials).await,
             None => Err(AuthError::refused("there are no credentials that any way knows")),
         }
+    }
+}
+
+/// Returns whether the credential of a caller may become invalid while a response is sent. A key of the configuration
+/// that does not expire is valid for as long as the server runs.
+pub fn may_end(identity: &Identity) -> bool {
+    identity.expires_at.is_some() || stored_key_of(identity).is_some()
+}
+
+/// Returns the id of the key of the database by which an identity was proved, if it was by one.
+fn stored_key_of(identity: &Identity) -> Option<ApiKeyId> {
+    match &identity.credential {
+        Credential::ApiKey(id) => ApiKeyId::read(id),
+        Credential::None
+        | Credential::Anonymous
+        | Credential::Server
+        | Credential::Call
+        | Credential::Jwt(_)
+        | Credential::Hook => None,
     }
 }
 

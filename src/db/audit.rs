@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
@@ -55,22 +56,32 @@ impl TryFrom<AuditRow> for AuditEntry {
 
 /// Stores an entry, unless it is stored already.
 pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
-    const SQL: &str = "insert into audit (entry_id, tenant, user_id, credential, action, resource, outcome, address, \
-        detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (tenant, entry_id) do nothing";
-    let detail = super::json::encode(&entry.detail)?;
-    tx.statement(SQL)
+    const BEGIN: &str = "insert into audit (entry_id, tenant, user_id, credential, action, resource, address, created_at, \
+        outcome, detail) values ($1, $2, $3, $4, $5, $6, $7, $8, ";
+    const END: &str = ") on conflict (tenant, entry_id) do nothing";
+    // Most entries are about allowed requests, without a detail, and a literal costs less than a value.
+    const PLAIN: &str = concatcp!(BEGIN, "'allowed', '{}'", END);
+    const FULL: &str = concatcp!(BEGIN, "$9, $10", END);
+    let is_plain = entry.outcome == AuditOutcome::Allowed && entry.detail.is_empty();
+    let further = match is_plain {
+        true => None,
+        false => Some((entry.outcome.word(), super::json::encode(&entry.detail)?)),
+    };
+    let statement = tx
+        .statement(if is_plain { PLAIN } else { FULL })
         .bind(entry.id)
         .bind(&entry.tenant)
         .bind(&entry.user)
         .bind(&entry.credential)
         .bind(&entry.action)
         .bind(&entry.resource)
-        .bind(entry.outcome.word())
         .bind(entry.address.map(|address| address.to_string()))
-        .bind(detail)
-        .bind(entry.created_at.0)
-        .execute_later()
-        .await
+        .bind(entry.created_at.0);
+    let statement = match further {
+        None => statement,
+        Some((outcome, detail)) => statement.bind(outcome).bind(detail),
+    };
+    statement.execute_later().await
 }
 
 /// Stores these entries, except those that are stored already.

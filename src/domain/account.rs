@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::access::Ownership;
-use super::identity::{Credential, Identity};
+use super::identity::{Credential, Identity, Tenant, UserId};
 
 /// The number of bytes of a digest that a name keeps.
 const DIGEST_BYTES: usize = 16;
@@ -47,20 +47,34 @@ impl Account {
     /// Returns the account of a caller.
     pub fn of(identity: &Identity) -> Self {
         let key = match &identity.credential {
-            Credential::ApiKey(id) => digest(id),
+            Credential::ApiKey(id) => id.as_str(),
             Credential::None
             | Credential::Anonymous
             | Credential::Server
             | Credential::Call
             | Credential::Jwt(_)
-            | Credential::Hook => NOBODY.to_owned(),
+            | Credential::Hook => "",
         };
-        Self(format!("{}/{}/{key}/", identity.tenant, digest(identity.user.as_str())))
+        Self::of_names(&identity.tenant, &identity.user, key)
     }
 
     /// Returns the account of an owner, for whom the server works without a request.
     pub fn of_owner(owner: &Ownership) -> Self {
-        Self(format!("{}/{}/{NOBODY}/", owner.tenant, digest(owner.owner.as_str())))
+        Self::of_names(&owner.tenant, &owner.owner, "")
+    }
+
+    /// Returns the account of a key of a user; the key is empty if there is none.
+    fn of_names(tenant: &Tenant, user: &UserId, key: &str) -> Self {
+        let tenant = tenant.as_str();
+        let digits = 2 * DIGEST_BYTES;
+        let mut text = String::with_capacity(tenant.len() + 2 * digits + 3);
+        text.push_str(tenant);
+        for name in [user.as_str(), key] {
+            text.push('/');
+            push_digest(&mut text, name);
+        }
+        text.push('/');
+        Self(text)
     }
 
     /// Reads an account from the database. It is not validated again.
@@ -102,12 +116,19 @@ pub fn end_of_subject(subject: &str) -> String {
     format!("{}0", subject.strip_suffix('/').unwrap_or(subject))
 }
 
-/// Returns a text of bounded length for a name; [`NOBODY`] for the empty one.
-fn digest(name: &str) -> String {
+/// Adds a text of bounded length for a name; [`NOBODY`] for the empty one.
+fn push_digest(text: &mut String, name: &str) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     if name.is_empty() {
-        return NOBODY.to_owned();
+        text.push_str(NOBODY);
+        return;
     }
-    hex::encode(&Sha256::digest(name.as_bytes())[..DIGEST_BYTES])
+    let digest = Sha256::digest(name.as_bytes());
+    for byte in digest.iter().take(DIGEST_BYTES) {
+        for digit in [byte >> 4, byte & 0xf] {
+            text.push(char::from(DIGITS[usize::from(digit)]));
+        }
+    }
 }
 
 /// The highest priority of a run.
@@ -153,7 +174,6 @@ impl Default for RunQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::identity::{Tenant, UserId};
 
     fn account(tenant: &str, user: &str, key: Option<&str>) -> Account {
         Account::of(&Identity {
@@ -188,6 +208,15 @@ mod tests {
         assert_eq!(nobody.subject(QuotaLevel::User), None);
         assert_eq!(nobody.subject(QuotaLevel::Tenant), Some("default/"));
         assert_eq!(nobody, Account::of_owner(&Ownership::default()));
+    }
+
+    #[test]
+    fn an_account_has_the_text_under_which_databases_have_it() {
+        let text = concat!(
+            "acme/49915e0d7d4b402e3017d010bc1c0e83/",
+            "6b86b273ff34fce19d6b804eff5a3f57/"
+        );
+        assert_eq!(account("acme", "ann", Some("1")).as_str(), text);
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub fn credential_text(credential: &Credential) -> String {
         Credential::None | Credential::Anonymous => "none".to_owned(),
         Credential::Server => "server".to_owned(),
         Credential::Call => "call".to_owned(),
-        Credential::ApiKey(id) => format!("key:{id}"),
+        Credential::ApiKey(id) => ["key:", id.as_str()].concat(),
         Credential::Jwt(issuer) => format!("jwt:{issuer}"),
         Credential::Hook => "hook".to_owned(),
     }

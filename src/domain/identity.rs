@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::Invalid;
@@ -18,8 +18,8 @@ const MAX_TENANT_CHARS: usize = 64;
 const MAX_USER_BYTES: usize = 255;
 
 /// The name of a tenant: an organisation or team whose resources are invisible to all others.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Tenant(Arc<str>);
 
 impl Tenant {
@@ -79,6 +79,12 @@ impl TryFrom<String> for Tenant {
     }
 }
 
+impl Serialize for Tenant {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
 impl From<Tenant> for String {
     fn from(tenant: Tenant) -> Self {
         tenant.0.to_string()
@@ -87,8 +93,8 @@ impl From<Tenant> for String {
 
 /// The identity of a user within a tenant, as the authentication names it: the `sub` of a token, or the name of an API
 /// key's owner. The empty identity owns what belongs to the tenant as a whole.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Deserialize)]
+#[serde(try_from = "String")]
 pub struct UserId(Arc<str>);
 
 impl UserId {
@@ -128,6 +134,12 @@ impl TryFrom<String> for UserId {
 
     fn try_from(identity: String) -> Result<Self, Invalid> {
         Self::new("identity", &identity)
+    }
+}
+
+impl Serialize for UserId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
     }
 }
 

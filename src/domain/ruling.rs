@@ -54,10 +54,11 @@ impl RowCondition {
     pub fn all(conditions: impl IntoIterator<Item = Self>) -> Self {
         let mut rest = vec![];
         for condition in conditions {
-            if condition == Self::NEVER {
-                return Self::NEVER;
-            }
-            if condition != Self::ALWAYS {
+            if let Self::Is(is_met) = condition {
+                if !is_met {
+                    return Self::NEVER;
+                }
+            } else {
                 rest.push(condition);
             }
         }
@@ -75,10 +76,11 @@ impl RowCondition {
     pub fn any(conditions: impl IntoIterator<Item = Self>) -> Self {
         let mut rest = vec![];
         for condition in conditions {
-            if condition == Self::ALWAYS {
-                return Self::ALWAYS;
-            }
-            if condition != Self::NEVER {
+            if let Self::Is(is_met) = condition {
+                if is_met {
+                    return Self::ALWAYS;
+                }
+            } else {
                 rest.push(condition);
             }
         }

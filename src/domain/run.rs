@@ -382,18 +382,21 @@ impl RunRequest {
         Some(u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
-    /// Returns the context for tools: `context`, or `config.configurable` if the request has no context, with the user
-    /// on whose behalf the run works.
-    pub fn tool_context(&self) -> Map<String, Value> {
+    /// Returns a function that makes the context for tools: `context`, or `config.configurable` if the request has no
+    /// context, with the user on whose behalf the run works.
+    pub fn tool_context(&self) -> impl FnOnce() -> Map<String, Value> + Send + use<> {
         let mut context = match self.config.get("configurable").and_then(Value::as_object) {
             Some(configurable) if self.context.is_empty() => configurable.clone(),
             Some(_) | None => self.context.clone(),
         };
-        if let Some(caller) = &self.caller {
-            remove_auth_keys(&mut context);
-            context.extend(caller.context());
+        let caller = self.caller.clone();
+        move || {
+            if let Some(caller) = caller {
+                remove_auth_keys(&mut context);
+                context.extend(caller.context());
+            }
+            context
         }
-        context
     }
 
     /// Makes the request one of this caller: what clients wrote in the place of the authenticated user is removed.

@@ -14,7 +14,7 @@ use super::body_guard::abort_when;
 use super::client::ClientId;
 use super::error::ApiError;
 use super::rate_limits::RateLimits;
-use crate::auth::{AuthError, Authenticator, Credentials, bearer_of};
+use crate::auth::{AuthError, Authenticator, Credentials, bearer_of, may_end};
 use crate::domain::call_token::CALL_PATH;
 use crate::domain::identity::{Credential, Identity};
 use crate::runtime::StoredCallTokens;
@@ -89,8 +89,8 @@ pub(super) async fn identify(auth: &Authenticator, rates: &RateLimits, request: 
 /// Aborts a response of unknown length, such as a stream, when the API key of its caller is revoked or expires. Tokens are
 /// short-lived and a run may take longer than a token lives, so the end of a token aborts nothing.
 pub(super) fn end_with_key(auth: &Authenticator, caller: Option<Arc<Identity>>, response: Response) -> Response {
-    let has_key = |caller: &Arc<Identity>| matches!(caller.credential, Credential::ApiKey(_));
-    let Some(caller) = caller.filter(has_key) else {
+    let may_abort = |caller: &Arc<Identity>| matches!(caller.credential, Credential::ApiKey(_)) && may_end(caller);
+    let Some(caller) = caller.filter(may_abort) else {
         return response;
     };
     if response.body().size_hint().exact().is_some() {

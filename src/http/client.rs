@@ -44,8 +44,8 @@ impl ClientId {
     /// The client that is this user, from whatever address. All API keys of a user are one client.
     pub fn of_owner(user: &Ownership) -> Self {
         // Names have no control characters, so two users never have the same text.
-        let text = format!("{}\n{}", user.tenant, user.owner);
-        let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+        let text = Sha256::new_with_prefix(user.tenant.as_str()).chain_update("\n");
+        let digest: [u8; 32] = text.chain_update(user.owner.as_str()).finalize().into();
         let mut first = [0; 16];
         first.copy_from_slice(&digest[..16]);
         Self(ClientKey::User(Uuid::from_bytes(first)))

@@ -46,7 +46,7 @@ pub use arguments::ArgumentCheck;
 pub use items::Items;
 pub use program::Runnable;
 pub use progress::{ProgressEvent, ProgressSink};
-pub use scope::Scope;
+pub use scope::{ContextEntries, Scope};
 pub use slots::CallSlots;
 
 /// A tool.

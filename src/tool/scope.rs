@@ -1,6 +1,7 @@
 //! The context of a tool or a policy: the agent and run it works for, and the services it may use.
 
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,27 @@ use crate::tool::read_access::CallTokens;
 use crate::tool::remembered::RememberedDecisions;
 use crate::tool::sandboxes::ThreadSandboxes;
 use crate::tool::{CallSlots, Items, ProgressSink};
+
+/// The entries of the context of a request. They are made when one is asked for; most runs ask for none. Cheap to clone.
+#[derive(Clone)]
+pub struct ContextEntries(Arc<LazyEntries>);
+
+type LazyEntries = LazyLock<Map<String, Value>, Box<dyn FnOnce() -> Map<String, Value> + Send>>;
+
+impl ContextEntries {
+    /// Creates entries that `make` makes at their first use.
+    pub fn new(make: impl FnOnce() -> Map<String, Value> + Send + 'static) -> Self {
+        Self(Arc::new(LazyLock::new(Box::new(make))))
+    }
+}
+
+impl Deref for ContextEntries {
+    type Target = Map<String, Value>;
+
+    fn deref(&self) -> &Map<String, Value> {
+        &self.0
+    }
+}
 
 /// The context of one agent of a run. Cheap to clone.
 #[derive(Clone)]
@@ -48,7 +70,7 @@ pub struct Scope {
     /// The visibility of the agent to clients.
     pub visibility: Visibility,
     /// The context of the request, for all agents of the run; see [`Scope::own_context`].
-    pub context: Arc<Map<String, Value>>,
+    pub context: ContextEntries,
     /// The rules for which agents see which entries of the context.
     pub context_scoping: ContextScoping,
     /// The source of the time.
@@ -141,7 +163,7 @@ impl Scope {
             depth: 1,
             subagent: None,
             visibility: Visibility::Full,
-            context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
+            context: ContextEntries::new(|| Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             store: Arc::new(crate::tool::items::InMemoryItems::default()),

@@ -30,10 +30,10 @@ use crate::domain::size::SizeLimits;
 use crate::domain::state::{State, Update};
 use crate::domain::time::{ManualClock, Timestamp};
 use crate::domain::trace::TraceScope;
-use crate::tool::Scope;
 use crate::tool::background::NoTasks;
 use crate::tool::budget::{Budget, Meter};
 use crate::tool::items::InMemoryItems;
+use crate::tool::{ContextEntries, Scope};
 
 use memory::{Crash, Memory, Store};
 
@@ -142,7 +142,7 @@ impl Stage {
             depth: 0,
             subagent: None,
             visibility: lineage.visibility,
-            context: Arc::default(),
+            context: ContextEntries::new(serde_json::Map::new),
             context_scoping: crate::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             tasks: Arc::new(NoTasks),

@@ -1,3 +1,4 @@
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
 use futures::future::lazy;
@@ -17,6 +18,7 @@ use crate::domain::time::Timestamp;
 on_both!(
     the_first_write_of_a_request_stores_its_entries,
     an_entry_is_stored_once,
+    an_entry_is_read_as_it_was_stored,
     a_refused_write_leaves_its_entry_to_the_next,
     an_entry_of_a_refused_job_is_not_lost,
     a_write_whose_entry_cannot_be_stored_is_rolled_back,
@@ -80,9 +82,8 @@ async fn insert_thread(db: &Db, refusal: Result<(), Refusal>) -> Result<ThreadId
     write.await.map(|()| id)
 }
 
-/// Returns the number of entries in the table.
-async fn stored(db: &Db) -> usize {
-    let wanted = AuditSearch {
+fn search_for_all() -> AuditSearch {
+    AuditSearch {
         tenant: Tenant::default(),
         user: None,
         resource: None,
@@ -92,7 +93,12 @@ async fn stored(db: &Db) -> usize {
         until: None,
         before: None,
         limit: 100,
-    };
+    }
+}
+
+/// Returns the number of entries in the table.
+async fn stored(db: &Db) -> usize {
+    let wanted = search_for_all();
     read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items().len()
 }
 
@@ -112,6 +118,32 @@ async fn an_entry_is_stored_once(db: Db) {
     }
     insert_thread(&db, Ok(())).await.expect("a write of nobody");
     assert_eq!(stored(&db).await, 1);
+}
+
+async fn an_entry_is_read_as_it_was_stored(db: Db) {
+    let denied = |entry: AuditEntry| AuditEntry {
+        outcome: AuditOutcome::Denied,
+        ..entry
+    };
+    let with_detail = |entry: AuditEntry| entry.because_of(&["p1".to_owned()]);
+    let from_an_address = AuditEntry {
+        resource: "thread:1".to_owned(),
+        address: Some(Ipv4Addr::LOCALHOST.into()),
+        ..entry()
+    };
+    let mut entries = vec![
+        from_an_address,
+        with_detail(entry()),
+        denied(entry()),
+        denied(with_detail(entry())),
+    ];
+    let stored: Vec<Arc<AuditEntry>> = entries.iter().cloned().map(Arc::new).collect();
+    // On SQLite the statements are sent together, so the values of all but the first get other numbers.
+    write!(db, |tx| audit::insert_all(tx, &stored));
+    let wanted = search_for_all();
+    let found = read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items();
+    entries.reverse();
+    assert_eq!(found, entries);
 }
 
 async fn a_refused_write_leaves_its_entry_to_the_next(db: Db) {

@@ -15,7 +15,7 @@ use crate::runtime::{BackgroundTasks, Runs, StoredCallTokens};
 use crate::tool::budget::Budget;
 use crate::tool::files::FileClaims;
 use crate::tool::remembered::NothingRemembered;
-use crate::tool::{CallSlots, ProgressSink, Scope};
+use crate::tool::{CallSlots, ContextEntries, ProgressSink, Scope};
 
 impl Dispatcher {
     /// Returns the scope of a run that is driven.
@@ -54,7 +54,7 @@ impl Dispatcher {
             depth: 0,
             subagent: None,
             visibility: run.lineage.visibility,
-            context: Arc::new(run.request.tool_context()),
+            context: ContextEntries::new(run.request.tool_context()),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.space_of(ownership.clone())),

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::domain::time::Timestamp;
+use crate::tool::ContextEntries;
 use crate::tool::items::InMemoryItems;
 
 struct StoreTools {
@@ -121,7 +122,8 @@ async fn a_run_without_the_context_of_the_template_has_no_memory() {
 #[tokio::test]
 async fn the_assistant_id_comes_from_the_server_and_not_from_the_context() {
     let mut store_tools = StoreTools::new(&["{assistant_id}"]);
-    store_tools.scope.context = Arc::new(Map::from_iter([("assistant_id".to_owned(), json!("another"))]));
+    let given = || Map::from_iter([("assistant_id".to_owned(), json!("another"))]);
+    store_tools.scope.context = ContextEntries::new(given);
     let (_, changes) = store_tools
         .call_tool("store_put", json!({"key": "k", "value": {}}))
         .await

@@ -35,6 +35,7 @@ on_both_engines! {
     keys_of_the_database_can_be_switched_off,
     streams_end_when_their_key_is_revoked,
     streams_end_when_their_key_expires,
+    streams_end_when_their_key_of_the_configuration_expires,
 }
 
 on_postgres! {
@@ -153,6 +154,22 @@ async fn streams_end_when_their_key_expires(server: TestServer) {
     clock.advance(Duration::from_secs(60));
     // Keys are looked at again after some seconds, and at once when one has changed.
     create(&admin, json!({"name": "another"})).await;
+    streams.ended().await;
+}
+
+async fn streams_end_when_their_key_of_the_configuration_expires(server: TestServer) {
+    const KEY: &str = "the-secret-key-of-page-0123456789abcdef";
+    let clock = clock(&server).await;
+    let end = clock.now().plus(Duration::from_secs(60));
+    server.file_is_written("keys/page", KEY);
+    let section = format!(
+        "[[auth.keys]]\nname = \"page\"\nroles = [\"user\"]\nkey_file = \"keys/page\"\nexpires_at = \"{end}\"\n"
+    );
+    let keys = server.is_protected_with("", &section).await;
+    let streams = OpenStreams::open(&keys.with(KEY)).await;
+    clock.advance(Duration::from_secs(60));
+    // Keys are looked at again after some seconds, and at once when one has changed.
+    create(&keys.client("root"), json!({"name": "another"})).await;
     streams.ended().await;
 }
 
