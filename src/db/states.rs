@@ -1,13 +1,13 @@
 //! An LRU cache of states. The state at a checkpoint never changes, and copies of a thread share their checkpoint ids
 //! and states, so entries are never invalidated.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value};
 
-use crate::domain::id::CheckpointId;
+use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::message::{Content, Message};
 use crate::domain::state::State;
 
@@ -16,6 +16,9 @@ const MAX_STATES: usize = 512;
 /// The approximate maximum size of all states together, in bytes. Neighbours share most of theirs, so the real size is
 /// much smaller.
 const MAX_BYTES: usize = 128 << 20;
+/// The number of states of one thread after its runs. A client that edits a message goes on from one of the last; each has
+/// lists of its own, which are long if the thread is.
+const MAX_ENDS: usize = 8;
 
 /// The cache of states that were recently folded or written. The least recently used are evicted first.
 #[derive(Default)]
@@ -26,6 +29,8 @@ struct CacheInner {
     entries: HashMap<CheckpointId, CacheEntry>,
     /// The ids of `entries` by their last use.
     by_use: BTreeMap<u64, CheckpointId>,
+    /// The ids of the `entries` after the runs of a thread, oldest first.
+    ends: HashMap<ThreadId, VecDeque<CheckpointId>>,
     uses: u64,
     bytes: usize,
 }
@@ -34,6 +39,8 @@ struct CacheEntry {
     state: Arc<State>,
     used: u64,
     bytes: usize,
+    /// The thread, if the state is that after a run.
+    ended: Option<ThreadId>,
 }
 
 impl StateCache {
@@ -56,13 +63,36 @@ impl StateCache {
 
     /// Caches the state at `checkpoint`.
     pub fn put(&self, checkpoint: CheckpointId, state: Arc<State>) {
+        self.put_entry(checkpoint, state, None);
+    }
+
+    /// Caches the state after a run of `thread`. Only those after its last runs stay.
+    pub fn put_end(&self, thread: ThreadId, checkpoint: CheckpointId, state: Arc<State>) {
+        self.put_entry(checkpoint, state, Some(thread));
+    }
+
+    fn put_entry(&self, checkpoint: CheckpointId, state: Arc<State>, ended: Option<ThreadId>) {
         let bytes = weight(&state);
         let mut cache = self.lock();
         cache.remove(checkpoint);
         let used = cache.next_use();
         cache.bytes += bytes;
         cache.by_use.insert(used, checkpoint);
-        cache.entries.insert(checkpoint, CacheEntry { state, used, bytes });
+        let entry = CacheEntry {
+            state,
+            used,
+            bytes,
+            ended,
+        };
+        cache.entries.insert(checkpoint, entry);
+        if let Some(thread) = ended {
+            let ends = cache.ends.entry(thread).or_default();
+            ends.push_back(checkpoint);
+            let oldest = ends.front().copied().filter(|_| ends.len() > MAX_ENDS);
+            if let Some(oldest) = oldest {
+                cache.remove(oldest);
+            }
+        }
         while cache.entries.len() > MAX_STATES || cache.bytes > MAX_BYTES {
             let Some((_, oldest)) = cache.by_use.first_key_value().map(|(used, id)| (*used, *id)) else {
                 break;
@@ -84,9 +114,18 @@ impl CacheInner {
     }
 
     fn remove(&mut self, checkpoint: CheckpointId) {
-        if let Some(removed) = self.entries.remove(&checkpoint) {
-            self.by_use.remove(&removed.used);
-            self.bytes -= removed.bytes;
+        let Some(removed) = self.entries.remove(&checkpoint) else {
+            return;
+        };
+        self.by_use.remove(&removed.used);
+        self.bytes -= removed.bytes;
+        if let Some(thread) = removed.ended
+            && let Some(ends) = self.ends.get_mut(&thread)
+        {
+            ends.retain(|end| *end != checkpoint);
+            if ends.is_empty() {
+                self.ends.remove(&thread);
+            }
         }
     }
 }
@@ -152,4 +191,37 @@ fn value_weight(value: &Value) -> usize {
             .sum(),
     };
     32 + inside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_states_after_the_last_runs_of_a_thread_stay() {
+        let cache = StateCache::default();
+        let thread = ThreadId::mint();
+        let checkpoints: Vec<CheckpointId> = (0..20).map(|_| CheckpointId::mint()).collect();
+        let folded = CheckpointId::mint();
+        cache.put(folded, Arc::default());
+        for checkpoint in &checkpoints {
+            cache.put_end(thread, *checkpoint, Arc::default());
+        }
+        let other = CheckpointId::mint();
+        cache.put_end(ThreadId::mint(), other, Arc::default());
+        let kept: Vec<bool> = checkpoints.iter().map(|end| cache.get(*end).is_some()).collect();
+        assert_eq!(kept.iter().filter(|kept| **kept).count(), MAX_ENDS);
+        assert!(kept.ends_with(&[true; MAX_ENDS]));
+        assert!(cache.get(folded).is_some() && cache.get(other).is_some());
+    }
+
+    #[test]
+    fn no_thread_is_remembered_without_a_state() {
+        let cache = StateCache::default();
+        for _ in 0..MAX_STATES + 5 {
+            cache.put_end(ThreadId::mint(), CheckpointId::mint(), Arc::default());
+        }
+        assert_eq!(cache.lock().entries.len(), MAX_STATES);
+        assert_eq!(cache.lock().ends.len(), MAX_STATES);
+    }
 }

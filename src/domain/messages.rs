@@ -211,14 +211,14 @@ pub struct CompressedMessages {
     /// The sum of the messages' sizes, see [`size::of_message`].
     size: usize,
     /// The hashes of the messages' ids, sorted.
-    ids: Box<[u64]>,
+    ids: Box<[u32]>,
 }
 
 impl CompressedMessages {
     /// Compresses messages. Returns none if reading them back did not return the same.
     fn new(messages: &[Arc<Message>]) -> Option<Self> {
         let json = Deflated::of(|writer| Ok(serde_json::to_writer(writer, &StoredMessages(messages))?))?;
-        let mut ids: Vec<u64> = messages
+        let mut ids: Vec<u32> = messages
             .iter()
             .filter_map(|message| message.id.as_deref().map(hash_of))
             .collect();
@@ -240,7 +240,7 @@ impl CompressedMessages {
 
     /// Returns the approximate size in memory, in bytes.
     pub fn weight(&self) -> usize {
-        self.json.weight() + self.ids.len() * size_of::<u64>()
+        self.json.weight() + self.ids.len() * size_of::<u32>()
     }
 }
 
@@ -253,10 +253,11 @@ impl std::fmt::Debug for CompressedMessages {
     }
 }
 
-fn hash_of(id: &str) -> u64 {
+fn hash_of(id: &str) -> u32 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
-    hasher.finish()
+    // One half of it: a list has thousands of ids, not billions.
+    u32::try_from(hasher.finish() >> 32).unwrap_or_default()
 }
 
 #[cfg(test)]

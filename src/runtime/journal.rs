@@ -704,11 +704,11 @@ impl Journal for LaneJournal {
             self.count(&stored.events, begun);
             let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
             if let (true, Some(head)) = (main_ended, machine.head) {
-                self.run_context
-                    .core
-                    .db
-                    .states()
-                    .put(head, Arc::new(machine.state.clone()));
+                self.run_context.core.db.states().put_end(
+                    self.run_context.run.thread,
+                    head,
+                    Arc::new(machine.state.clone()),
+                );
             }
             self.run_context.log.publish(stored.events);
             if stored.report.is_some() {
