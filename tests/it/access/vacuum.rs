@@ -95,12 +95,11 @@ struct Texts {
 
 impl Texts {
     fn new() -> Self {
-        // In letters that are no hexadecimal digits, which are stored as numbers.
+        // In letters that are no hexadecimal digits, which are stored as numbers, and that no kind has.
         let letter = |digit: char| digit.to_digit(16).and_then(|digit| char::from_digit(digit + 16, 36));
         let digits = uuid::Uuid::new_v4().simple().to_string();
-        Self {
-            id: digits.chars().filter_map(letter).collect(),
-        }
+        let id: String = digits.chars().filter_map(letter).collect();
+        Self { id: id.to_uppercase() }
     }
 
     /// Returns the text of this kind.
