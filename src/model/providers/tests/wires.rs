@@ -108,7 +108,7 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
 }
 
 /// Returns the frames of an answer with these chunks: their deltas, and what else they have.
-fn chat_frames(chunks: &[(Value, Value)]) -> Vec<String> {
+fn frames_of_chat(chunks: &[(Value, Value)]) -> Vec<String> {
     let frame = |(delta, more): &(Value, Value)| {
         let mut chunk = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1"});
         chunk["choices"] = json!([{"index": 0, "delta": delta, "finish_reason": more["finish_reason"]}]);
@@ -146,12 +146,12 @@ async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_wit
         (json!({"content": "m"}), json!({"citations": ["https://example.org/a"]})),
         text("n"),
     ];
-    let alone = chat_frames(&chunks);
+    let alone = frames_of_chat(&chunks);
     // With a key that is not known, a chunk is left to rig-core.
     for (_, more) in &mut chunks {
         more["unknown"] = json!(1);
     }
-    let whole = chat_frames(&chunks);
+    let whole = frames_of_chat(&chunks);
     let mut answers = vec![];
     for frames in [alone, whole] {
         let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
