@@ -54,6 +54,7 @@ pub mod mcp_logins;
 pub mod migration;
 pub mod notifications;
 mod offload;
+mod own_thread;
 mod part;
 mod pending_entries;
 pub mod postgres_checks;
@@ -234,7 +235,14 @@ impl Db {
         };
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
-        let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
+        let has_threads = !engine::is_postgres(&address.url);
+        let tracked = |name, task: BoxFuture<'static, ()>| {
+            let task: BoxFuture<'static, ()> = Box::pin(writers.track_future(task));
+            match has_threads {
+                true => spawn(name, Box::pin(own_thread::on_own_thread(name, task))),
+                false => spawn(name, task),
+            }
+        };
         let (queue, inbox) = queue::new();
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
         let live = broadcast::Sender::new(live::CAPACITY);
