@@ -18,6 +18,7 @@ use sqlx::{
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::notifications;
+use super::own_thread::on_own_thread;
 use super::queue::{self, TransactionQueue};
 use super::reach::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
@@ -297,7 +298,8 @@ pub(super) async fn open(
         }
         Readers::Sqlite { queue, searches }
     };
-    spawn("database writer", writer::on_sqlite(outfit, conn, lock));
+    let name = "database writer";
+    spawn(name, Box::pin(on_own_thread(name, writer::on_sqlite(outfit, conn, lock))));
     Ok((Engine::Sqlite, readers))
 }
 

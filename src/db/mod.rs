@@ -235,14 +235,7 @@ impl Db {
         };
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
-        let has_threads = !engine::is_postgres(&address.url);
-        let tracked = |name, task: BoxFuture<'static, ()>| {
-            let task: BoxFuture<'static, ()> = Box::pin(writers.track_future(task));
-            match has_threads {
-                true => spawn(name, Box::pin(own_thread::on_own_thread(name, task))),
-                false => spawn(name, task),
-            }
-        };
+        let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = queue::new();
         let notifications = broadcast::Sender::new(notifications::CAPACITY);
         let live = broadcast::Sender::new(live::CAPACITY);

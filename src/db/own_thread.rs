@@ -1,4 +1,4 @@
-//! Runs a task of the database on a thread of its own.
+//! Runs the writer of SQLite on a thread of its own.
 
 use std::thread::{Builder, JoinHandle};
 
@@ -24,12 +24,12 @@ impl Drop for TaskThread {
     }
 }
 
-/// Runs a task that waits for the thread of a connection to SQLite, with each statement, on a thread of its own, within
-/// the runtime of the caller.
+/// Runs the writer of SQLite, which waits for the thread of its connection with each statement, on a thread of its own,
+/// within the runtime of the caller.
 ///
 /// What another thread wakes waits in the queue that the workers of the runtime share, where they also put what is too
-/// much for their own queues. With a thousand streams a task waited there for more than 2 ms after each statement, in which
-/// the writer did nothing.
+/// much for their own queues. With a thousand streams the writer waited there for more than 2 ms after each statement, and
+/// no run could begin meanwhile. Readers are several, so that none of them holds up all runs.
 ///
 /// If the future is dropped, so is the task.
 pub(super) async fn on_own_thread(name: &'static str, task: BoxFuture<'static, ()>) {
