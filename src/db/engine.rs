@@ -298,8 +298,8 @@ pub(super) async fn open(
         }
         Readers::Sqlite { queue, searches }
     };
-    let name = "database writer";
-    spawn(name, Box::pin(on_own_thread(name, writer::on_sqlite(outfit, conn, lock))));
+    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock));
+    spawn("database writer", Box::pin(writing));
     Ok((Engine::Sqlite, readers))
 }
 
