@@ -69,12 +69,12 @@ pub(super) struct ChunkDecoder<D> {
     text: OpenText,
 }
 
-/// What is known about the text to which the decoder of rig-core appends.
+/// The text to which the decoder of rig-core appends, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenText {
-    /// Nothing: another frame than a piece of text came last.
+    /// Not known: another frame than a piece of text came last.
     Unknown,
-    /// It is the item that the decoder may have opened for the last piece, after this index was given away.
+    /// The item that the decoder may have opened for the last piece, after this index was given away.
     After(usize),
     /// The item with this index.
     At(usize),
