@@ -3,9 +3,11 @@
 //! An answer has a frame for each token. The decoder of rig-core parses each frame four times before it decodes it (it
 //! looks for an error, for a key that occurs twice, and for the kind of the frame), and copies most of it then. That was
 //! half of the instructions that a streamed token took. [`ChunkDecoder`] parses a frame once: a piece of text is appended to
-//! the text that the decoder of rig-core has open, and all other frames are left to that decoder.
+//! the text that the decoder of rig-core has open, and all other frames are left to that decoder. A frame that differs from
+//! the last one in its text alone, as most do, is not even parsed.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use rig_core::completion::CompletionRequest;
 use rig_core::error::{EncodeError, ProviderError};
@@ -51,6 +53,7 @@ impl Wire for SingleParse {
             id: None,
             model: None,
             text: OpenText::Unknown,
+            last: None,
         }
     }
 
@@ -67,6 +70,8 @@ pub(super) struct ChunkDecoder<D> {
     /// The model that a chunk stated last.
     model: Option<String>,
     text: OpenText,
+    /// The last frame with a piece of text, if its text has no escapes.
+    last: Option<TextFrame>,
 }
 
 /// The text to which the decoder of rig-core appends, as far as it is known.
@@ -105,17 +110,50 @@ pub(super) enum ReadFrame<E> {
 
 /// A piece of text.
 pub(super) struct TextPiece {
-    text: String,
+    text: PieceText,
     /// The id of the answer, if the last chunk stated another one.
     id: Option<String>,
     /// The model, if the last chunk stated another one.
     model: Option<String>,
 }
 
+/// The text of a piece.
+enum PieceText {
+    /// A text without escapes, where its frame has it.
+    InFrame(TextFrame),
+    /// A text that had escapes.
+    Unescaped(String),
+}
+
+/// A frame with a text that has no escapes.
+struct TextFrame {
+    frame: String,
+    /// The place of the text in the frame.
+    text: Range<usize>,
+}
+
+impl TextFrame {
+    /// Returns the place of the text in a frame that differs from this one in its text alone, and has no escapes either.
+    fn find_text(&self, frame: &str) -> Option<Range<usize>> {
+        let before = self.frame.get(..self.text.start)?;
+        let after = self.frame.get(self.text.end..)?;
+        let text = frame.strip_prefix(before)?.strip_suffix(after)?;
+        let is_verbatim = text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
+        is_verbatim.then(|| before.len()..before.len() + text.len())
+    }
+}
+
 impl TextPiece {
+    fn text(&self) -> &str {
+        match &self.text {
+            PieceText::InFrame(TextFrame { frame, text }) => frame.get(text.clone()).unwrap_or_default(),
+            PieceText::Unescaped(text) => text,
+        }
+    }
+
     /// Returns the chunk, as far as the decoder of rig-core reads it.
     fn to_chunk(&self) -> Value {
-        let mut chunk = json!({"choices": [{"delta": {"content": self.text}}]});
+        let mut chunk = json!({"choices": [{"delta": {"content": self.text()}}]});
         for (name, stated) in [("id", &self.id), ("model", &self.model)] {
             if let Some(stated) = stated {
                 chunk[name] = json!(stated);
@@ -127,17 +165,39 @@ impl TextPiece {
 
 impl<D> ChunkDecoder<D> {
     /// Reads a chunk with a piece of text, if it has nothing else that the decoder of rig-core reads.
-    fn read_text(&self, frame: &str) -> Option<TextPiece> {
-        let chunk: TextChunk<'_> = serde_json::from_str(frame).ok()?;
-        let [choice] = chunk.choices;
-        if choice.index != 0 || chunk.object.is_some_and(|object| object != CHUNK) {
-            return None;
+    ///
+    /// # Errors
+    /// Returns any other frame.
+    fn read_text(&self, frame: String) -> Result<TextPiece, String> {
+        if let Some(text) = self.last.as_ref().and_then(|last| last.find_text(&frame)) {
+            return Ok(TextPiece {
+                text: PieceText::InFrame(TextFrame { frame, text }),
+                id: None,
+                model: None,
+            });
         }
-        Some(TextPiece {
-            text: choice.delta.content.into_owned(),
-            id: news(chunk.id, self.id.as_deref()),
-            model: news(chunk.model, self.model.as_deref()),
-        })
+        let chunk = serde_json::from_str::<TextChunk<'_>>(&frame).ok();
+        let is_text = |chunk: &TextChunk<'_>| chunk.object.is_none_or(|object| object == CHUNK);
+        let Some(TextChunk {
+            id,
+            model,
+            choices: [TextChoice { index: 0, delta, .. }],
+            ..
+        }) = chunk.filter(is_text)
+        else {
+            return Err(frame);
+        };
+        let id = news(id, self.id.as_deref());
+        let model = news(model, self.model.as_deref());
+        let text = match delta.content {
+            Cow::Borrowed(text) => {
+                let start = text.as_ptr().addr() - frame.as_ptr().addr();
+                let text = start..start + text.len();
+                PieceText::InFrame(TextFrame { frame, text })
+            }
+            Cow::Owned(text) => PieceText::Unescaped(text),
+        };
+        Ok(TextPiece { text, id, model })
     }
 
     /// Remembers what a chunk states about the answer.
@@ -160,13 +220,17 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
     type Event = ReadFrame<ChatEvent<'id>>;
 
     fn classify(&self, frame: WireFrame) -> WireEvent<Self::Event> {
-        let text = frame.as_str();
-        if let Some(piece) = self.read_text(&text) {
-            return WireEvent::Known(ReadFrame::Text(piece));
-        }
-        match read_chunk(&text) {
+        let frame = match frame {
+            WireFrame::Text(frame) => frame,
+            WireFrame::Bytes(_) => return self.chat.classify(frame).map(ReadFrame::Other),
+        };
+        let frame = match self.read_text(frame) {
+            Ok(piece) => return WireEvent::Known(ReadFrame::Text(piece)),
+            Err(frame) => frame,
+        };
+        match read_chunk(&frame) {
             Some(chunk) => WireEvent::Known(ReadFrame::Other(ChatEvent::Chunk(chunk))),
-            None => self.chat.classify(frame).map(ReadFrame::Other),
+            None => self.chat.classify(WireFrame::Text(frame)).map(ReadFrame::Other),
         }
     }
 
@@ -174,18 +238,25 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
         match event {
             ReadFrame::Text(piece) => {
                 let index = self.text.index(&mut out);
-                if let Some(index) = index.filter(|_| piece.id.is_none() && piece.model.is_none()) {
-                    out.push(index, &piece.text)?;
-                    return Ok(Flow::More);
-                }
-                if index.is_none() {
-                    self.text = OpenText::After(out.fresh_index());
-                }
-                self.learn(piece.id.as_deref(), piece.model.as_deref());
-                self.chat.decode(ChatEvent::Chunk(piece.to_chunk()), out)
+                let flow = match index.filter(|_| piece.id.is_none() && piece.model.is_none()) {
+                    Some(index) => out.push(index, piece.text()).map(|()| Flow::More),
+                    None => {
+                        if index.is_none() {
+                            self.text = OpenText::After(out.fresh_index());
+                        }
+                        self.learn(piece.id.as_deref(), piece.model.as_deref());
+                        self.chat.decode(ChatEvent::Chunk(piece.to_chunk()), out)
+                    }
+                };
+                self.last = match piece.text {
+                    PieceText::InFrame(frame) => Some(frame),
+                    PieceText::Unescaped(_) => None,
+                };
+                flow
             }
             ReadFrame::Other(event) => {
                 self.text = OpenText::Unknown;
+                self.last = None;
                 if let ChatEvent::Chunk(chunk) = &event {
                     let stated = |name: &str| chunk.get(name).and_then(Value::as_str);
                     self.learn(stated("id"), stated("model"));
@@ -293,6 +364,7 @@ mod tests {
             id: Some(id.to_owned()),
             model: Some(model.to_owned()),
             text: OpenText::Unknown,
+            last: None,
         }
     }
 
@@ -314,8 +386,8 @@ mod tests {
         ];
         for frame in frames {
             for (id, model, news) in [("c", "m", [None, None]), ("d", "n", [Some("c"), Some("m")])] {
-                let piece = decoder(id, model).read_text(&frame).expect("a piece of text");
-                assert_eq!(piece.text, r#"a "b""#, "{frame}");
+                let piece = decoder(id, model).read_text(frame.clone()).expect("a piece of text");
+                assert_eq!(piece.text(), r#"a "b""#, "{frame}");
                 assert_eq!([piece.id.as_deref(), piece.model.as_deref()], news, "{frame}");
             }
         }
@@ -324,7 +396,7 @@ mod tests {
     #[test]
     fn a_chunk_with_anything_beside_its_text_is_no_piece_of_text() {
         let text = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
-        assert!(decoder("c", "m").read_text(text).is_some());
+        assert!(decoder("c", "m").read_text(text.to_owned()).is_ok());
         let others = [
             text.replace("null", r#""stop""#),
             text.replace(r#""index":0"#, r#""index":1"#),
@@ -343,7 +415,30 @@ mod tests {
             "[DONE]".to_owned(),
         ];
         for frame in others {
-            assert!(decoder("c", "m").read_text(&frame).is_none(), "{frame}");
+            let read = decoder("c", "m")
+                .read_text(frame.clone())
+                .map(|piece| piece.text().to_owned());
+            assert_eq!(read, Err(frame));
+        }
+    }
+
+    #[test]
+    fn a_frame_with_another_text_alone_is_found_without_its_escapes() {
+        let frame = |text: &str| format!(r#"{{"choices":[{{"delta":{{"content":"{text}"}},"finish_reason":null}}]}}"#);
+        let piece = decoder("c", "m").read_text(frame("a b")).expect("a piece of text");
+        let PieceText::InFrame(last) = piece.text else {
+            panic!("the text has no escapes")
+        };
+        for text in ["", "c", "ä€", "a b a b"] {
+            let other = frame(text);
+            let found = last.find_text(&other).map(|text| &other[text]);
+            assert_eq!(found, Some(text));
+        }
+        for text in [r"\n", r#"\""#, r#"a","role":"b"#, "\n", "\u{1}"] {
+            assert_eq!(last.find_text(&frame(text)), None, "{text}");
+        }
+        for other in [frame("c").replace("null", "1"), frame("c") + " ", String::new()] {
+            assert_eq!(last.find_text(&other), None, "{other}");
         }
     }
 

@@ -145,6 +145,9 @@ async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_wit
         text("l"),
         (json!({"content": "m"}), json!({"citations": ["https://example.org/a"]})),
         text("n"),
+        text("o \"p\"\n"),
+        text("q"),
+        text("r"),
     ];
     let alone = frames_of_chat(&chunks);
     // With a key that is not known, a chunk is left to rig-core.
@@ -161,8 +164,9 @@ async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_wit
     }
     assert_eq!(answers[0], answers[1]);
     let (events, answer) = &answers[0];
-    assert_eq!(text_of(events), "abcdefghijklmn");
-    assert_eq!(answer.content.text(), "abcdefghijklmn");
+    let whole = "abcdefghijklmno \"p\"\nqr";
+    assert_eq!(text_of(events), whole);
+    assert_eq!(answer.content.text(), whole);
     assert_eq!(answer.response_metadata["id"], "c");
 }
 
