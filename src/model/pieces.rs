@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use reqwest::{RequestBuilder, Response};
+use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 /// The maximum time without arriving data, and the setting that sets it.
@@ -126,7 +127,8 @@ impl SilenceTimer {
             tokio::select! {
                 biased;
                 output = future.as_mut() => return Some(output),
-                () = self.timer.as_mut() => {}
+                // Also while the future uses up the budget of its task each time, as one that skips comments.
+                () = unconstrained(self.timer.as_mut()) => {}
             }
             if self.timer.deadline() >= self.deadline {
                 return None;
@@ -189,7 +191,11 @@ impl PieceReader {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
+    use std::future::{pending, poll_fn, ready};
+    use std::task::Poll;
+
+    use tokio::task::coop::consume_budget;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -228,5 +234,15 @@ mod tests {
         tokio::time::advance(LIMIT * 2).await;
         assert_eq!(timer.limit(ready(1)).await, Some(1));
         assert_eq!(timer.limit(pending::<()>()).await, None);
+    }
+
+    #[tokio::test]
+    async fn what_uses_up_the_budget_of_its_task_each_time_has_a_deadline_too() {
+        let mut timer = SilenceTimer::until(Instant::now());
+        let busy = poll_fn(|context| {
+            while pin!(consume_budget()).poll(context).is_ready() {}
+            Poll::<()>::Pending
+        });
+        assert_eq!(timeout(LIMIT, timer.limit(busy)).await, Ok(None));
     }
 }
