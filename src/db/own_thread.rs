@@ -1,5 +1,6 @@
 //! Runs the writer of SQLite on a thread of its own.
 
+use std::panic::resume_unwind;
 use std::thread::{Builder, JoinHandle};
 
 use futures::future::BoxFuture;
@@ -31,7 +32,7 @@ impl Drop for TaskThread {
 /// much for their own queues. With a thousand streams the writer waited there for more than 2 ms after each statement, and
 /// no run could begin meanwhile. Readers are several, so that none of them holds up all runs.
 ///
-/// If the future is dropped, so is the task.
+/// If the future is dropped, so is the task. A panic of the task is one of the future.
 pub(super) async fn on_own_thread(name: &'static str, task: BoxFuture<'static, ()>) {
     let dropped = CancellationToken::new();
     let runtime = Handle::current();
@@ -48,16 +49,24 @@ pub(super) async fn on_own_thread(name: &'static str, task: BoxFuture<'static, (
         let _ = ended.send(());
     };
     let thread = match Builder::new().name(name.to_owned()).spawn(work) {
-        Ok(thread) => Some(thread),
+        Ok(thread) => thread,
         Err(error) => return tracing::error!(%error, task = name, "no thread could be started"),
     };
-    let _thread = TaskThread { dropped, thread };
-    // After a panic the sender is gone.
-    let _ = has_ended.await;
+    let mut running = TaskThread {
+        dropped,
+        thread: Some(thread),
+    };
+    // After a panic the sender is gone. Whoever waits for the task sees to it, also while the server stops.
+    if has_ended.await.is_err()
+        && let Some(Err(panic)) = running.thread.take().map(JoinHandle::join)
+    {
+        resume_unwind(panic);
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::AssertUnwindSafe;
     use std::time::Duration;
 
     use futures::FutureExt;
@@ -86,7 +95,7 @@ mod tests {
         let task = async move {
             let _held = held;
             let _ = begun.send(());
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         let mut caller = Box::pin(on_own_thread("a task", Box::pin(task)));
         tokio::select! {
@@ -99,9 +108,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_ends_the_task_alone() {
-        let task = async { panic!("no") };
-        let ended = timeout(LONG, on_own_thread("a task", Box::pin(task))).await;
-        assert!(ended.is_ok());
+    async fn a_panic_of_the_task_is_one_of_its_caller() {
+        let task: BoxFuture<'static, ()> = Box::pin(async { panic!("no") });
+        let ended = timeout(LONG, on_own_thread("a task", task));
+        let panic = AssertUnwindSafe(ended).catch_unwind().await.expect_err("a panic");
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"no"));
     }
 }
