@@ -126,10 +126,13 @@ fn frames_of_chat(chunks: &[(Value, Value)]) -> Vec<String> {
 async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_with_whole_chunks() {
     let text = |text: &str| (json!({"content": text}), json!({}));
     let call = json!({"index": 0, "id": "call_a", "type": "function", "function": {"name": "look", "arguments": "{}"}});
+    let annotation = json!({"type": "url_citation", "url_citation": {"url": "https://example.org/b", "title": "b"}});
     let mut chunks = vec![
         (json!({"role": "assistant", "content": ""}), json!({})),
         text("a"),
+        text(""),
         text("b"),
+        (json!({"content": null}), json!({})),
         (json!({"reasoning_content": "r"}), json!({})),
         text("c"),
         text("d"),
@@ -148,6 +151,12 @@ async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_wit
         text("o \"p\"\n"),
         text("q"),
         text("r"),
+        (json!({"content": null, "refusal": "s"}), json!({})),
+        text("t\u{1f600}\u{7f}"),
+        text("u"),
+        (json!({"content": "v", "annotations": [annotation]}), json!({})),
+        text("w"),
+        text("x"),
     ];
     let alone = frames_of_chat(&chunks);
     // With a key that is not known, a chunk is left to rig-core.
@@ -164,7 +173,7 @@ async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_wit
     }
     assert_eq!(answers[0], answers[1]);
     let (events, answer) = &answers[0];
-    let whole = "abcdefghijklmno \"p\"\nqr";
+    let whole = "abcdefghijklmno \"p\"\nqrst\u{1f600}\u{7f}uvwx";
     assert_eq!(text_of(events), whole);
     assert_eq!(answer.content.text(), whole);
     assert_eq!(answer.response_metadata["id"], "c");
