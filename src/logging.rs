@@ -46,6 +46,11 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
         // Its lines repeat what the exchange of chunks says once.
         filter = filter.add_directive("async_nats=off".parse()?);
     }
+    if !log.filter.contains("rig") {
+        // Its spans are entered with each piece of an answer. Only its own lines would name them, and the server logs what
+        // becomes of a call.
+        filter = filter.add_directive("rig::completions=warn".parse()?);
+    }
     if log.access && !log.filter.contains("adjutant::access") {
         // The access log is asked for, whatever else the filter leaves out.
         filter = filter.add_directive("adjutant::access=info".parse()?);

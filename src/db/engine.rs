@@ -18,6 +18,7 @@ use sqlx::{
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::notifications;
+use super::own_thread::on_own_thread;
 use super::queue::{self, TransactionQueue};
 use super::reach::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
@@ -304,7 +305,8 @@ pub(super) async fn open(
         }
         Readers::Sqlite { queue, searches }
     };
-    spawn("database writer", writer::on_sqlite(outfit, conn, lock));
+    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock));
+    spawn("database writer", Box::pin(writing));
     Ok((Engine::Sqlite, readers))
 }
 

@@ -54,6 +54,7 @@ pub mod mcp_logins;
 pub mod migration;
 pub mod notifications;
 mod offload;
+mod own_thread;
 mod part;
 mod pending_entries;
 pub mod postgres_checks;

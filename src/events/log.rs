@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use super::open_answers::OpenAnswers;
@@ -29,8 +30,8 @@ const RELIANCE: Duration = Duration::from_secs(2);
 pub struct ThreadLog {
     // A std mutex, since no task waits while it is held.
     ring: Mutex<RingBuffer>,
-    // A watch and not a broadcast: a reader only needs to know that there is more.
-    changes: watch::Sender<u64>,
+    // It carries no events: a reader only needs to know that there is more.
+    changes: Arc<Notify>,
     /// The version of the thread at the last check for changes by other processes.
     version: AtomicI64,
     /// True if the other processes know that readers here wait for chunks.
@@ -105,7 +106,7 @@ impl ThreadLog {
     pub(super) fn new(wanted: Arc<Notify>) -> Self {
         Self {
             ring: Mutex::default(),
-            changes: watch::Sender::new(0),
+            changes: Arc::default(),
             version: AtomicI64::new(i64::MIN),
             announced: AtomicBool::new(false),
             wanted,
@@ -360,12 +361,12 @@ impl ThreadLog {
 
     /// Returns true if a reader waits for changes.
     pub(super) fn has_readers(&self) -> bool {
-        self.changes.receiver_count() > 0
+        Arc::strong_count(&self.changes) > 1
     }
 
-    /// Subscribes to changes: new events, and the start and end of runs.
-    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+    /// Returns a future of the next change after this call: new events, and the start and end of runs.
+    pub(super) fn next_change(&self) -> OwnedNotified {
+        Arc::clone(&self.changes).notified_owned()
     }
 
     /// Wakes all readers, which look into the database: a run has ended in another process.
@@ -383,7 +384,7 @@ impl ThreadLog {
     }
 
     fn notify(&self) {
-        self.changes.send_modify(|count| *count += 1);
+        self.changes.notify_waiters();
     }
 
     fn ring(&self) -> MutexGuard<'_, RingBuffer> {

@@ -2,6 +2,7 @@
 //! between. [`ThreadTail`](super::ThreadTail) reads a thread by event numbers instead.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,16 +128,14 @@ impl RunSequence {
                     }
                 }
             }
-            let mut changes = self.log.subscribe();
+            let change = pin!(self.log.next_change());
             if self.poll().await? {
                 continue;
             }
             if self.shutdown.is_cancelled() || !self.thread_exists().await? {
                 return Ok(None);
             }
-            self.shutdown
-                .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
-                .await;
+            self.shutdown.run_until_cancelled(timeout(POLL_INTERVAL, change)).await;
         }
     }
 

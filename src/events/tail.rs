@@ -1,10 +1,11 @@
 //! A reader of one run's events.
 
 use std::collections::VecDeque;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::futures::OwnedNotified;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -126,7 +127,7 @@ impl Tail {
             if self.ended {
                 return Ok(None);
             }
-            let mut changes = self.log.subscribe();
+            let mut change = pin!(self.log.next_change());
             let active = self.log.is_active();
             let ours = self.log.is_running(self.run.id);
             let after = match self.after {
@@ -137,8 +138,7 @@ impl Tail {
                 continue;
             }
             if active && (self.live || ours) {
-                // The sender lives as long as the log, and the log as long as this reader.
-                let _ = changes.changed().await;
+                change.await;
                 continue;
             }
             if !active {
@@ -146,7 +146,7 @@ impl Tail {
                 // What the other process has stored is read as soon as it says so: an earlier look would find stored
                 // events whose chunks are still on their way.
                 if self.live && self.log.is_followed() && !self.shutdown.is_cancelled() {
-                    self.wait(&mut changes).await;
+                    self.wait(change.as_mut()).await;
                     continue;
                 }
             }
@@ -162,16 +162,14 @@ impl Tail {
                 self.ended = true;
                 self.is_cut = true;
             } else {
-                self.wait(&mut changes).await;
+                self.wait(change.as_mut()).await;
             }
         }
     }
 
     /// Waits for a change, the next poll or the shutdown.
-    async fn wait(&self, changes: &mut watch::Receiver<u64>) {
-        self.shutdown
-            .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
-            .await;
+    async fn wait(&self, change: Pin<&mut OwnedNotified>) {
+        self.shutdown.run_until_cancelled(timeout(POLL_INTERVAL, change)).await;
     }
 
     /// Returns true if the reader ended before the run because the server shuts down.

@@ -2,6 +2,7 @@
 //! by run instead.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,14 +73,13 @@ impl ThreadTail {
                 self.quiet = false;
                 return Ok(ThreadEvent::Event(event));
             }
-            let mut changes = self.log.subscribe();
+            let change = pin!(self.log.next_change());
             let active = self.log.is_active();
             if self.fill().await? {
                 continue;
             }
             if active {
-                // The sender lives as long as the log, and the log as long as this reader.
-                let _ = changes.changed().await;
+                change.await;
                 continue;
             }
             self.log.want_chunks();
@@ -93,7 +93,7 @@ impl ThreadTail {
                 return Ok(ThreadEvent::Shutdown);
             }
             // Changes by other processes wake the reader, too.
-            let count = self.shutdown.run_until_cancelled(changes.changed());
+            let count = self.shutdown.run_until_cancelled(change);
             if let Some(left) = reliance {
                 // The last events of a run may be stored without a word of the other process: the database is read in
                 // the end, even if nothing changes any more.

@@ -1,11 +1,13 @@
 //! HTTP responses that are read piece by piece, with a time limit for each piece.
 
 use std::fmt;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use bytes::Bytes;
 use reqwest::{RequestBuilder, Response};
-use tokio::time::{Instant, timeout_at};
+use tokio::task::coop::unconstrained;
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 /// The maximum time without arriving data, and the setting that sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +95,49 @@ pub enum PieceError {
     Broken(reqwest::Error),
 }
 
+/// The time until a deadline that each piece moves. The timer of the runtime is only moved when it expires before the
+/// deadline: to register one for each piece would cost more than to read the piece.
+#[derive(Debug)]
+pub(super) struct SilenceTimer {
+    timer: Pin<Box<Sleep>>,
+    deadline: Instant,
+}
+
+impl SilenceTimer {
+    /// Starts a timer with this deadline.
+    pub(super) fn until(deadline: Instant) -> Self {
+        Self {
+            timer: Box::pin(sleep_until(deadline)),
+            deadline,
+        }
+    }
+
+    /// Moves the deadline to this time from now.
+    pub(super) fn restart(&mut self, time: Duration) {
+        self.deadline = Instant::now() + time;
+        if self.deadline < self.timer.deadline() {
+            self.timer.as_mut().reset(self.deadline);
+        }
+    }
+
+    /// Waits for `future`; none if it is not ready at the deadline.
+    pub(super) async fn limit<F: Future>(&mut self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        loop {
+            tokio::select! {
+                biased;
+                output = future.as_mut() => return Some(output),
+                // Also while the future uses up the budget of its task each time, as one that skips comments.
+                () = unconstrained(self.timer.as_mut()) => {}
+            }
+            if self.timer.deadline() >= self.deadline {
+                return None;
+            }
+            self.timer.as_mut().reset(self.deadline);
+        }
+    }
+}
+
 /// A response whose head has arrived.
 #[derive(Debug)]
 pub struct PieceReader {
@@ -100,7 +145,7 @@ pub struct PieceReader {
     between: SilenceLimit,
     /// The limit of the next piece.
     limit: SilenceLimit,
-    deadline: Instant,
+    silence: SilenceTimer,
 }
 
 impl PieceReader {
@@ -120,7 +165,7 @@ impl PieceReader {
             response,
             between: limits.between,
             limit,
-            deadline,
+            silence: SilenceTimer::until(deadline),
         })
     }
 
@@ -134,12 +179,70 @@ impl PieceReader {
     /// # Errors
     /// When nothing arrives in time, or the connection breaks.
     pub async fn next(&mut self) -> Result<Option<Bytes>, PieceError> {
-        let chunk = timeout_at(self.deadline, self.response.chunk()).await;
+        let chunk = self.silence.limit(self.response.chunk()).await;
         let chunk = chunk
-            .map_err(|_| PieceError::Silent(self.limit))?
+            .ok_or(PieceError::Silent(self.limit))?
             .map_err(PieceError::Broken)?;
         self.limit = self.between;
-        self.deadline = Instant::now() + self.limit.time;
+        self.silence.restart(self.limit.time);
         Ok(chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn, ready};
+    use std::task::Poll;
+
+    use tokio::task::coop::consume_budget;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// Returns the time for which something that never arrives is waited for.
+    async fn silence(timer: &mut SilenceTimer) -> Duration {
+        let begun = Instant::now();
+        assert_eq!(timer.limit(pending::<()>()).await, None);
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_piece_moves_the_deadline_to_its_time_from_then() {
+        let mut timer = SilenceTimer::until(Instant::now() + LIMIT);
+        for _ in 0..3 {
+            tokio::time::advance(LIMIT / 2).await;
+            assert_eq!(timer.limit(ready(1)).await, Some(1));
+            timer.restart(LIMIT);
+        }
+        let waited = silence(&mut timer).await;
+        assert!((LIMIT..LIMIT * 11 / 10).contains(&waited), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_can_be_moved_forward() {
+        let mut timer = SilenceTimer::until(Instant::now() + LIMIT);
+        timer.restart(LIMIT / 5);
+        let waited = silence(&mut timer).await;
+        assert!((LIMIT / 5..LIMIT / 4).contains(&waited), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_ready_after_the_deadline_is_not_lost() {
+        let mut timer = SilenceTimer::until(Instant::now() + LIMIT);
+        tokio::time::advance(LIMIT * 2).await;
+        assert_eq!(timer.limit(ready(1)).await, Some(1));
+        assert_eq!(timer.limit(pending::<()>()).await, None);
+    }
+
+    #[tokio::test]
+    async fn what_uses_up_the_budget_of_its_task_each_time_has_a_deadline_too() {
+        let mut timer = SilenceTimer::until(Instant::now());
+        let busy = poll_fn(|context| {
+            while pin!(consume_budget()).poll(context).is_ready() {}
+            Poll::<()>::Pending
+        });
+        assert_eq!(timeout(LIMIT, timer.limit(busy)).await, Ok(None));
     }
 }

@@ -381,7 +381,8 @@ impl Dispatcher {
         let holder = run_context.log.expect_run(id, fresh);
         // Whoever starts the run, it works for the tenant of its thread.
         let access = RowAccess::of_owner(&run_context.ownership);
-        let driving = async move {
+        // Boxed at once: what carries it to its task would copy its ten thousand bytes again and again.
+        let driving = Box::pin(async move {
             if let Some(active) = late {
                 this.at_rest(|other| other == id).await;
                 this.active().insert(id, active);
@@ -400,7 +401,7 @@ impl Dispatcher {
             this.look_for_next();
             this.core.jobs.run_ended(run_context.run.request.background.is_some());
             this.delete_temporary_thread(&run_context).await;
-        };
+        });
         drop(self.core.spawn("run", access.scope(driving)));
     }
 

@@ -113,6 +113,8 @@ impl Core {
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
     {
+        // Boxed at once: what carries it to its task would copy it again and again.
+        let work = Box::pin(work);
         // What the work logs belongs to the request of the caller.
         let work = trace::carry(PendingEntries::carry(work)).in_current_span();
         let done = self.spawn("change of runs", work).await;

@@ -129,7 +129,7 @@ impl<L: Log> Projection for RunProjection<L> {
     type Source = L;
     type Item = DbResult<Option<Arc<Event>>>;
 
-    async fn read(mut log: L) -> (L, Self::Item) {
+    async fn read(mut log: Box<L>) -> (Box<L>, Self::Item) {
         let event = log.next().await;
         (log, event)
     }

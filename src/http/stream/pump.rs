@@ -20,8 +20,8 @@ pub(in crate::http) trait Projection: Send + 'static {
     /// The item that is read.
     type Item: Send + 'static;
 
-    /// Waits for the next item.
-    fn read(source: Self::Source) -> impl Future<Output = (Self::Source, Self::Item)> + Send + 'static;
+    /// Waits for the next item. The source is boxed, since each item moves it into a future and out of it.
+    fn read(source: Box<Self::Source>) -> impl Future<Output = (Box<Self::Source>, Self::Item)> + Send + 'static;
 
     /// Appends the bytes of an item to `buffer`.
     fn take(
@@ -89,7 +89,7 @@ pub(in crate::http) fn heartbeat_interval(period: Duration) -> Interval {
 /// Drives a projection for one client, and sends heartbeats while nothing happens.
 struct SsePump<F: Projection> {
     /// The pending read. It is polled, never cancelled.
-    read: ReusableBoxFuture<'static, (F::Source, F::Item)>,
+    read: ReusableBoxFuture<'static, (Box<F::Source>, F::Item)>,
     projection: F,
     buffer: BytesMut,
     heartbeat: Interval,
@@ -100,7 +100,7 @@ struct SsePump<F: Projection> {
 
 impl<F: Projection> SsePump<F> {
     fn new(projection: F, source: F::Source, heartbeat: Duration) -> Self {
-        let read = ReusableBoxFuture::new(F::read(source));
+        let read = ReusableBoxFuture::new(F::read(Box::new(source)));
         Self {
             read,
             projection,
@@ -150,7 +150,7 @@ impl<F: Projection> SsePump<F> {
         }
     }
 
-    async fn take(&mut self, mut source: F::Source, item: F::Item) {
+    async fn take(&mut self, mut source: Box<F::Source>, item: F::Item) {
         self.flow = self.projection.take(&mut source, item, &mut self.buffer).await;
         if self.flow == Flow::Continue {
             self.read.set(F::read(source));

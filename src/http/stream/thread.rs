@@ -100,8 +100,9 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
     type Source = ThreadTail;
     type Item = DbResult<ThreadEvent>;
 
-    async fn read(tail: ThreadTail) -> (ThreadTail, Self::Item) {
-        next_event(tail).await
+    async fn read(mut tail: Box<ThreadTail>) -> (Box<ThreadTail>, Self::Item) {
+        let read = tail.next().await;
+        (tail, read)
     }
 
     async fn take(&mut self, _: &mut ThreadTail, read: Self::Item, buffer: &mut BytesMut) -> Flow {

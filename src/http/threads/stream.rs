@@ -134,7 +134,7 @@ impl Projection for ThreadRunsProjection {
     type Source = RunSequence;
     type Item = DbResult<Option<ThreadItem>>;
 
-    async fn read(mut source: RunSequence) -> (RunSequence, Self::Item) {
+    async fn read(mut source: Box<RunSequence>) -> (Box<RunSequence>, Self::Item) {
         let item = source.next().await;
         (source, item)
     }

@@ -14,6 +14,7 @@ use rig_core::streaming::{CompletionStream, Item, PartKind, StreamEvent};
 use rig_core::wire::{Encoded, Wire, WireFrame};
 use secrecy::SecretString;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::file_names::FileNames;
 use super::separators::Separator;
@@ -21,6 +22,7 @@ use super::transport::{AdjustedTransport, CallIds};
 use super::{Protocol, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
+use crate::model::pieces::SilenceTimer;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 
 /// The number of bytes that a call counts towards the size of an answer, besides its arguments.
@@ -104,6 +106,7 @@ where
             },
             kind: self.kind,
             limits: self.limits,
+            silence: SilenceTimer::until(Instant::now() + self.limits.pieces.longest().time),
             model: self.model.clone(),
             key: self.key.clone(),
         };
@@ -138,6 +141,7 @@ struct ReplyStream {
     pieces: EventBuilder,
     kind: Protocol,
     limits: AnswerLimits,
+    silence: SilenceTimer,
     model: String,
     key: Option<SecretString>,
 }
@@ -151,8 +155,9 @@ impl ReplyStream {
             let streamed = self.streamed.as_mut()?;
             // The HTTP client limits the time between bytes; keep-alive comments are bytes, but no pieces of an answer.
             let limit = self.limits.pieces.longest();
-            match tokio::time::timeout(limit.time, streamed.next()).await {
-                Ok(Some(Ok(Item::Event(event)))) => {
+            self.silence.restart(limit.time);
+            match self.silence.limit(streamed.next()).await {
+                Some(Some(Ok(Item::Event(event)))) => {
                     self.pieces.add(event);
                     if self.pieces.length > self.limits.max_answer_bytes {
                         self.streamed = None;
@@ -161,13 +166,13 @@ impl ReplyStream {
                         return Some(Err(ModelError::TooLarge { message }));
                     }
                 }
-                Ok(Some(Ok(Item::Unknown(_)))) => {}
-                Ok(Some(Err(error))) => {
+                Some(Some(Ok(Item::Unknown(_)))) => {}
+                Some(Some(Err(error))) => {
                     self.streamed = None;
                     return Some(Err(errors::map(&error, self.pieces.begun, self.key.as_ref())));
                 }
-                Ok(None) => return self.finish().await,
-                Err(_) => {
+                Some(None) => return self.finish().await,
+                None => {
                     self.streamed = None;
                     return Some(Err(ModelError::TimedOut {
                         message: limit.to_string(),

@@ -4,9 +4,10 @@
 //! it. So this transport reads the ids from the frames. It also moves Google's key from the URL, which appears in logs
 //! and error texts, into a header, and sets file names and cache markers.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use futures::StreamExt;
+use memchr::memmem::Finder;
 use rig_core::driver::{Exchange, Opening, Transport};
 use rig_core::error::ProviderError;
 use rig_core::http_client::DynHttpClient;
@@ -126,12 +127,19 @@ fn hide_key(request: &mut http::Request<Body>) {
     *request.uri_mut() = uri;
 }
 
+/// The word of all frames with calls in OpenAI's chat completions.
+static IN_CHAT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"tool_calls\""));
+/// The word of the frames that begin a call in OpenAI's responses.
+static IN_RESPONSES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("response.output_item.added"));
+/// The word of the frames that begin a call in Anthropic's messages.
+static IN_MESSAGES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"tool_use\""));
+
 /// Records the call ids in a frame. Only frames with the words that begin a call are parsed; nearly all others have
 /// none.
 fn record_ids(kind: Protocol, frame: &str, ids: &CallIds) {
     match kind {
         Protocol::OpenAi | Protocol::Ollama => {
-            let Some(start) = frame.find("\"tool_calls\"") else {
+            let Some(start) = IN_CHAT.find(frame.as_bytes()) else {
                 return;
             };
             if !frame.get(start..).is_some_and(|rest| rest.contains("\"id\"")) {
@@ -147,7 +155,7 @@ fn record_ids(kind: Protocol, frame: &str, ids: &CallIds) {
             calls.flatten().filter_map(|call| call.id).for_each(|id| ids.record(id));
         }
         Protocol::OpenAiResponses => {
-            if !frame.contains("response.output_item.added") || !frame.contains("_call\"") {
+            if IN_RESPONSES.find(frame.as_bytes()).is_none() || !frame.contains("_call\"") {
                 return;
             }
             if let Ok(ItemStart {
@@ -158,7 +166,7 @@ fn record_ids(kind: Protocol, frame: &str, ids: &CallIds) {
             }
         }
         Protocol::Anthropic => {
-            if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
+            if IN_MESSAGES.find(frame.as_bytes()).is_none() || !frame.contains("content_block_start") {
                 return;
             }
             if let Ok(BlockStart {

@@ -36,6 +36,8 @@ pub(super) struct AnswerHeader {
 /// An answer as one reader has received it.
 pub(super) struct AnswerBuilder {
     header: AnswerHeader,
+    /// The key of the message id.
+    key: u32,
     /// The encoded part after the text, for a frame that contains only text.
     after_text: Bytes,
     started: bool,
@@ -129,6 +131,7 @@ impl AnswerBuilder {
     pub(super) fn new(header: AnswerHeader) -> Self {
         let response_metadata = Map::from_iter([("model_provider".to_owned(), json!(header.provider))]);
         let mut answer = Self {
+            key: AnswerOffset::key_of(header.message.bytes()),
             header,
             after_text: Bytes::new(),
             started: false,
@@ -165,7 +168,7 @@ impl AnswerBuilder {
 
     /// The key of the message id.
     pub(super) fn key(&self) -> u32 {
-        AnswerOffset::key_of(self.header.message.bytes())
+        self.key
     }
 
     /// The length that was sent; 0 if nothing was.
@@ -179,7 +182,7 @@ impl AnswerBuilder {
         let offset = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(AnswerOffset::END - 1);
         let offset = if self.ended { AnswerOffset::END } else { offset };
         self.started.then(|| AnswerOffset {
-            answer: self.key(),
+            answer: self.key,
             offset,
             cut: None,
         })

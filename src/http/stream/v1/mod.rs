@@ -173,7 +173,8 @@ impl V1Presenter {
     }
 
     fn forget_ended(&mut self) {
-        for key in [self.messages.take_ended(), self.starts.take_finished()].concat() {
+        let ended = self.messages.take_ended();
+        for key in ended.into_iter().chain(self.starts.take_finished()) {
             self.received.remove(&key);
         }
     }

@@ -107,6 +107,78 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
     }
 }
 
+/// Returns the frames of an answer with these chunks: their deltas, and what else they have.
+fn frames_of_chat(chunks: &[(Value, Value)]) -> Vec<String> {
+    let frame = |(delta, more): &(Value, Value)| {
+        let mut chunk = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1"});
+        chunk["choices"] = json!([{"index": 0, "delta": delta, "finish_reason": more["finish_reason"]}]);
+        for name in ["id", "citations", "unknown"] {
+            if let Some(value) = more.get(name) {
+                chunk[name] = value.clone();
+            }
+        }
+        format!("data: {chunk}")
+    };
+    chunks.iter().map(frame).chain(["data: [DONE]".to_owned()]).collect()
+}
+
+#[tokio::test]
+async fn an_answer_of_a_chat_is_the_same_whether_its_texts_are_read_alone_or_with_whole_chunks() {
+    let text = |text: &str| (json!({"content": text}), json!({}));
+    let call = json!({"index": 0, "id": "call_a", "type": "function", "function": {"name": "look", "arguments": "{}"}});
+    let annotation = json!({"type": "url_citation", "url_citation": {"url": "https://example.org/b", "title": "b"}});
+    let mut chunks = vec![
+        (json!({"role": "assistant", "content": ""}), json!({})),
+        text("a"),
+        text(""),
+        text("b"),
+        (json!({"content": null}), json!({})),
+        (json!({"reasoning_content": "r"}), json!({})),
+        text("c"),
+        text("d"),
+        (json!({"content": "e"}), json!({"id": "d"})),
+        text("f"),
+        (json!({"content": [{"type": "text", "text": "g"}]}), json!({})),
+        text("h"),
+        (json!({"tool_calls": [call]}), json!({})),
+        text("i"),
+        text("j"),
+        (json!({}), json!({"finish_reason": "tool_calls"})),
+        text("k"),
+        text("l"),
+        (json!({"content": "m"}), json!({"citations": ["https://example.org/a"]})),
+        text("n"),
+        text("o \"p\"\n"),
+        text("q"),
+        text("r"),
+        (json!({"content": null, "refusal": "s"}), json!({})),
+        text("t\u{1f600}\u{7f}"),
+        text("u"),
+        (json!({"content": "v", "annotations": [annotation]}), json!({})),
+        text("w"),
+        text("x"),
+    ];
+    let alone = frames_of_chat(&chunks);
+    // With a key that is not known, a chunk is left to rig-core.
+    for (_, more) in &mut chunks {
+        more["unknown"] = json!(1);
+    }
+    let whole = frames_of_chat(&chunks);
+    let mut answers = vec![];
+    for frames in [alone, whole] {
+        let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
+        let (model, _) = fake(ProviderKind::OpenAi, vec![Reply::stream(&frames)]).await;
+        let (events, answer) = ask(&model, hello()).await;
+        answers.push((events, answer.expect("an answer")));
+    }
+    assert_eq!(answers[0], answers[1]);
+    let (events, answer) = &answers[0];
+    let whole = "abcdefghijklmno \"p\"\nqrst\u{1f600}\u{7f}uvwx";
+    assert_eq!(text_of(events), whole);
+    assert_eq!(answer.content.text(), whole);
+    assert_eq!(answer.response_metadata["id"], "c");
+}
+
 #[tokio::test]
 async fn requests_carry_key_system_tools_and_settings() {
     for kind in WIRES {
