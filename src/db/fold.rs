@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::domain::message::{Message, Role};
-use crate::domain::messages::Messages;
+use crate::domain::message_list::MessageList;
 use crate::domain::state::{State, Update};
 use crate::domain::summarization;
 
@@ -81,7 +81,7 @@ impl StateFold {
     }
 }
 
-fn indexes_by_id(messages: &Messages) -> HashMap<String, usize> {
+fn indexes_by_id(messages: &MessageList) -> HashMap<String, usize> {
     let with_id = messages.recent().iter().enumerate();
     with_id
         .filter_map(|(at, message)| message.id.clone().map(|id| (id, at)))

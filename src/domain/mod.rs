@@ -45,7 +45,7 @@ pub mod machine;
 pub mod mcp_login;
 pub mod media;
 pub mod message;
-pub mod messages;
+pub mod message_list;
 pub mod metadata;
 pub mod name_patterns;
 pub mod nats;

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use super::field::{FieldRule, FieldVisibility};
 use super::file_content::FileContent;
 use super::message::{Content, Message};
-use super::messages::Messages;
+use super::message_list::MessageList;
 use super::summarization::{self, SummarizationEvent};
 use super::time::Timestamp;
 
@@ -24,7 +24,7 @@ use super::time::Timestamp;
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct State {
     /// The messages.
-    pub messages: Messages,
+    pub messages: MessageList,
     /// The files of the thread's workspace, by absolute path.
     pub files: BTreeMap<String, Arc<File>>,
     /// The other fields, by name.
@@ -418,7 +418,7 @@ impl State {
     }
 
     /// Returns the messages before the last answer of the model, whose calls are being executed: those of
-    /// [`Messages::recent`].
+    /// [`MessageList::recent`].
     pub fn before_last_answer(&self) -> &[Arc<Message>] {
         let messages = self.messages.recent();
         let answer = messages.iter().rposition(|message| message.is_ai());

@@ -14,7 +14,7 @@ use crate::definition::builtins;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
-use crate::domain::messages::Messages;
+use crate::domain::message_list::MessageList;
 use crate::domain::state::State;
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
@@ -96,7 +96,7 @@ fn add_text(content: &mut Content, text: &str) {
 }
 
 /// Returns messages with the last `count` turns, or with all since the last human message.
-fn last_turns(messages: &Messages, count: usize) -> Cow<'_, [Arc<Message>]> {
+fn last_turns(messages: &MessageList, count: usize) -> Cow<'_, [Arc<Message>]> {
     let recent = messages.recent();
     if recent.iter().any(|message| message.is_human()) || turns(recent).take(count).count() == count {
         return Cow::Borrowed(recent);

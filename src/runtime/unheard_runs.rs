@@ -27,7 +27,8 @@ const KEPT: Duration = Duration::from_secs(600);
 /// The most runs that are looked for at a time.
 const MOST: usize = 1_000;
 
-/// Whether the transaction that stores a run may have been committed. The transaction has a clone while it is in progress.
+/// A flag that says whether the transaction that stores a run may have been committed. The transaction has a clone while it is
+/// in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Written(Arc<AtomicBool>);
 

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::Message;
-use crate::domain::messages::{CompressedMessages, Messages};
+use crate::domain::message_list::{CompressedMessages, MessageList};
 use crate::domain::state::{File, State};
 
 /// The values of one state.
@@ -150,7 +150,7 @@ impl ValuesWriter {
         self.keys.is_empty() || self.keys.iter().any(|key| key == name)
     }
 
-    fn messages(&mut self, messages: &Messages) -> Vec<Text> {
+    fn messages(&mut self, messages: &MessageList) -> Vec<Text> {
         self.write_earlier(messages.earlier());
         let messages = messages.recent();
         let mut before = std::mem::take(&mut self.messages);
@@ -275,7 +275,7 @@ mod tests {
         let mut state = State::default();
         let mut writer = ValuesWriter::default();
         let said = |id: usize, text: &str| {
-            let author = if id % 2 == 0 {
+            let author = if id.is_multiple_of(2) {
                 Message::human(text)
             } else {
                 Message::ai(text)

@@ -2,7 +2,7 @@ use futures::FutureExt;
 use serde_json::Map;
 
 use super::*;
-use crate::domain::messages::Messages;
+use crate::domain::message_list::MessageList;
 use crate::domain::state::File;
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
@@ -196,7 +196,7 @@ async fn a_tool_of_a_skill_is_available_while_the_skill_is_in_the_conversation()
     reads(&policy, "s/a//SKILL.md", ToolStatus::Success, &mut state);
     assert_eq!(tools(&request(&policy, &state).await), ["lookup", "publish"]);
     assert!(state.hides(DISCLOSED) && !state.shares(DISCLOSED));
-    state.messages = Messages::default();
+    state.messages = MessageList::default();
     assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
     state.fields.insert(PINNED_SKILLS.to_owned(), json!(["a"]));
     runs(&policy, HookPoint::BeforeModel, &mut state).await;

@@ -181,11 +181,12 @@ impl AnswerBuilder {
         let calls: usize = self.calls.iter().map(|call| 1 + call.compact_length.length()).sum();
         let offset = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(AnswerOffset::END - 1);
         let offset = if self.ended { AnswerOffset::END } else { offset };
-        self.started.then(|| AnswerOffset {
+        let sent = AnswerOffset {
             answer: self.key,
             offset,
             cut: None,
-        })
+        };
+        self.started.then_some(sent)
     }
 
     /// Sends the missing part of the message.

@@ -175,8 +175,7 @@ fn a_call_that_an_update_brings_into_a_step_begins_and_ends_as_one_task() {
         calls: vec![(1, "c2".to_owned())],
     };
     play.fact(&main, calling);
-    main.machine
-        .set_call_status(0, CallStatus::Answered(Box::new(ToolOutput::default())));
+    main.machine.set_call_status(0, CallStatus::Answered(Box::default()));
     play.answer(&mut main, 1, "found", false);
     play.tools(&mut main);
     for mode in [StreamMode::Tasks, StreamMode::Debug] {

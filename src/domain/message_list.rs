@@ -20,14 +20,14 @@ const NEVER_COMPRESSED: usize = 64;
 
 /// The messages of a state, oldest first. Cloning copies pointers, not texts.
 #[derive(Debug, Clone, Default)]
-pub struct Messages {
+pub struct MessageList {
     /// The oldest messages, in their order.
     earlier: Vec<Arc<CompressedMessages>>,
     /// The messages after them.
     recent: Vec<Arc<Message>>,
 }
 
-impl Messages {
+impl MessageList {
     /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.earlier_len() + self.recent.len()
@@ -38,7 +38,7 @@ impl Messages {
         self.recent.is_empty()
     }
 
-    /// Returns the number of compressed messages: the index of the first of [`Messages::recent`].
+    /// Returns the number of compressed messages: the index of the first of [`MessageList::recent`].
     pub fn earlier_len(&self) -> usize {
         self.earlier.iter().map(|part| part.count).sum()
     }
@@ -54,7 +54,7 @@ impl Messages {
         &self.recent
     }
 
-    /// Returns all messages. Decompresses the earlier ones, so use [`Messages::recent`] where these suffice.
+    /// Returns all messages. Decompresses the earlier ones, so use [`MessageList::recent`] where these suffice.
     pub fn all(&self) -> Cow<'_, [Arc<Message>]> {
         if self.earlier.is_empty() {
             return Cow::Borrowed(&self.recent);
@@ -77,7 +77,7 @@ impl Messages {
         self.recent.last()
     }
 
-    /// Appends a message. Its id must be unused, see [`Messages::put`].
+    /// Appends a message. Its id must be unused, see [`MessageList::put`].
     pub fn push(&mut self, message: Arc<Message>) {
         self.recent.push(message);
     }
@@ -105,7 +105,7 @@ impl Messages {
         }
     }
 
-    /// Replaces the message at an index of [`Messages::recent`].
+    /// Replaces the message at an index of [`MessageList::recent`].
     pub fn replace_recent(&mut self, at: usize, message: Arc<Message>) {
         let replaced = std::mem::replace(&mut self.recent[at], message);
         if replaced.is_ai() && !self.recent.iter().any(|message| message.is_ai()) {
@@ -174,7 +174,7 @@ impl Messages {
     }
 }
 
-impl PartialEq for Messages {
+impl PartialEq for MessageList {
     fn eq(&self, other: &Self) -> bool {
         if self.has_same_parts(other) {
             return self.recent == other.recent;
@@ -183,7 +183,7 @@ impl PartialEq for Messages {
     }
 }
 
-impl From<Vec<Arc<Message>>> for Messages {
+impl From<Vec<Arc<Message>>> for MessageList {
     fn from(messages: Vec<Arc<Message>>) -> Self {
         Self {
             earlier: vec![],
@@ -192,13 +192,13 @@ impl From<Vec<Arc<Message>>> for Messages {
     }
 }
 
-impl Extend<Arc<Message>> for Messages {
+impl Extend<Arc<Message>> for MessageList {
     fn extend<T: IntoIterator<Item = Arc<Message>>>(&mut self, messages: T) {
         self.recent.extend(messages);
     }
 }
 
-impl Serialize for Messages {
+impl Serialize for MessageList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.all().iter())
     }
@@ -267,8 +267,8 @@ mod tests {
     use super::*;
     use crate::domain::message::{ToolCall, ToolStatus};
 
-    fn conversation(turns: usize) -> Messages {
-        let mut messages = Messages::default();
+    fn conversation(turns: usize) -> MessageList {
+        let mut messages = MessageList::default();
         for turn in 0..turns {
             let call = ToolCall::new(format!("c{turn}"), "lookup", Default::default());
             let mut answer = Message::calling([call.clone()]).with_id(format!("a{turn}"));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     /// A conversation whose first messages are compressed, and the same one without.
-    fn compressed() -> (Messages, Messages) {
+    fn compressed() -> (MessageList, MessageList) {
         let plain = conversation(100);
         let mut compressed = plain.clone();
         assert!(compressed.compress_before("e79"));
@@ -321,7 +321,7 @@ mod tests {
         assert!(compressed.compress_before("e79"));
         compressed.put(&all);
         assert!(compressed.is_empty());
-        assert_eq!(compressed, Messages::default());
+        assert_eq!(compressed, MessageList::default());
     }
 
     #[test]
