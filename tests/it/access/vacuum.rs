@@ -95,11 +95,10 @@ struct Texts {
 
 impl Texts {
     fn new() -> Self {
-        // In letters that are no hexadecimal digits, which are stored as numbers, and that no kind has.
-        let letter = |digit: char| digit.to_digit(16).and_then(|digit| char::from_digit(digit + 16, 36));
+        // Of parts, since sixteen hexadecimal digits are stored as a number.
         let digits = uuid::Uuid::new_v4().simple().to_string();
-        let id: String = digits.chars().filter_map(letter).collect();
-        Self { id: id.to_uppercase() }
+        let parts: Vec<&str> = (0..digits.len()).step_by(4).map(|at| &digits[at..at + 4]).collect();
+        Self { id: parts.join("_") }
     }
 
     /// Returns the text of this kind.
