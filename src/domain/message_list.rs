@@ -113,6 +113,11 @@ impl MessageList {
         }
     }
 
+    /// Returns whether one of [`MessageList::recent`] has this id.
+    pub fn has_recent(&self, id: &str) -> bool {
+        self.recent.iter().any(|message| message.id.as_deref() == Some(id))
+    }
+
     /// Returns whether a compressed message may have this id. False positives are very rare.
     pub fn may_have_compressed(&self, id: &str) -> bool {
         if self.earlier.is_empty() {
@@ -123,7 +128,7 @@ impl MessageList {
     }
 
     /// Compresses the messages before the one with the id `last`, which is the last that a summary stands for, if they are
-    /// many. Returns whether it has.
+    /// many. Without an answer of the model none is compressed: no middleware has seen them yet. Returns whether it has.
     pub fn compress_before(&mut self, last: &str) -> bool {
         let Some(summarized) = self
             .recent
@@ -133,9 +138,9 @@ impl MessageList {
             return false;
         };
         // The calls of the last answer may still be executed.
-        let answer = self.recent.iter().rposition(|message| message.is_ai());
+        let answer = self.recent.iter().rposition(|message| message.is_ai()).unwrap_or(0);
         let newest = self.recent.len().saturating_sub(NEVER_COMPRESSED);
-        let end = answer.map_or(summarized, |answer| answer.min(summarized)).min(newest);
+        let end = answer.min(summarized).min(newest);
         if end < LEAST_COMPRESSED {
             return false;
         }
@@ -334,6 +339,24 @@ mod tests {
         assert_eq!(text_of("question 5").as_deref(), Some("h5"));
         assert_eq!(text_of("answer 99").as_deref(), Some("e99"));
         assert_eq!(text_of("question 500"), None);
+    }
+
+    #[test]
+    fn messages_without_an_answer_stay_as_they_are() {
+        let humans = (0..300).map(|at| Arc::new(Message::human("more").with_id(format!("m{at}"))));
+        let mut unseen = MessageList::from(humans.collect::<Vec<_>>());
+        assert!(!unseen.compress_before("m290"));
+        assert_eq!(unseen.recent().len(), 300);
+    }
+
+    #[test]
+    fn numbers_with_many_digits_do_not_keep_messages_from_being_compressed() {
+        let longitude = json!({"longitude": 121.487_919_511_619_45, "score": 31.245_270_191_439_438});
+        let mut messages = conversation(100);
+        let args = longitude.as_object().expect("an object").clone();
+        let call = ToolCall::new("place", "lookup", args);
+        messages.put(&Arc::new(Message::calling([call]).with_id("a3")));
+        assert!(messages.compress_before("e79"));
     }
 
     #[test]
