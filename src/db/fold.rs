@@ -141,6 +141,14 @@ mod tests {
         assert_eq!(text_of("m7").as_deref(), Some("second"));
         assert_eq!(text_of("m401").as_deref(), Some("second"));
         assert_eq!(text_of("m9"), None);
+        let gone = Update::field(summarization::EVENT, Value::Null);
+        for event in [summarized(650), summarized(40), summarized(650), gone] {
+            expected.apply(&event);
+            fold.add(vec![event, said(690, "second")]);
+            expected.apply(&said(690, "second"));
+            assert_eq!(fold.state().messages.earlier_len(), expected.messages.earlier_len());
+            assert_eq!(*fold.state(), expected);
+        }
         fold.add(vec![removed(REMOVE_ALL)]);
         assert!(fold.finish().messages.is_empty());
     }

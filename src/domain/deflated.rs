@@ -7,7 +7,6 @@ use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 
 /// A compressed text.
-#[derive(Clone)]
 pub(super) struct Deflated {
     bytes: Box<[u8]>,
     length: usize,

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -16,17 +17,22 @@ pub struct FileContent(Form);
 
 #[derive(Clone)]
 enum Form {
-    Plain(String),
-    Compressed(Deflated),
-    /// A text that would hardly be smaller.
-    Incompressible(String),
+    Plain(PlainText),
+    Compressed(Arc<Deflated>),
+}
+
+#[derive(Clone)]
+struct PlainText {
+    text: String,
+    /// The compressed text, once it was wanted; none if it would hardly be smaller. The states with this file share it.
+    deflated: OnceLock<Option<Arc<Deflated>>>,
 }
 
 impl FileContent {
     /// Returns the text. A compressed one is decompressed.
     pub fn text(&self) -> Cow<'_, str> {
         match &self.0 {
-            Form::Plain(text) | Form::Incompressible(text) => Cow::Borrowed(text),
+            Form::Plain(plain) => Cow::Borrowed(&plain.text),
             Form::Compressed(deflated) => Cow::Owned(deflated.text()),
         }
     }
@@ -34,7 +40,7 @@ impl FileContent {
     /// Returns the length of the text, in bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Form::Plain(text) | Form::Incompressible(text) => text.len(),
+            Form::Plain(plain) => plain.text.len(),
             Form::Compressed(deflated) => deflated.length(),
         }
     }
@@ -47,23 +53,22 @@ impl FileContent {
     /// Returns the approximate size in memory, in bytes.
     pub fn weight(&self) -> usize {
         match &self.0 {
-            Form::Plain(text) | Form::Incompressible(text) => text.len(),
+            Form::Plain(plain) => plain.text.len(),
             Form::Compressed(deflated) => deflated.weight(),
         }
     }
 
-    /// Returns the same text in the form that takes the least memory; none if it has that form, or is short.
+    /// Returns the same text compressed; none if it is compressed, is short, or would hardly be smaller.
     pub fn compressed(&self) -> Option<Self> {
-        let Form::Plain(text) = &self.0 else { return None };
-        if text.len() < LEAST_COMPRESSED {
+        let Form::Plain(plain) = &self.0 else { return None };
+        if plain.text.len() < LEAST_COMPRESSED {
             return None;
         }
-        let deflated = Deflated::of(|writer| writer.write_all(text.as_bytes()))?;
-        Some(Self(if deflated.weight() <= text.len() / 2 {
-            Form::Compressed(deflated)
-        } else {
-            Form::Incompressible(text.clone())
-        }))
+        let deflated = plain.deflated.get_or_init(|| {
+            let deflated = Deflated::of(|writer| writer.write_all(plain.text.as_bytes()))?;
+            (deflated.weight() <= plain.text.len() / 2).then(|| Arc::new(deflated))
+        });
+        deflated.clone().map(|deflated| Self(Form::Compressed(deflated)))
     }
 }
 
@@ -75,7 +80,10 @@ impl Default for FileContent {
 
 impl From<String> for FileContent {
     fn from(text: String) -> Self {
-        Self(Form::Plain(text))
+        Self(Form::Plain(PlainText {
+            text,
+            deflated: OnceLock::new(),
+        }))
     }
 }
 
@@ -148,9 +156,19 @@ mod tests {
             char::from(b'!' + u8::try_from((state >> 16) % 90).unwrap_or(0))
         });
         let plain = FileContent::from(random.take(4_000).collect::<String>());
-        let tried = plain.compressed().expect("another form");
-        assert_eq!(tried, plain);
-        assert_eq!(tried.weight(), 4_000);
-        assert!(tried.compressed().is_none(), "it is not tried again");
+        assert!(plain.compressed().is_none());
+        let is_tried = matches!(&plain.0, Form::Plain(plain) if plain.deflated.get().is_some());
+        assert!(is_tried, "it is not tried again");
+    }
+
+    #[test]
+    fn a_content_that_states_share_is_compressed_once() {
+        let plain = FileContent::from("words\n".repeat(1_000));
+        let deflated = || match plain.compressed().expect("a compressed content").0 {
+            Form::Compressed(deflated) => Some(deflated),
+            Form::Plain(_) => None,
+        };
+        let both = deflated().zip(deflated());
+        assert!(both.is_some_and(|(one, other)| Arc::ptr_eq(&one, &other)));
     }
 }

@@ -2,6 +2,7 @@
 //! and a thread may have thousands of them.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -113,6 +114,11 @@ impl MessageList {
         }
     }
 
+    /// Returns whether one of [`MessageList::recent`] has this id.
+    pub fn has_recent(&self, id: &str) -> bool {
+        self.recent.iter().any(|message| message.id.as_deref() == Some(id))
+    }
+
     /// Returns whether a compressed message may have this id. False positives are very rare.
     pub fn may_have_compressed(&self, id: &str) -> bool {
         if self.earlier.is_empty() {
@@ -123,7 +129,8 @@ impl MessageList {
     }
 
     /// Compresses the messages before the one with the id `last`, which is the last that a summary stands for, if they are
-    /// many. Returns whether it has.
+    /// many. None is compressed while middleware has work with them: without an answer of the model it has not seen them, and
+    /// a call without a result gets one when the next run begins. Returns whether they were compressed.
     pub fn compress_before(&mut self, last: &str) -> bool {
         let Some(summarized) = self
             .recent
@@ -133,10 +140,10 @@ impl MessageList {
             return false;
         };
         // The calls of the last answer may still be executed.
-        let answer = self.recent.iter().rposition(|message| message.is_ai());
+        let answer = self.recent.iter().rposition(|message| message.is_ai()).unwrap_or(0);
         let newest = self.recent.len().saturating_sub(NEVER_COMPRESSED);
-        let end = answer.map_or(summarized, |answer| answer.min(summarized)).min(newest);
-        if end < LEAST_COMPRESSED {
+        let end = answer.min(summarized).min(newest);
+        if end < LEAST_COMPRESSED || has_open_call(&self.recent, end) {
             return false;
         }
         let Some(part) = CompressedMessages::new(&self.recent[..end]) else {
@@ -253,6 +260,21 @@ impl std::fmt::Debug for CompressedMessages {
     }
 }
 
+/// Returns whether a call of the first `end` messages has no result.
+fn has_open_call(messages: &[Arc<Message>], end: usize) -> bool {
+    let answered: HashSet<&str> = messages.iter().filter_map(|message| message.answers()).collect();
+    messages[..end].iter().any(|message| {
+        let unreadable = message.invalid_tool_calls().iter();
+        let unreadable = unreadable.filter_map(|call| call.id.as_deref());
+        let mut ids = message
+            .tool_calls()
+            .iter()
+            .map(|call| call.id.as_str())
+            .chain(unreadable);
+        ids.any(|id| !answered.contains(id))
+    })
+}
+
 fn hash_of(id: &str) -> u32 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
@@ -334,6 +356,34 @@ mod tests {
         assert_eq!(text_of("question 5").as_deref(), Some("h5"));
         assert_eq!(text_of("answer 99").as_deref(), Some("e99"));
         assert_eq!(text_of("question 500"), None);
+    }
+
+    #[test]
+    fn messages_without_an_answer_stay_as_they_are() {
+        let humans = (0..300).map(|at| Arc::new(Message::human("more").with_id(format!("m{at}"))));
+        let mut unseen = MessageList::from(humans.collect::<Vec<_>>());
+        assert!(!unseen.compress_before("m290"));
+        assert_eq!(unseen.recent().len(), 300);
+    }
+
+    #[test]
+    fn messages_with_a_call_that_has_no_result_stay_as_they_are() {
+        let mut dangling = conversation(100);
+        dangling.put(&Arc::new(Message::new(Role::Remove, "").with_id("t3")));
+        assert!(!dangling.compress_before("e79"));
+        let call = ToolCall::new("c3", "lookup", Default::default());
+        dangling.put(&Arc::new(Message::tool(&call, ToolStatus::Error, "lost").with_id("t3")));
+        assert!(dangling.compress_before("e79"));
+    }
+
+    #[test]
+    fn numbers_with_many_digits_do_not_keep_messages_from_being_compressed() {
+        let longitude = json!({"longitude": 121.487_919_511_619_45, "score": 31.245_270_191_439_438});
+        let mut messages = conversation(100);
+        let args = longitude.as_object().expect("an object").clone();
+        let call = ToolCall::new("c3", "lookup", args);
+        messages.put(&Arc::new(Message::calling([call]).with_id("a3")));
+        assert!(messages.compress_before("e79"));
     }
 
     #[test]

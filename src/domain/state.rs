@@ -350,7 +350,8 @@ impl State {
     }
 
     /// Compresses what a model will hardly read again when its conversation was summarised: the messages that the summary
-    /// stands for, if they are many, and the texts of files. Returns whether messages were compressed.
+    /// stands for, if they are many, and the texts of files. Messages that were compressed for a summary that is not there
+    /// any more, or stands for fewer, are decompressed. Returns whether other messages are compressed than before.
     pub fn compress(&mut self) -> bool {
         for file in self.files.values_mut().filter(|file| file.encoding == Encoding::Utf8) {
             if let Some(content) = file.content.compressed() {
@@ -364,7 +365,14 @@ impl State {
         }
         let event = SummarizationEvent::of(self);
         let last = event.as_ref().and_then(SummarizationEvent::last_summarized);
-        last.is_some_and(|last| self.messages.compress_before(last))
+        let is_in_use = last.is_some_and(|last| self.messages.has_recent(last));
+        // A client may have written an older event, or none: a model would read neither these messages nor a summary.
+        let is_undone = !is_in_use && self.messages.earlier_len() > 0;
+        if is_undone {
+            self.messages.decompress();
+        }
+        let is_smaller = last.is_some_and(|last| self.messages.compress_before(last));
+        is_undone || is_smaller
     }
 
     /// Writes fields by their rules.
@@ -471,7 +479,14 @@ impl State {
         match self.fields.get("structured_response").filter(|value| !value.is_null()) {
             Some(Value::String(text)) => Some(text.clone()),
             Some(value) => Some(value.to_string()),
-            None => self.messages.recent().iter().rev().take_while(is_own).find_map(text_of),
+            None => {
+                let newest_of = |messages: &[Arc<Message>]| messages.iter().rev().take_while(is_own).find_map(text_of);
+                let recent = self.messages.recent();
+                newest_of(recent).or_else(|| match self.messages.earlier_len() {
+                    0 => None,
+                    _ => newest_of(&self.messages.all()),
+                })
+            }
         }
     }
 

@@ -30,7 +30,7 @@ impl Middleware for DanglingCalls {
 
     async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let messages = &state.messages;
-        // Earlier calls were given their results before.
+        // The calls of compressed messages have results.
         let repaired = repaired(messages.recent()).and_then(|_| repaired(&messages.all()));
         Ok(repaired.map(HookResult::from).unwrap_or_default())
     }

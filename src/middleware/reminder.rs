@@ -1,5 +1,8 @@
 //! A reminder for a model that ends its turn in plain text although it must make a certain call.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::HookResult;
@@ -35,12 +38,14 @@ impl ToolUseReminder {
         if !last.tool_calls().is_empty() || !last.invalid_tool_calls().is_empty() {
             return Ok(HookResult::default());
         }
-        let turn = state
-            .messages
-            .recent()
-            .iter()
-            .rev()
-            .take_while(|message| !message.is_human() || self.is_reminder(message));
+        let begins_turn = |message: &Arc<Message>| message.is_human() && !self.is_reminder(message);
+        let recent = state.messages.recent();
+        // The turn may have begun before them.
+        let messages = match recent.iter().any(begins_turn) {
+            true => Cow::Borrowed(recent),
+            false => state.messages.all(),
+        };
+        let turn = messages.iter().rev().take_while(|message| !begins_turn(message));
         if turn.filter(|message| self.is_reminder(message)).count() >= MAX_REMINDERS {
             let (class, text) = self.failure;
             return Err(Halt::Fail(Failure::new(class, text)));

@@ -92,6 +92,7 @@ mod tests {
     use super::*;
     use crate::domain::machine::Jump;
     use crate::domain::message::Message;
+    use crate::domain::summarization::EVENT;
     use crate::domain::time::Timestamp;
 
     fn policy() -> UntilToolMiddleware {
@@ -139,6 +140,28 @@ mod tests {
         let failed = policy()
             .hook(HookPoint::AfterModel, &Scope::sample(Timestamp(0)), &state)
             .await;
+        assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "UntilToolError"));
+    }
+
+    #[tokio::test]
+    async fn reminders_before_a_summary_count() {
+        let scope = Scope::sample(Timestamp(0));
+        let mut state = State::default();
+        state
+            .messages
+            .extend([Message::human("go"), Message::ai("done")].map(Arc::new));
+        for _ in 0..2 {
+            let reaction = policy().hook(HookPoint::AfterModel, &scope, &state).await;
+            state.apply(&reaction.expect("a reminder").update);
+            let work = (0..100).map(|_| Message::ai("done"));
+            state.messages.extend(work.map(Arc::new));
+        }
+        state.messages.push(Arc::new(Message::ai("done").with_id("last")));
+        let event = json!({"last_message_id": "last", "summary_message": {"type": "human", "content": "S"}});
+        state.fields.insert(EVENT.to_owned(), event);
+        assert!(state.compress());
+        assert_eq!(state.messages.earlier_len(), 141);
+        let failed = policy().hook(HookPoint::AfterModel, &scope, &state).await;
         assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "UntilToolError"));
     }
 }

@@ -66,8 +66,17 @@ struct LaneOf {
 enum Steps {
     /// Some steps, oldest first.
     Read(Vec<StepRow>),
-    /// The steps between two numbers of the log, inclusive.
-    Unread { segment: i64, first: i64, last: i64 },
+    /// Steps whose writes are not read yet.
+    Unread(UnreadSteps),
+}
+
+/// The steps of a segment between two numbers of the log, inclusive.
+#[derive(Clone, Copy)]
+struct UnreadSteps {
+    segment: i64,
+    first: i64,
+    last: i64,
+    count: usize,
 }
 
 /// The maximum number of steps whose writes are in memory at once.
@@ -83,13 +92,10 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
     for steps in parts {
         match steps {
             Steps::Read(rows) => add_steps(tx, thread, &mut fold, rows).await?,
-            Steps::Unread { segment, first, last } => {
-                let mut next = first;
-                loop {
-                    let rows = steps_between(tx, LaneOf { thread, lane }, segment, next, last).await?;
-                    let Some(newest) = rows.last() else { break };
-                    next = newest.seq + 1;
-                    add_steps(tx, thread, &mut fold, rows).await?;
+            Steps::Unread(steps) => {
+                let is_whole = add_unread(tx, LaneOf { thread, lane }, &mut fold, steps).await?;
+                if !is_whole {
+                    return Err(missing_ancestor(checkpoint));
                 }
             }
         }
@@ -110,6 +116,20 @@ async fn add_steps(tx: &mut Tx<'_>, thread: ThreadId, fold: &mut StateFold, mut 
         fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
     }
     Ok(())
+}
+
+/// Adds the writes of steps that are not read yet, some at a time. Returns whether all of them were found: unlike a read, a
+/// transaction that writes may see that one was deleted meanwhile.
+async fn add_unread(tx: &mut Tx<'_>, history: LaneOf, fold: &mut StateFold, steps: UnreadSteps) -> DbResult<bool> {
+    let mut left = steps;
+    while left.count > 0 {
+        let rows = steps_between(tx, history, left).await?;
+        let Some(newest) = rows.last() else { return Ok(false) };
+        left.first = newest.seq + 1;
+        left.count = left.count.saturating_sub(rows.len());
+        add_steps(tx, history.thread, fold, rows).await?;
+    }
+    Ok(true)
 }
 
 /// Returns the state of the nearest cached ancestor of a checkpoint, and the steps from there to the checkpoint, oldest
@@ -147,11 +167,12 @@ async fn steps_to(
                 state
             });
             if let (Some(first), Some(newest)) = (older.first(), older.last()) {
-                parts.push(Steps::Unread {
+                parts.push(Steps::Unread(UnreadSteps {
                     segment,
                     first: first.seq,
                     last: newest.seq,
-                });
+                    count: older.len(),
+                }));
             }
         }
         if base.is_some() {
@@ -218,22 +239,16 @@ async fn older_steps(tx: &mut Tx<'_>, history: LaneOf, segment: i64, before: i64
         .await)?)
 }
 
-/// Returns the first steps of a segment between two numbers of the log, oldest first.
-async fn steps_between(
-    tx: &mut Tx<'_>,
-    history: LaneOf,
-    segment: i64,
-    first: i64,
-    last: i64,
-) -> DbResult<Vec<StepRow>> {
+/// Returns the first of these steps, oldest first.
+async fn steps_between(tx: &mut Tx<'_>, history: LaneOf, steps: UnreadSteps) -> DbResult<Vec<StepRow>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq, segment, writes from checkpoints \
         where thread_id = $1 and lane = $2 and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6";
     Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(history.thread.0)
         .bind(lane_id(history.lane))
-        .bind(segment)
-        .bind(first)
-        .bind(last)
+        .bind(steps.segment)
+        .bind(steps.first)
+        .bind(steps.last)
         .bind(MAX_STEPS)
         .fetch_all(conn)
         .await)?)

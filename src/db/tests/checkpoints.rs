@@ -20,6 +20,7 @@ on_both!(
     folding_equals_applying_each_update,
     checkpoints_form_segments,
     forks_of_forks_are_folded,
+    long_branches_are_folded_from_any_state_in_memory,
     a_history_has_all_branches_newest_first,
     the_checkpoint_from_which_a_step_was_carried_on_is_stored,
     lanes_are_separate,
@@ -193,6 +194,67 @@ async fn forks_of_forks_are_folded(db: Db) {
         assert_eq!(texts_at(&db, thread, from).await, expected);
     }
     assert_eq!(texts_at(&db, thread, trunk[19]).await.len(), 20);
+}
+
+/// Adds `count` steps after `parent`, with the numbers from `first` on as texts. Returns their ids.
+async fn add_many(
+    db: &Db,
+    thread: ThreadId,
+    first: i64,
+    parent: Option<CheckpointId>,
+    count: i64,
+) -> Vec<CheckpointId> {
+    let mut entries: Vec<Entry> = vec![];
+    for seq in first..first + count {
+        let parent = entries.last().map_or(parent, |entry| Some(entry.id));
+        entries.push(saying(&seq.to_string(), parent, seq));
+    }
+    let ids = entries.iter().map(|entry| entry.id).collect();
+    db.write(move |tx| {
+        Box::pin(async move {
+            let position = Position::default();
+            let checkpoint = |(seq, entry)| NewCheckpoint {
+                thread,
+                lane: Lane::Main,
+                seq,
+                segment: None,
+                run: None,
+                entry,
+                position: &position,
+                at: Timestamp(seq),
+            };
+            let placed: Vec<NewCheckpoint<'_>> = (first..).zip(&entries).map(checkpoint).collect();
+            checkpoints::insert_all(tx, &placed).await
+        })
+    })
+    .await
+    .expect("a write");
+    ids
+}
+
+async fn long_branches_are_folded_from_any_state_in_memory(db: Db) {
+    let thread = stored_thread(&db).await;
+    let trunk = add_many(&db, thread, 1, None, 600).await;
+    let branch = add_many(&db, thread, 601, Some(trunk[299]), 300).await;
+    let path: Vec<CheckpointId> = trunk[..300].iter().chain(&branch).copied().collect();
+    let said: Vec<String> = (1..=300).chain(601..=900).map(|seq| seq.to_string()).collect();
+    // At most 256 steps of a segment are read at once.
+    for at in [0, 254, 255, 256, 299, 300, 554, 555, 556, 557, 599] {
+        assert_eq!(texts_at(&db, thread, path[at]).await, said[..=at], "{at}");
+    }
+    let last = path[599];
+    for cached in [0, 42, 43, 44, 45, 298, 299, 300, 301, 342, 343, 344, 345, 598, 599] {
+        let made_up = State {
+            fields: [("from".to_owned(), json!("memory"))].into(),
+            ..State::default()
+        };
+        db.states().clear();
+        db.states().put(path[cached], Arc::new(made_up));
+        let state = read!(db, |tx| state_at(tx, thread, last));
+        assert_eq!(texts(&state), said[cached + 1..], "{cached}");
+        assert_eq!(state.fields["from"], json!("memory"), "{cached}");
+    }
+    assert_eq!(texts_at(&db, thread, trunk[599]).await.len(), 600);
 }
 
 /// Adds the checkpoints `a` to `f`, one after the other: `a`, `b`, `c` and `f`, and from `a` on `d` and `e`.

@@ -197,3 +197,40 @@ fn the_size_of_a_file_is_the_number_of_its_bytes() {
     }
     assert_eq!(File::from_bytes("Größe".into()).size(), 7);
 }
+
+/// A long conversation with a summary of the messages up to that with the number `last`.
+fn summarized(last: usize) -> State {
+    let mut state = state_of((0..400).map(|at| match at % 2 {
+        0 => said(&format!("m{at}"), "question"),
+        _ => Message::ai(if at < 100 { "answer" } else { "" }).with_id(format!("m{at}")),
+    }));
+    state.apply(&event(&format!("m{last}")));
+    state
+}
+
+fn event(last: &str) -> Update {
+    let event = json!({"last_message_id": last, "summary_message": {"type": "human", "content": "S"}});
+    Update::field(summarization::EVENT, event)
+}
+
+#[test]
+fn messages_without_a_summary_are_read_by_the_model_again() {
+    let older = event("m20");
+    let none = Update::field(summarization::EVENT, Value::Null);
+    for update in [older, none] {
+        let mut state = summarized(300);
+        assert_eq!(state.messages.earlier_len(), 300);
+        state.apply(&update);
+        assert_eq!(state.messages.recent().len(), 400);
+    }
+}
+
+#[test]
+fn the_conclusion_is_found_among_compressed_messages() {
+    let state = summarized(300);
+    assert_eq!(state.messages.earlier_len(), 300);
+    assert_eq!(state.conclusion().as_deref(), Some("answer"));
+    assert_eq!(state.conclusion_after(Some("m50")).as_deref(), Some("answer"));
+    assert_eq!(state.conclusion_after(Some("m200")), None);
+    assert_eq!(state.conclusion_after(Some("m350")), None);
+}

@@ -229,11 +229,10 @@ impl Middleware for Skills {
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        if self.hidden.contains(&call.name)
-            && !self
-                .disclosed(next.state, &next.state.messages.all())
-                .contains(&call.name)
-        {
+        let messages = &next.state.messages;
+        let has_disclosed = |messages: &[Arc<Message>]| self.disclosed(next.state, messages).contains(&call.name);
+        // The skill was mostly read lately.
+        if self.hidden.contains(&call.name) && !has_disclosed(messages.recent()) && !has_disclosed(&messages.all()) {
             let text = format!(
                 "Error: {} is not a valid tool. Read the skill that works with it first.",
                 call.name

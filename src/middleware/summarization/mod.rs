@@ -107,6 +107,8 @@ struct Conversation<'a> {
     state: &'a State,
     /// The messages of the state that are not compressed, or those that a client's command has given for the request.
     messages: &'a [Arc<Message>],
+    /// The number of messages before `messages`, which are compressed.
+    earlier: usize,
     event: SummarizationEvent,
     view: Vec<Arc<Message>>,
 }
@@ -115,10 +117,13 @@ impl<'a> Conversation<'a> {
     fn new(messages: &'a [Arc<Message>], scope: &'a Scope, state: &'a State) -> Self {
         let event = SummarizationEvent::of(state).unwrap_or_default();
         let view = event.view(messages);
+        let id_of_first = |messages: &[Arc<Message>]| messages.first().and_then(|message| message.id.clone());
+        let is_of_state = id_of_first(messages) == id_of_first(state.messages.recent());
         Self {
             scope,
             state,
             messages,
+            earlier: if is_of_state { state.messages.earlier_len() } else { 0 },
             event,
             view,
         }
@@ -145,10 +150,9 @@ impl<'a> Conversation<'a> {
             return None;
         }
         // It may be in the part before, which has a summary already.
-        let earlier = self.state.messages.earlier_len();
-        newest(older).or_else(|| match earlier {
+        newest(older).or_else(|| match self.earlier {
             0 => None,
-            _ => newest(self.state.messages.all().get(..earlier + end)?),
+            earlier => newest(self.state.messages.all().get(..earlier + end)?),
         })
     }
 }
@@ -212,7 +216,7 @@ impl Summarization {
         if !has_older && long.is_empty() {
             return Ok(None);
         }
-        let count = conversation.state.messages.earlier_len() + conversation.messages.len();
+        let count = conversation.earlier + conversation.messages.len();
         let begun = json!({"messages": count, "to_summarize": end.saturating_sub(start)});
         send_news(scope, cause, "started", begun).await;
         let mut compaction = Compaction {
@@ -345,7 +349,7 @@ impl Summarization {
         // The model has to know what it works for, even if a long turn began before the cut.
         let request = conversation.last_request(range.end);
         let quoted = request.as_ref().map(|(message, _)| message.content.text());
-        let count = state.messages.earlier_len() + range.end;
+        let count = conversation.earlier + range.end;
         let text = wording::summary_text(summary, count, path.as_deref(), quoted.as_deref());
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message

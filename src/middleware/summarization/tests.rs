@@ -37,6 +37,16 @@ fn state_of(messages: Vec<Arc<Message>>) -> State {
 
 /// The requests that the agent's model got for a state, and the outcome. `refused` requests are too long for it.
 async fn ask(policy: &Summarization, state: &State, refused: usize) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
+    ask_about(policy, state, state.messages.recent().to_vec(), refused).await
+}
+
+/// The same for a request with these messages.
+async fn ask_about(
+    policy: &Summarization,
+    state: &State,
+    messages: Vec<Arc<Message>>,
+    refused: usize,
+) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
     let seen = std::sync::Mutex::new(vec![]);
     let ask = |request: ModelRequest| {
         let texts: Vec<String> = request.messages.iter().map(|message| message.content.text()).collect();
@@ -59,7 +69,7 @@ async fn ask(policy: &Summarization, state: &State, refused: usize) -> (Vec<Vec<
         state,
     };
     let request = ModelRequest {
-        messages: state.messages.recent().to_vec(),
+        messages,
         ..ModelRequest::default()
     };
     let answer = policy.wrap_model_call(request, next).await;
@@ -234,4 +244,22 @@ async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_
     state.apply(&update);
     assert_eq!(state.messages.earlier().len(), 2);
     assert_eq!(state.messages.all().len(), 501);
+}
+
+#[tokio::test]
+async fn messages_that_are_compressed_do_not_count_in_a_request_with_other_messages() {
+    let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
+    let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
+    messages.extend(calls(0..150));
+    let mut state = state_of(messages);
+    let (_, answer) = ask(&policy(settings.clone()), &state, 0).await;
+    state.apply(&answer.expect("an answer").extra);
+    assert_eq!(state.messages.earlier_len(), 237);
+    let (seen, answer) = ask_about(&policy(settings), &state, calls(300..425), 0).await;
+    let summary = &seen[0][0];
+    assert!(
+        summary.contains("first 240 messages") && !summary.contains("the task"),
+        "{summary}"
+    );
+    assert_eq!(answer.expect("an answer").extra, Update::none());
 }
