@@ -166,7 +166,7 @@ pub struct FileFacts {
 /// The writes of a step. Serialised, an update is the delta of a checkpoint and the payload of an `updates` event.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Update {
-    /// Messages to append, to replace (same id) or to remove ([`Role::Remove`]).
+    /// Messages to append, to replace (same id) or to remove ([`Role::Remove`](super::message::Role::Remove)).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Arc<Message>>,
     /// Files to write, or to delete (`None`).
