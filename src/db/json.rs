@@ -1,5 +1,4 @@
-//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded. Sealed values are opened here, and
-//! those in the short form are expanded.
+//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded. Sealed values are opened here.
 
 use std::borrow::Cow;
 
@@ -7,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{DbError, DbResult, corrupt};
-use super::{sealing, short_form};
+use super::sealing;
 use crate::domain::json_limits::parsed_bytes;
 
 /// Returns `value` as JSON text.
@@ -46,14 +45,9 @@ impl<I: ToString> ColumnRef<'_, I> {
         format!("{}\n{}\n{}", self.table, self.column, self.id.to_string()).into_bytes()
     }
 
-    /// Returns a text of this column, opened if it is sealed, and in the long form.
+    /// Returns a text of this column, opened if it is sealed.
     pub(super) fn open<'t>(&self, text: &'t str) -> DbResult<Cow<'t, str>> {
-        let opened = sealing::open(self, text)?;
-        if short_form::is_short(&opened) {
-            let expanded = short_form::expand(&opened).ok_or_else(|| self.corrupt())?;
-            return Ok(Cow::Owned(expanded));
-        }
-        Ok(opened)
+        sealing::open(self, text)
     }
 
     /// Returns a text of this column like [`ColumnRef::open`], without copying a plain one.

@@ -24,7 +24,6 @@ mod retention;
 mod row_security;
 mod runs;
 mod sealing;
-mod short_texts;
 mod tables;
 mod threads;
 mod vectors;

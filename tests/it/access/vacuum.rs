@@ -95,10 +95,9 @@ struct Texts {
 
 impl Texts {
     fn new() -> Self {
-        // Of parts, since sixteen hexadecimal digits are stored as a number.
-        let digits = uuid::Uuid::new_v4().simple().to_string();
-        let parts: Vec<&str> = (0..digits.len()).step_by(4).map(|at| &digits[at..at + 4]).collect();
-        Self { id: parts.join("_") }
+        Self {
+            id: uuid::Uuid::new_v4().simple().to_string(),
+        }
     }
 
     /// Returns the text of this kind.
