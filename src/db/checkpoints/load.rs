@@ -55,13 +55,6 @@ struct StepId {
     seq: i64,
 }
 
-/// The history of an agent.
-#[derive(Clone, Copy)]
-struct LaneOf {
-    thread: ThreadId,
-    lane: Lane,
-}
-
 /// Steps of one segment to be folded.
 enum Steps {
     /// Some steps, oldest first.
@@ -70,12 +63,11 @@ enum Steps {
     Unread(UnreadSteps),
 }
 
-/// The steps of a segment between two numbers of the log, inclusive.
+/// The steps of a segment in a part of a lane.
 #[derive(Clone, Copy)]
 struct UnreadSteps {
     segment: i64,
-    first: i64,
-    last: i64,
+    span: Span,
     count: usize,
 }
 
@@ -93,8 +85,7 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
         match steps {
             Steps::Read(rows) => add_steps(tx, thread, &mut fold, rows).await?,
             Steps::Unread(steps) => {
-                let is_whole = add_unread(tx, LaneOf { thread, lane }, &mut fold, steps).await?;
-                if !is_whole {
+                if !add_unread(tx, &mut fold, steps).await? {
                     return Err(missing_ancestor(checkpoint));
                 }
             }
@@ -120,14 +111,14 @@ async fn add_steps(tx: &mut Tx<'_>, thread: ThreadId, fold: &mut StateFold, mut 
 
 /// Adds the writes of steps that are not read yet, some at a time. Returns whether all of them were found: unlike a read, a
 /// transaction that writes may see that one was deleted meanwhile.
-async fn add_unread(tx: &mut Tx<'_>, history: LaneOf, fold: &mut StateFold, steps: UnreadSteps) -> DbResult<bool> {
+async fn add_unread(tx: &mut Tx<'_>, fold: &mut StateFold, steps: UnreadSteps) -> DbResult<bool> {
     let mut left = steps;
     while left.count > 0 {
-        let rows = steps_between(tx, history, left).await?;
+        let rows = first_of(tx, left).await?;
         let Some(newest) = rows.last() else { return Ok(false) };
-        left.first = newest.seq + 1;
+        left.span.first = newest.seq + 1;
         left.count = left.count.saturating_sub(rows.len());
-        add_steps(tx, history.thread, fold, rows).await?;
+        add_steps(tx, left.span.thread, fold, rows).await?;
     }
     Ok(true)
 }
@@ -158,7 +149,13 @@ async fn steps_to(
         });
         parts.push(Steps::Read(rows));
         if base.is_none() && is_full {
-            let mut older = older_steps(tx, LaneOf { thread, lane }, segment, seq).await?;
+            let before = Span {
+                thread,
+                lane,
+                first: segment,
+                last: seq - 1,
+            };
+            let mut older = ids_in_segment(tx, before).await?;
             if let Some(first) = older.first() {
                 last = first.parent_id.map(CheckpointId);
             }
@@ -169,8 +166,11 @@ async fn steps_to(
             if let (Some(first), Some(newest)) = (older.first(), older.last()) {
                 parts.push(Steps::Unread(UnreadSteps {
                     segment,
-                    first: first.seq,
-                    last: newest.seq,
+                    span: Span {
+                        first: first.seq,
+                        last: newest.seq,
+                        ..before
+                    },
                     count: older.len(),
                 }));
             }
@@ -226,29 +226,23 @@ async fn newest_steps(
     Ok(rows)
 }
 
-/// Returns the steps of a segment before the number `before` of the log, oldest first, without their writes.
-async fn older_steps(tx: &mut Tx<'_>, history: LaneOf, segment: i64, before: i64) -> DbResult<Vec<StepId>> {
+/// Returns the steps in a part of a lane, oldest first, that belong to the segment with which the part begins.
+async fn ids_in_segment(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<StepId>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq from checkpoints \
-        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq < $4 order by seq";
-    Ok(on_engine!(tx, |conn| query_as(SQL)
-        .bind(history.thread.0)
-        .bind(lane_id(history.lane))
-        .bind(segment)
-        .bind(before)
-        .fetch_all(conn)
-        .await)?)
+        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq <= $4 order by seq";
+    select_span(tx, SQL, span).await
 }
 
 /// Returns the first of these steps, oldest first.
-async fn steps_between(tx: &mut Tx<'_>, history: LaneOf, steps: UnreadSteps) -> DbResult<Vec<StepRow>> {
+async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq, segment, writes from checkpoints \
         where thread_id = $1 and lane = $2 and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6";
     Ok(on_engine!(tx, |conn| query_as(SQL)
-        .bind(history.thread.0)
-        .bind(lane_id(history.lane))
+        .bind(steps.span.thread.0)
+        .bind(lane_id(steps.span.lane))
         .bind(steps.segment)
-        .bind(steps.first)
-        .bind(steps.last)
+        .bind(steps.span.first)
+        .bind(steps.span.last)
         .bind(MAX_STEPS)
         .fetch_all(conn)
         .await)?)
