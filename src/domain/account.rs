@@ -118,16 +118,10 @@ pub fn end_of_subject(subject: &str) -> String {
 
 /// Adds a text of bounded length for a name; [`NOBODY`] for the empty one.
 fn push_digest(text: &mut String, name: &str) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     if name.is_empty() {
         text.push_str(NOBODY);
-        return;
-    }
-    let digest = Sha256::digest(name.as_bytes());
-    for byte in digest.iter().take(DIGEST_BYTES) {
-        for digit in [byte >> 4, byte & 0xf] {
-            text.push(char::from(DIGITS[usize::from(digit)]));
-        }
+    } else {
+        text.push_str(&hex::encode(&Sha256::digest(name.as_bytes())[..DIGEST_BYTES]));
     }
 }
 
