@@ -923,13 +923,8 @@ async fn a_task_whose_first_commits_are_lost_counts_once() {
             .is_configured_with(&boss("limits = { children_total = 1 }"))
             .await;
         let alice = server.human("boss").await;
-        door.commits(Commits::OfMarkedGetLost);
-        let run = alice
-            .asks(script().calls(start("a1", "writer", "say it")).says("it is under way"))
-            .await;
-        eventually(async || door.broken() > 0).await;
-        door.commits(Commits::Arrive);
-        run.finishes().await;
+        let order = script().calls(start("a1", "writer", "say it")).says("it is under way");
+        let run = door.breaks_a_commit_of(Commits::OfMarkedGetLost, &alice, order).await;
         let said = alice.transcript().await;
         assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
         assert_eq!(run.record().await["usage"]["children"], 1);

@@ -972,13 +972,9 @@ async fn a_remote_task_whose_start_is_stored_without_an_acknowledgement_is_start
     play_behind_proxy("\"media\":[]", async |server, door| {
         let peer = peer_of(&server, "").await;
         let alice = server.human("away").await;
-        door.commits(Commits::OfMarkedAreNotAcknowledged);
-        let run = alice
-            .asks(script().calls(start("a1", "far", "say it")).says("it is under way"))
+        let order = script().calls(start("a1", "far", "say it")).says("it is under way");
+        door.breaks_a_commit_of(Commits::OfMarkedAreNotAcknowledged, &alice, order)
             .await;
-        eventually(async || door.broken() > 0).await;
-        door.commits(Commits::Arrive);
-        run.finishes().await;
         let task = the_task(&alice).await;
         let id = task["task_id"].as_str().unwrap();
         let begun = format!("start_async_task: Started the background task {id} with `far`.");
@@ -997,13 +993,8 @@ async fn a_remote_task_whose_first_commits_are_lost_is_started() {
     play_behind_proxy("\"nesting\":1", async |server, door| {
         let peer = peer_of(&server, "limits = { children_total = 1 }").await;
         let alice = server.human("away").await;
-        door.commits(Commits::OfMarkedGetLost);
-        let run = alice
-            .asks(script().calls(start("a1", "far", "say it")).says("it is under way"))
-            .await;
-        eventually(async || door.broken() > 0).await;
-        door.commits(Commits::Arrive);
-        run.finishes().await;
+        let order = script().calls(start("a1", "far", "say it")).says("it is under way");
+        door.breaks_a_commit_of(Commits::OfMarkedGetLost, &alice, order).await;
         let said = alice.transcript().await;
         assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
         eventually(async || notifications(&alice).await.len() == 1).await;
@@ -1025,13 +1016,9 @@ async fn a_message_to_a_remote_task_is_sent_although_its_record_is_not_acknowled
             .await;
         eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
         let task = the_task(&alice).await;
-        door.commits(Commits::OfMarkedAreNotAcknowledged);
-        let run = alice
-            .asks(script().calls(tell("u1", &task, "once more")).says("told"))
+        let order = script().calls(tell("u1", &task, "once more")).says("told");
+        door.breaks_a_commit_of(Commits::OfMarkedAreNotAcknowledged, &alice, order)
             .await;
-        eventually(async || door.broken() > 0).await;
-        door.commits(Commits::Arrive);
-        run.finishes().await;
         let given = format!(
             "The background task {} was given the message.",
             task["task_id"].as_str().unwrap()

@@ -11,7 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use super::{Engine, TestServer, play};
+use super::actors::{Human, Run};
+use super::{Engine, TestServer, eventually, play};
 
 /// The name of a Postgres socket.
 const SOCKET: &str = ".s.PGSQL.5432";
@@ -137,6 +138,19 @@ pub(crate) async fn play_behind_proxy<F: Future<Output = ()>>(
         server.is_reconfigured(&door.url, &straight).await;
     })
     .await;
+}
+
+impl PostgresProxy {
+    /// Has a user ask while commits are treated like this, until one was broken. Returns the run, which goes on then and is
+    /// finished.
+    pub(crate) async fn breaks_a_commit_of(&self, commits: Commits, human: &Human, text: impl ToString) -> Run {
+        self.commits(commits);
+        let run = human.asks(text).await;
+        eventually(async || self.broken() > 0).await;
+        self.commits(Commits::Arrive);
+        run.finishes().await;
+        run
+    }
 }
 
 impl Drop for PostgresProxy {
