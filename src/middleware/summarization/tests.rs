@@ -218,14 +218,20 @@ fn calls(numbers: std::ops::Range<usize>) -> Vec<Arc<Message>> {
         .collect()
 }
 
-#[tokio::test]
-async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_them() {
-    let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
+/// A long turn for a task, after its first summary.
+async fn summarized(settings: &Value) -> State {
     let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
     messages.extend(calls(0..150));
     let mut state = state_of(messages);
     let (_, answer) = ask(&policy(settings.clone()), &state, 0).await;
     state.apply(&answer.expect("an answer").extra);
+    state
+}
+
+#[tokio::test]
+async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_them() {
+    let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
+    let mut state = summarized(&settings).await;
     assert_eq!(state.messages.len(), 301);
     assert_eq!(state.messages.earlier_len(), 237, "all but the newest");
     state.messages.extend(calls(150..250));
@@ -249,11 +255,7 @@ async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_
 #[tokio::test]
 async fn messages_that_are_compressed_do_not_count_in_a_request_with_other_messages() {
     let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
-    let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
-    messages.extend(calls(0..150));
-    let mut state = state_of(messages);
-    let (_, answer) = ask(&policy(settings.clone()), &state, 0).await;
-    state.apply(&answer.expect("an answer").extra);
+    let state = summarized(&settings).await;
     assert_eq!(state.messages.earlier_len(), 237);
     let (seen, answer) = ask_about(&policy(settings), &state, calls(300..425), 0).await;
     let summary = &seen[0][0];

@@ -171,13 +171,19 @@ async fn a_write_as_another_node_withdraws_the_question(server: TestServer) {
     assert!(server.tools.recipients().is_empty());
 }
 
-async fn a_subagent_that_waits_is_answered_after_a_write(server: TestServer) {
-    let alice = server.human("agent").await;
+/// Has a subagent write a mail, and waits until it asks about it.
+async fn delegates_mail(alice: &Human) -> Run {
     let inner = script().calls(mail("m1", "bob")).says("sent by child");
     let run = alice
         .asks(script().calls(task("t1", "mailer", inner)).says("done"))
         .await;
     run.finishes().await;
+    run
+}
+
+async fn a_subagent_that_waits_is_answered_after_a_write(server: TestServer) {
+    let alice = server.human("agent").await;
+    let run = delegates_mail(&alice).await;
     let question = alice.question().await;
     assert_eq!(question.agent(), "mailer");
     let before = alice.state().await;
@@ -382,11 +388,7 @@ async fn goes_on_without_subagent(alice: &Human, run: &Run) {
 async fn a_subagent_whose_call_a_command_takes_away_is_cancelled_by_its_answer(server: TestServer) {
     for (is_one_request, put_in) in [(true, json!([lookup("l1", "fish")])), (false, json!([]))] {
         let alice = server.human("agent").await;
-        let inner = script().calls(mail("m1", "bob")).says("sent by child");
-        let run = alice
-            .asks(script().calls(task("t1", "mailer", inner)).says("done"))
-            .await;
-        run.finishes().await;
+        let run = delegates_mail(&alice).await;
         let question = alice.question().await;
         let update = answer_with(&alice, put_in).await;
         if is_one_request {
