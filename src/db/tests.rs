@@ -234,12 +234,7 @@ fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
 
 /// Returns the texts of the messages of a state.
 fn texts(state: &State) -> Vec<String> {
-    state
-        .messages
-        .recent()
-        .iter()
-        .map(|message| message.content.text())
-        .collect()
+    state.messages.texts()
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ pub(super) struct Deflated {
 }
 
 impl Deflated {
-    /// Compresses what `write` writes. Returns none if that fails, or if the text would not be read back.
+    /// Compresses what `write` writes. Returns none if that fails. The caller checks that it is read back as it was.
     pub(super) fn of(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Option<Self> {
         let mut encoder = DeflateEncoder::new(vec![], Compression::fast());
         let mut writer = std::io::BufWriter::new(&mut encoder);
@@ -22,15 +22,13 @@ impl Deflated {
         drop(writer);
         let length = usize::try_from(encoder.total_in()).ok()?;
         let bytes = encoder.finish().ok()?.into_boxed_slice();
-        let deflated = Self { bytes, length };
-        (deflated.text().len() == length).then_some(deflated)
+        Some(Self { bytes, length })
     }
 
-    /// Returns the text.
+    /// Returns the text; an empty one if what was written was no text.
     pub(super) fn text(&self) -> String {
         let mut text = String::with_capacity(self.length);
         let read = DeflateDecoder::new(&*self.bytes).read_to_string(&mut text);
-        // It was read once when it was made.
         read.map(|_| text).unwrap_or_default()
     }
 

@@ -66,7 +66,8 @@ impl FileContent {
         }
         let deflated = plain.deflated.get_or_init(|| {
             let deflated = Deflated::of(|writer| writer.write_all(plain.text.as_bytes()))?;
-            (deflated.weight() <= plain.text.len() / 2).then(|| Arc::new(deflated))
+            let is_worth_it = deflated.weight() <= plain.text.len() / 2 && deflated.text() == plain.text;
+            is_worth_it.then(|| Arc::new(deflated))
         });
         deflated.clone().map(|deflated| Self(Form::Compressed(deflated)))
     }

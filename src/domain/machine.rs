@@ -502,11 +502,9 @@ impl Machine {
     /// Advances to the calls without a result. If hooks have answered all calls, advances to the model; without
     /// calls, to the end.
     fn advance_to_tools(&mut self, plan: &Plan) {
-        let messages = self.state.messages.recent();
-        let Some((at, answer)) = messages.iter().enumerate().rev().find(|(_, m)| m.is_ai()) else {
+        let Some((answer, later)) = self.state.messages.last_answer() else {
             return self.advance_to(plan, HookPoint::AfterAgent, 0);
         };
-        let later = &messages[at + 1..];
         let has_calls = !answer.tool_calls().is_empty() || answer.invalid_tool_calls().iter().any(|c| c.id.is_some());
         let calls = pending_calls(answer, later, &self.state);
         if !calls.is_empty() {

@@ -73,6 +73,26 @@ impl MessageList {
         })
     }
 
+    /// Returns the messages that are not compressed, if they suffice, else all.
+    pub fn recent_or_all(&self, is_enough: impl FnOnce(&[Arc<Message>]) -> bool) -> Cow<'_, [Arc<Message>]> {
+        if is_enough(&self.recent) {
+            return Cow::Borrowed(&self.recent);
+        }
+        self.all()
+    }
+
+    /// Returns the last answer of the model, and the messages after it; none if there is no answer.
+    pub fn last_answer(&self) -> Option<(&Arc<Message>, &[Arc<Message>])> {
+        let at = self.recent.iter().rposition(|message| message.is_ai())?;
+        Some((&self.recent[at], &self.recent[at + 1..]))
+    }
+
+    /// Returns the texts of all messages.
+    #[cfg(test)]
+    pub fn texts(&self) -> Vec<String> {
+        self.all().iter().map(|message| message.content.text()).collect()
+    }
+
     /// Returns the last message.
     pub fn last(&self) -> Option<&Arc<Message>> {
         self.recent.last()

@@ -460,7 +460,7 @@ impl State {
 
     /// Returns the model's last message, if there is one.
     pub fn last_ai(&self) -> Option<&Arc<Message>> {
-        self.messages.recent().iter().rev().find(|m| m.is_ai())
+        self.messages.last_answer().map(|(answer, _)| answer)
     }
 
     /// Returns the final answer of the agent: its structured response, or its last message with a text.
@@ -481,11 +481,7 @@ impl State {
             Some(value) => Some(value.to_string()),
             None => {
                 let newest_of = |messages: &[Arc<Message>]| messages.iter().rev().take_while(is_own).find_map(text_of);
-                let recent = self.messages.recent();
-                newest_of(recent).or_else(|| match self.messages.earlier_len() {
-                    0 => None,
-                    _ => newest_of(&self.messages.all()),
-                })
+                newest_of(self.messages.recent()).or_else(|| newest_of(&self.messages.all()))
             }
         }
     }

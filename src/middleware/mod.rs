@@ -327,13 +327,11 @@ pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Ha
 /// Within one step the list is the same for every call, since results are written together. A rule about several
 /// calls of one message, based on this list, therefore always gives the same result.
 pub fn open_calls(state: &State) -> Vec<ToolCall> {
-    let messages = state.messages.recent();
-    let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
+    let Some((answer, later)) = state.messages.last_answer() else {
         return vec![];
     };
-    let later = &messages[at + 1..];
     let open = |call: &&ToolCall| !later.iter().any(|message| message.answers() == Some(call.id.as_str()));
-    messages[at]
+    answer
         .tool_calls()
         .iter()
         .filter(open)

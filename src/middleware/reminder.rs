@@ -1,6 +1,5 @@
 //! A reminder for a model that ends its turn in plain text although it must make a certain call.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -39,12 +38,7 @@ impl ToolUseReminder {
             return Ok(HookResult::default());
         }
         let begins_turn = |message: &Arc<Message>| message.is_human() && !self.is_reminder(message);
-        let recent = state.messages.recent();
-        // The turn may have begun before them.
-        let messages = match recent.iter().any(begins_turn) {
-            true => Cow::Borrowed(recent),
-            false => state.messages.all(),
-        };
+        let messages = state.messages.recent_or_all(|recent| recent.iter().any(begins_turn));
         let turn = messages.iter().rev().take_while(|message| !begins_turn(message));
         if turn.filter(|message| self.is_reminder(message)).count() >= MAX_REMINDERS {
             let (class, text) = self.failure;

@@ -97,11 +97,9 @@ fn add_text(content: &mut Content, text: &str) {
 
 /// Returns messages with the last `count` turns, or with all since the last human message.
 fn last_turns(messages: &MessageList, count: usize) -> Cow<'_, [Arc<Message>]> {
-    let recent = messages.recent();
-    if recent.iter().any(|message| message.is_human()) || turns(recent).take(count).count() == count {
-        return Cow::Borrowed(recent);
-    }
-    messages.all()
+    messages.recent_or_all(|recent| {
+        recent.iter().any(|message| message.is_human()) || turns(recent).take(count).count() == count
+    })
 }
 
 /// Returns the tool of a call that failed in each of the last `times` answers of the model.

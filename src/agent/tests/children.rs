@@ -140,13 +140,7 @@ async fn a_child_gets_its_task_and_nothing_of_the_conversation() {
     let (child, lineage) = stage.store.children().remove(0);
     assert_eq!(lineage.cause.as_deref(), Some("a"));
     let state = stage.store.machine(Lane::Child(child)).state;
-    let said: Vec<_> = state
-        .messages
-        .recent()
-        .iter()
-        .map(|message| message.content.text())
-        .collect();
-    assert_eq!(said, ["what I want", "echo: what I want"]);
+    assert_eq!(state.messages.texts(), ["what I want", "echo: what I want"]);
     assert_eq!(stage.state().messages.len(), 4, "the child's messages stay with it");
 }
 

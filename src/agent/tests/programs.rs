@@ -101,13 +101,7 @@ fn nodes(stage: &Stage) -> Vec<String> {
 }
 
 fn texts(stage: &Stage) -> Vec<String> {
-    let state = stage.state();
-    state
-        .messages
-        .recent()
-        .iter()
-        .map(|message| message.content.text())
-        .collect()
+    stage.state().messages.texts()
 }
 
 #[tokio::test]

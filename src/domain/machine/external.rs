@@ -120,11 +120,10 @@ impl Machine {
         let Phase::Tools { calls } = &mut self.position.phase else {
             return;
         };
-        let messages = self.state.messages.recent();
-        let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
+        let Some((answer, later)) = self.state.messages.last_answer() else {
             return;
         };
-        let mut added = pending_calls(&messages[at], &messages[at + 1..], &self.state);
+        let mut added = pending_calls(answer, later, &self.state);
         added.retain(|call| !known.contains(&call.id) && calls.iter().all(|other| other.id != call.id));
         calls.extend(added);
     }
@@ -271,10 +270,10 @@ impl Machine {
 /// Returns what the questions of a step are about: the calls of the last answer, and the ids of the calls that have got a
 /// result since.
 fn asked_about(state: &State) -> (&[ToolCall], Vec<&str>) {
-    let messages = state.messages.recent();
-    let last = messages.iter().rposition(|message| message.is_ai());
-    let calls = last.map_or(&[][..], |at| messages[at].tool_calls());
-    let later = &messages[last.map_or(0, |at| at + 1)..];
+    let (calls, later) = match state.messages.last_answer() {
+        Some((answer, later)) => (answer.tool_calls(), later),
+        None => (&[][..], state.messages.recent()),
+    };
     (calls, later.iter().filter_map(|message| message.answers()).collect())
 }
 

@@ -8,12 +8,7 @@ fn said(id: &str, text: &str) -> Message {
 }
 
 fn texts(state: &State) -> Vec<String> {
-    state
-        .messages
-        .recent()
-        .iter()
-        .map(|message| message.content.text())
-        .collect()
+    state.messages.texts()
 }
 
 fn state_of(messages: impl IntoIterator<Item = Message>) -> State {

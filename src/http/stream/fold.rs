@@ -263,15 +263,7 @@ mod tests {
     }
 
     fn texts(view: &AgentFold) -> Option<Vec<String>> {
-        let state = view.state.as_ref()?;
-        Some(
-            state
-                .messages
-                .recent()
-                .iter()
-                .map(|message| message.content.text())
-                .collect(),
-        )
+        Some(view.state.as_ref()?.messages.texts())
     }
 
     #[test]

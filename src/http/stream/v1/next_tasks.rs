@@ -11,7 +11,7 @@ use crate::domain::event::{AgentWork, EventBody, Fact};
 use crate::domain::id::{StepBase, TaskId};
 use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::{MODEL, RUNNABLE, TOOLS};
-use crate::domain::message::{Message, ToolCall};
+use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 use crate::http::stream::fold::AgentFold;
 
@@ -105,12 +105,9 @@ pub(super) fn open_calls(agent: &AgentFold) -> Vec<(usize, ToolCall)> {
     let Some(state) = &agent.state else {
         return vec![];
     };
-    let messages = state.messages.recent();
-    let Some(at) = messages.iter().rposition(|message| message.is_ai()) else {
+    let Some((answer, later)) = state.messages.last_answer() else {
         return vec![];
     };
-    let answer: &Message = &messages[at];
-    let later = &messages[at + 1..];
     let is_open = |id: &str| !later.iter().any(|message| message.answers() == Some(id));
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let name = call.name.clone().unwrap_or_default();
