@@ -76,6 +76,7 @@
 //! | account | on whose behalf a run works: a user of a tenant, with an API key or without |
 //! | quota | what an API key, a user or a tenant may use of something, at a time or on a day |
 //! | blob | base64 content of texts, stored once for each tenant under the digest of its bytes |
+//! | short form | a stored text in which codes stand for what many texts have in common |
 //! | item | a JSON object in the Store; outlives threads |
 //! | namespace | for items, the path of labels they are stored under; for agents, the path of tasks from the main agent |
 //! | state | the messages, files and fields of a thread at one checkpoint |

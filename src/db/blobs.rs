@@ -20,6 +20,7 @@ use sqlx::{QueryBuilder, query, query_as};
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, unless_corrupt};
 use super::sealing::{self, Sealer};
+use super::short_form::{is_short, shorten};
 use super::{DbError, DbResult, Tx, threads};
 use crate::domain::id::{RunId, ThreadId};
 
@@ -222,10 +223,11 @@ impl Holder {
     }
 }
 
-/// Packs and seals the texts of one row.
+/// Packs, shortens and seals the texts of one row.
 pub(super) struct Packer {
     sealer: Sealer,
     min: usize,
+    shortens: bool,
     blobs: BTreeMap<String, NewBlob>,
 }
 
@@ -235,18 +237,25 @@ impl Packer {
         Ok(Self {
             sealer: tx.sealer_of_thread(thread).await?,
             min: tx.blob_min_chars,
+            shortens: tx.shortens,
             blobs: BTreeMap::new(),
         })
     }
 
-    /// Encodes a value as JSON text, and packs and seals the text.
+    /// Encodes a value as JSON text, and packs, shortens and seals the text.
     pub(super) fn encode<T: Serialize + ?Sized, I: ToString>(
         &mut self,
         cell: &ColumnRef<'_, I>,
         value: &T,
     ) -> DbResult<String> {
         let packed = pack(encode(value)?, self.min, &mut self.blobs)?;
-        self.sealer.seal(cell, packed)
+        self.seal(cell, packed)
+    }
+
+    /// Shortens a packed text, if every server reads that, and seals it.
+    pub(super) fn seal<I: ToString>(&self, cell: &ColumnRef<'_, I>, packed: String) -> DbResult<String> {
+        let text = if self.shortens { shorten(packed) } else { packed };
+        self.sealer.seal(cell, text)
     }
 
     /// Returns whether one of the packed texts refers to a blob.
@@ -412,7 +421,7 @@ async fn insert_references(tx: &mut Tx<'_>, tenant: &str, holder: Holder, wanted
     Ok(())
 }
 
-/// A text that was read from a column and may be sealed and packed.
+/// A text that was read from a column and may be sealed, short and packed.
 pub(super) struct StoredText<'a, I: ToString> {
     /// The column.
     pub(super) cell: ColumnRef<'a, I>,
@@ -420,8 +429,8 @@ pub(super) struct StoredText<'a, I: ToString> {
     pub(super) text: &'a mut String,
 }
 
-/// Opens texts of rows on this thread, and puts their blobs back. Blobs are read only if one of the texts has some, and
-/// each only once. A text that cannot be restored stays as it is, which is an error when it is decoded.
+/// Opens and expands texts of rows on this thread, and puts their blobs back. Blobs are read only if one of the texts has
+/// some, and each only once. A text that cannot be restored stays as it is, which is an error when it is decoded.
 ///
 /// # Errors
 /// [`DbError::Sealed`] when this server does not have the key of a blob, and errors of the database.
@@ -432,7 +441,7 @@ pub(super) async fn restore<I: ToString>(
 ) -> DbResult<()> {
     let mut packed = vec![];
     for StoredText { cell, text } in texts {
-        if sealing::is_sealed(text) {
+        if sealing::is_sealed(text) || is_short(text) {
             let Ok(opened) = cell.open(text) else { continue };
             *text = opened.into_owned();
         }
@@ -516,8 +525,10 @@ pub(super) async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec
 
 /// Returns the blobs to which the requests of a run and of the runs below it refer.
 pub(super) async fn of_runs(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<BlobKey>> {
-    const SQL: &str = "select tenant, digest from request_blobs \
-        where run_id in (select run_id from runs where root_id = $1)";
+    // Not with an `or`, for which Postgres reads the whole table.
+    const SQL: &str = "select tenant, digest from request_blobs where run_id = $1 union all \
+        select tenant, digest from request_blobs \
+        where run_id in (select run_id from runs where root_id = $1 and depth > 0)";
     Ok(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
 }
 

@@ -193,7 +193,6 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         .execute(conn)
         .await
         .map(drop))?;
-    let sealer = tx.sealer_of_thread(piece.to).await?;
     let mut rows = Vec::with_capacity(piece.rows.len());
     for CopiedRow { mut row, position } in piece.rows {
         let holder = Holder::Entry {
@@ -203,8 +202,12 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
         blobs::copy(tx, piece.from, holder, blobs::refs_of(&row.writes)).await?;
         let mut packer = Packer::of_thread(tx, piece.to).await?;
         row.position = packer.encode(&cell("position", &row.checkpoint_id), &position)?;
-        row.shown = sealer.seal_some(&cell("shown", &row.checkpoint_id), row.shown.take())?;
-        row.writes = sealer.seal(&cell("writes", &row.checkpoint_id), std::mem::take(&mut row.writes))?;
+        let shown = row
+            .shown
+            .take()
+            .map(|shown| packer.seal(&cell("shown", &row.checkpoint_id), shown));
+        row.shown = shown.transpose()?;
+        row.writes = packer.seal(&cell("writes", &row.checkpoint_id), std::mem::take(&mut row.writes))?;
         packer.store(tx, holder).await?;
         rows.push(row);
     }

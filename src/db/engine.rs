@@ -59,6 +59,8 @@ pub struct Tx<'c> {
     pub(super) access: RowAccess,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
+    /// True if new texts are stored in the [short form](super::short_form).
+    pub(super) shortens: bool,
     has_erased: &'c AtomicBool,
 }
 
@@ -69,6 +71,8 @@ pub(super) struct TxParts {
     pub(super) sealing: Sealing,
     /// True after a deletion whose traces are not yet removed from the write-ahead log of SQLite.
     pub(super) has_erased: Arc<AtomicBool>,
+    /// True if new texts are stored in the [short form](super::short_form). On Postgres that depends on the other servers.
+    pub(super) shortens: Arc<AtomicBool>,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
     /// True if statements of Postgres are prepared once for each connection.
@@ -123,6 +127,7 @@ impl<'c> Tx<'c> {
             sealing: &parts.sealing,
             keys: TxKeys::default(),
             blob_min_chars: parts.blob_min_chars,
+            shortens: parts.shortens.load(Ordering::Relaxed),
             has_erased: &parts.has_erased,
         }
     }
@@ -276,6 +281,8 @@ pub(super) async fn open(
         )
     };
     migration::migrate_sqlite(&mut conn).await?;
+    // There is no other server.
+    outfit.parts.shortens.store(true, Ordering::Relaxed);
     outfit
         .parts
         .sealing

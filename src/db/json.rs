@@ -1,4 +1,5 @@
-//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded. Sealed values are opened here.
+//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded. Sealed values are opened here, and
+//! those in the short form are expanded.
 
 use std::borrow::Cow;
 
@@ -6,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{DbError, DbResult, corrupt};
-use super::sealing;
+use super::{sealing, short_form};
 use crate::domain::json_limits::parsed_bytes;
 
 /// Returns `value` as JSON text.
@@ -45,9 +46,14 @@ impl<I: ToString> ColumnRef<'_, I> {
         format!("{}\n{}\n{}", self.table, self.column, self.id.to_string()).into_bytes()
     }
 
-    /// Returns a text of this column, opened if it is sealed.
+    /// Returns a text of this column, opened if it is sealed, and in the long form.
     pub(super) fn open<'t>(&self, text: &'t str) -> DbResult<Cow<'t, str>> {
-        sealing::open(self, text)
+        let opened = sealing::open(self, text)?;
+        if short_form::is_short(&opened) {
+            let expanded = short_form::expand(&opened).ok_or_else(|| self.corrupt())?;
+            return Ok(Cow::Owned(expanded));
+        }
+        Ok(opened)
     }
 
     /// Returns a text of this column like [`ColumnRef::open`], without copying a plain one.

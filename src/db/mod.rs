@@ -70,6 +70,7 @@ pub mod runs;
 pub mod sandboxes;
 mod sealing;
 pub mod session_lock;
+mod short_form;
 mod statement;
 mod states;
 pub mod stored_bytes;
@@ -82,6 +83,7 @@ pub mod workers;
 mod writer;
 
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -230,6 +232,7 @@ impl Db {
             states: Arc::default(),
             sealing: Sealing::new(keys),
             has_erased: Arc::default(),
+            shortens: Arc::default(),
             blob_min_chars: limits.blob_min_chars,
             prepares: address.prepared_statements,
         };
@@ -283,6 +286,14 @@ impl Db {
     /// Returns the cache of states.
     pub fn states(&self) -> &StateCache {
         &self.0.parts.states
+    }
+
+    /// Says whether every server that may be at work reads the short form of texts, see [`workers::company`]. New texts are
+    /// stored in it from then on, unless this server has just lost its connection: the leases of others may have ended
+    /// meanwhile, though they are at work again.
+    pub fn set_short_texts(&self, are_read: bool) {
+        let shortens = are_read && self.is_settled();
+        self.0.parts.shortens.store(shortens, Ordering::Relaxed);
     }
 
     /// Returns whether new values are sealed.

@@ -7,9 +7,12 @@ mod queue;
 mod turns;
 mod usage;
 
+use std::borrow::Cow;
+
 use const_format::concatcp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
@@ -113,6 +116,41 @@ async fn encode_error(tx: &mut Tx<'_>, run: RunId, error: Option<&Failure>) -> D
     sealer.encode(&cell("error", &run), error).map(Some)
 }
 
+/// The key of the metadata of a run of a main agent with the id of its assistant, which the row has in a column.
+const ASSISTANT: &str = "assistant_id";
+
+/// Returns the metadata of a run as its row has them: without the id of the assistant, if every server reads that. Of a run
+/// whose metadata do not have that id, the row says so by a null.
+fn stored_metadata(run: &Run, shortens: bool) -> Cow<'_, Map<String, Value>> {
+    if run.lineage.depth > 0 {
+        return Cow::Borrowed(&run.metadata);
+    }
+    let Some(noted) = run.metadata.get(ASSISTANT) else {
+        let mut metadata = run.metadata.clone();
+        metadata.insert(ASSISTANT.to_owned(), Value::Null);
+        return Cow::Owned(metadata);
+    };
+    if !shortens || noted.as_str() != Some(run.assistant.to_string().as_str()) {
+        return Cow::Borrowed(&run.metadata);
+    }
+    let mut metadata = run.metadata.clone();
+    metadata.shift_remove(ASSISTANT);
+    Cow::Owned(metadata)
+}
+
+/// Returns the metadata of a run that are stored like this.
+fn read_metadata(mut stored: Map<String, Value>, depth: i32, assistant: AssistantId) -> Map<String, Value> {
+    if depth > 0 {
+        return stored;
+    }
+    if stored.get(ASSISTANT).is_some_and(Value::is_null) {
+        stored.shift_remove(ASSISTANT);
+    } else if !stored.contains_key(ASSISTANT) {
+        stored.insert(ASSISTANT.to_owned(), assistant.to_string().into());
+    }
+    stored
+}
+
 /// A run of which some columns may be unreadable.
 struct ReadRun {
     /// The run. Unreadable columns have their default, and `error` says so.
@@ -182,6 +220,8 @@ impl From<RunRow> for ReadRun {
             .as_deref()
             .map(|error| columns.at("error").decode(error))
             .transpose();
+        let metadata = columns.at("metadata").decode(&row.metadata);
+        let metadata = metadata.map(|stored| read_metadata(stored, row.depth, AssistantId(row.assistant_id)));
         let mut run = Run {
             id: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
@@ -189,7 +229,7 @@ impl From<RunRow> for ReadRun {
             lineage,
             status: columns.take(status.map(Some)).unwrap_or(RunStatus::Error),
             request: columns.json("request", &row.request),
-            metadata: columns.json("metadata", &row.metadata),
+            metadata: columns.take(metadata),
             error: columns.take(error),
             attempt: columns.number("attempt", row.attempt),
             created_at: Timestamp(row.created_at),
@@ -249,7 +289,8 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
     let at = |column| cell(column, &run.id);
     let mut packer = Packer::of_thread(tx, run.thread).await?;
     let request = packer.encode(&at("request"), &run.request)?;
-    let metadata = sealer.json(&at("metadata"), &run.metadata)?;
+    let stored_metadata = stored_metadata(run, tx.shortens);
+    let metadata = sealer.json(&at("metadata"), &stored_metadata)?;
     let error = run.error.as_ref().map(|error| sealer.encode(&at("error"), error));
     let error = error.transpose()?;
     tx.statement(SQL)
@@ -581,8 +622,16 @@ pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<b
     let kept = below::unfinished(tx, thread, run).await?;
     let freed = blobs::of_runs(tx, run).await?;
     let deleted = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("delete from runs where thread_id = ");
-        sql.push_bind(thread.0).push(" and root_id = ").push_bind(run.0);
+        // The thread is a condition of the inner queries: with an outer one SQLite looks at all runs of the thread.
+        let mut sql = QueryBuilder::new("delete from runs where run_id in (select run_id from runs where run_id = ");
+        sql.push_bind(run.0)
+            .push(" and depth = 0 and thread_id = ")
+            .push_bind(thread.0)
+            .push(" union all select run_id from runs where root_id = ")
+            .push_bind(run.0)
+            .push(" and depth > 0 and thread_id = ")
+            .push_bind(thread.0)
+            .push(")");
         if !kept.is_empty() {
             sql.push(" and run_id not in (");
             let mut list = sql.separated(", ");

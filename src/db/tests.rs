@@ -24,6 +24,7 @@ mod retention;
 mod row_security;
 mod runs;
 mod sealing;
+mod short_texts;
 mod tables;
 mod threads;
 mod vectors;

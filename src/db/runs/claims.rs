@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::below::WITH_TREE;
 use super::turns::MAY_BEGIN;
+use super::usage::encode_usage;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
-use crate::db::json::encode;
 use crate::db::workers::is_alive;
 use crate::db::{DbError, DbResult, Notification, Tx, blobs, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
@@ -273,7 +273,7 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpda
         crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
     const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("key share"));
     let sql = tx.either(SQLITE, POSTGRES);
-    let usage = trace.usage.map(encode).transpose()?;
+    let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
     let held = on_engine!(tx, |conn| query(sql)
         .bind(holder.run.0)
         .bind(holder.worker.0)
@@ -309,7 +309,7 @@ pub async fn end_fenced(
     const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("no key update"));
     let sql = tx.either(SQLITE, POSTGRES);
     let error = encode_error(tx, holder.run, end.error).await?;
-    let usage = trace.usage.map(encode).transpose()?;
+    let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
     let held = on_engine!(tx, |conn| query(sql)
         .bind(holder.run.0)
         .bind(holder.worker.0)

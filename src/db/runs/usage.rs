@@ -10,15 +10,26 @@ use super::TABLE;
 use super::claims::SAVE;
 use crate::db::engine::on_engine;
 use crate::db::json::{ColumnRef, encode};
+use crate::db::short_form::shorten;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
+
+/// The end of a query for the usage of each run in the tree of run `$1`. Only the runs below it are in the index of trees.
+const OF_TREE: &str = "run_id = $1 and depth = 0 and usage is not null \
+    union all select run_id, usage from runs where root_id = $1 and depth > 0 and usage is not null";
+
+/// Returns the usage of a run as its row has it.
+pub(super) fn encode_usage(tx: &Tx<'_>, usage: &Usage) -> DbResult<String> {
+    let text = encode(usage)?;
+    Ok(if tx.shortens { shorten(text) } else { text })
+}
 
 /// Sets the usage of a run, on behalf of run `by` of the main agent, so that [`restore_children`](super::restore_children)
 /// can undo it.
 pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage, by: RunId) -> DbResult<()> {
     const SQL: &str = concatcp!("update runs set usage = $3, ", SAVE, " where run_id = $1");
-    let usage = encode(usage)?;
+    let usage = encode_usage(tx, usage)?;
     tx.statement(SQL)
         .bind(run.0)
         .bind(by.0)
@@ -45,7 +56,7 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
 
 /// Returns the usage of each run in a tree. Runs without usage are left out.
 pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
-    const SQL: &str = "select run_id, usage from runs where root_id = $1 and usage is not null";
+    const SQL: &str = concatcp!("select run_id, usage from runs where ", OF_TREE);
     Ok(decode_rows(on_engine!(tx, |conn| query_as(SQL)
         .bind(root.0)
         .fetch_all(conn)
@@ -55,14 +66,17 @@ pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usa
 /// Returns the usage of each run in a tree and of the background tasks started in it, at any depth. A task on another
 /// server is listed under the id of the task.
 pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
-    const SQL: &str = "with recursive below(member) as (select r.run_id from background_tasks t \
+    const SQL: &str = concatcp!(
+        "with recursive below(member) as (select r.run_id from background_tasks t \
         join runs r on r.thread_id = t.task_id where t.parent_run = $1 \
         union select r.run_id from below join background_tasks t on t.parent_run = below.member \
         join runs r on r.thread_id = t.task_id) \
-        select run_id, usage from runs where root_id = $1 and usage is not null \
-        union all select run_id, usage from runs where run_id in (select member from below) and usage is not null \
+        select run_id, usage from runs where ",
+        OF_TREE,
+        " union all select run_id, usage from runs where run_id in (select member from below) and usage is not null \
         union all select t.task_id, w.used from background_tasks t join remote_runs w on w.remote_run_id = t.task_id \
-        where w.used is not null and (t.parent_run = $1 or t.parent_run in (select member from below))";
+        where w.used is not null and (t.parent_run = $1 or t.parent_run in (select member from below))"
+    );
     Ok(decode_rows(on_engine!(tx, |conn| query_as(SQL)
         .bind(root.0)
         .fetch_all(conn)

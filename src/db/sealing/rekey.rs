@@ -9,7 +9,7 @@ use sqlx::types::Json;
 use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type};
 use uuid::Uuid;
 
-use super::{Sealer, data_keys, open_bytes};
+use super::{Sealer, data_keys, open, open_bytes};
 use crate::db::engine::{Vector, on_engine};
 use crate::db::json::{ColumnRef, unless_corrupt};
 use crate::db::{Db, DbError, DbResult, Tx};
@@ -517,7 +517,8 @@ async fn rewrite(
         column: column.bound_to,
         id: &id,
     };
-    let plain = cell.open(old)?.into_owned();
+    // In the form, short or long, in which it is.
+    let plain = open(&cell, old)?.into_owned();
     let new = sealer.seal(&cell, plain)?;
     let value = match (column.is_json, sealer.is_on()) {
         (false, _) => None,

@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 57] = [
+const SEARCHES: [(&str, &str); 60] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -230,6 +230,22 @@ const SEARCHES: [(&str, &str); 57] = [
     ),
     (
         "select * from runs where root_id = {id} and depth > 0 order by created_at, run_id",
+        "runs_by_root",
+    ),
+    (
+        "delete from runs where run_id in (select run_id from runs where run_id = {id} and depth = 0 and thread_id = {id} \
+         union all select run_id from runs where root_id = {id} and depth > 0 and thread_id = {id}) \
+         and run_id not in ({id}, {id})",
+        "INDEX sqlite_autoindex_runs_1 (run_id=?)\nLIST SUBQUERY",
+    ),
+    (
+        "select run_id, usage from runs where run_id = {id} and depth = 0 and usage is not null \
+         union all select run_id, usage from runs where root_id = {id} and depth > 0 and usage is not null",
+        "runs_by_root",
+    ),
+    (
+        "select digest from request_blobs where run_id = {id} union all select digest from request_blobs \
+         where run_id in (select run_id from runs where root_id = {id} and depth > 0)",
         "runs_by_root",
     ),
     (
@@ -404,6 +420,8 @@ async fn queries_use_indexes_on_postgres() {
         select gen_random_uuid(), thread_id, thread_id, gen_random_uuid(), gen_random_uuid(), 0, null, \
         '', '[]', case created_at % 10 when 0 then 'pending' when 1 then 'running' else 'success' end, 'default/-/-/0', '{}', '{}', null, \
         1, null, 0, null, created_at, 0, 0, 0 from threads; \
+        insert into blobs values ('default', 'b', 1, false, ''); \
+        insert into request_blobs (run_id, digest, thread_id, tenant, bytes) select run_id, 'b', thread_id, 'default', 1 from runs; \
         insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, node, run_id, \
         writes, shown, position, created_at) select gen_random_uuid(), thread_id, thread_id, n, 1, null, 0, '', '', null, '', null, '', \
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
-use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, on_postgres, script};
+use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script};
 
 on_both_engines! {
     a_user_with_too_many_requests_waits_and_others_do_not,
@@ -303,7 +303,7 @@ async fn the_tokens_of_subagents_count(server: TestServer) {
         .calls(crate::support::task("t1", "researcher", work))
         .says("done");
     assert!(ann.says(text).await["messages"].is_array());
-    let sums = sums_and_usage(&server).await;
+    let sums = sums_and_usage(&server, &ann).await;
     assert_eq!(sums[0], sums[1]);
     assert!(
         server
@@ -473,7 +473,7 @@ async fn the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills(server: TestS
         server.is_killed_and_started_again().await;
         ended(&alice, &run).await;
         assert_eq!(status(&alice, &run).await, "success");
-        let sums = sums_and_usage(&server).await;
+        let sums = sums_and_usage(&server, &alice).await;
         assert!(sums[0] > 0);
         assert_eq!(sums[0], sums[1]);
     }
@@ -535,23 +535,17 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
     eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
 }
 
-/// Returns the tokens in the sums of days, and those in the usage of all runs.
-async fn sums_and_usage(server: &TestServer) -> [i64; 2] {
-    let usage = match server.engine {
-        Engine::Sqlite => {
-            "select coalesce(sum(coalesce(json_extract(usage, '$.input_tokens'), 0) \
-             + coalesce(json_extract(usage, '$.output_tokens'), 0)), 0) from runs where usage is not null"
+/// Returns the tokens in the sums of days, and those in the usage of all runs of the only thread.
+async fn sums_and_usage(server: &TestServer, human: &Human) -> [i64; 2] {
+    let mut used = 0;
+    for record in human.runs().await {
+        let run = human.run(&record).record().await;
+        for kind in ["input_tokens", "output_tokens"] {
+            used += run["tree_usage"][kind].as_i64().expect("a number");
         }
-        Engine::Postgres => {
-            "select coalesce(sum(coalesce((usage::jsonb->>'input_tokens')::bigint, 0) \
-             + coalesce((usage::jsonb->>'output_tokens')::bigint, 0)), 0)::bigint from runs where usage is not null"
-        }
-    };
+    }
     let sums = "select cast(coalesce(sum(tokens), 0) as bigint) from daily_usage";
-    [
-        server.number_in_database(sums).await,
-        server.number_in_database(usage).await,
-    ]
+    [server.number_in_database(sums).await, used]
 }
 
 /// Returns the queries of the calls of `lookup`, in order of arrival.

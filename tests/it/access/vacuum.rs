@@ -95,9 +95,10 @@ struct Texts {
 
 impl Texts {
     fn new() -> Self {
-        Self {
-            id: uuid::Uuid::new_v4().simple().to_string(),
-        }
+        // Of parts, since sixteen hexadecimal digits are stored as a number.
+        let digits = uuid::Uuid::new_v4().simple().to_string();
+        let parts: Vec<&str> = (0..digits.len()).step_by(4).map(|at| &digits[at..at + 4]).collect();
+        Self { id: parts.join("_") }
     }
 
     /// Returns the text of this kind.

@@ -6,6 +6,7 @@ mod compaction;
 mod crash;
 mod failover;
 mod first_steps;
+mod former_release;
 mod load_balancer;
 mod pooled_postgres;
 mod proof;

@@ -19,6 +19,8 @@ enum Poison {
     TooDeep,
     /// Text that starts like JSON and is invalid. Columns of a JSON type cannot have it.
     NoJson,
+    /// Text that begins like one in the short form and is none. Columns of a JSON type cannot have it either.
+    NoShortForm,
 }
 
 impl Poison {
@@ -26,6 +28,7 @@ impl Poison {
         match self {
             Self::TooDeep => unreadable(),
             Self::NoJson => "{\"a\": 1, oops".to_owned(),
+            Self::NoShortForm => "\u{1}\u{2}oops".to_owned(),
         }
     }
 }
@@ -115,10 +118,15 @@ async fn columns(server: &TestServer) -> Vec<Column> {
 
 /// Makes the JSON of a column unreadable, except for default assistants, and returns the number of changed rows.
 async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
+    poison_column(server, table, column, Poison::TooDeep).await
+}
+
+/// Replaces the JSON of a column by this kind of text, and returns the number of changed rows.
+async fn poison_column(server: &TestServer, table: &str, column: &str, kind: Poison) -> u64 {
     let mut columns = columns(server).await.into_iter();
     let found = columns.find(|found| found.table_name == table && found.column_name == column);
     let mut beside = Beside::connect(server).await;
-    poison_with(&mut beside, &found.expect("the column"), Poison::TooDeep).await
+    poison_with(&mut beside, &found.expect("the column"), kind).await
 }
 
 /// Replaces the JSON of a column by this kind of text, and returns the number of changed rows.
@@ -133,12 +141,14 @@ async fn poison_with(beside: &mut Beside, column: &Column, kind: Poison) -> u64 
     } else {
         ""
     };
-    if column.is_jsonb() && kind == Poison::NoJson {
+    if column.is_jsonb() && kind != Poison::TooDeep {
         return 0;
     }
     let cast = if column.is_jsonb() { "::jsonb" } else { "" };
     let value = format!("'{}'{cast}", kind.text());
-    let holds = format!("(cast({name} as text) like '{{%' or cast({name} as text) like '[%')");
+    // Texts in the short form begin with a control character.
+    let begins = ["{", "[", "\u{1}"].map(|begin| format!("cast({name} as text) like '{begin}%'"));
+    let holds = format!("({})", begins.join(" or "));
     beside
         .execute(format!("update {table} set {name} = {value} where {holds}{own}"))
         .await
@@ -487,10 +497,16 @@ async fn an_unreadable_run_does_not_block_the_takeover_of_others(server: TestSer
 }
 
 async fn a_run_with_an_unreadable_state_fails(server: TestServer) {
-    for column in ["position", "writes"] {
+    let ways = [
+        ("position", Poison::TooDeep),
+        ("writes", Poison::TooDeep),
+        ("position", Poison::NoShortForm),
+        ("writes", Poison::NoShortForm),
+    ];
+    for (column, kind) in ways {
         let alice = server.human("agent").await;
         alice.says("hello").await;
-        assert!(poison(&server, "checkpoints", column).await > 0);
+        assert!(poison_column(&server, "checkpoints", column, kind).await > 0);
         // What was summed up is remembered.
         server.is_stopped_and_started_again().await;
         let run = alice.asks("more").await;
