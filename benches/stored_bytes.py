@@ -135,9 +135,6 @@ def main():
         server = subprocess.Popen([options.server, "serve", "--config", str(configuration)], cwd=folder)
         try:
             wait_until_ready(base)
-            if options.database:
-                # On Postgres texts are short after the first renewal of the server's lease, which takes 2 s.
-                time.sleep(3)
             thread = ask(base, "/threads", {})["thread_id"]
             first = options.runs // 10
             play(base, thread, range(first), options.steps)

@@ -7,8 +7,8 @@ use adjutant::Adjutant;
 use adjutant::app::{self, Prepared};
 use adjutant::config::client::ClientCommand;
 use adjutant::config::{
-    Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, KeysCommand, McpCommand, Problems,
-    ProgramCommand,
+    Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, KeysCommand, McpCommand, MigrateCommand,
+    Problems, ProgramCommand,
 };
 use adjutant::logging;
 use clap::CommandFactory;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         ProgramCommand::Serve(command) => serve_until_stopped(load(&command.settings_with_role())),
         ProgramCommand::Check(command) => check(load(&command.settings), command),
         ProgramCommand::Doctor(command) => check(load(&command.settings), &command.clone().into()),
-        ProgramCommand::Migrate(settings) => migrate(load(&settings.without_listening())),
+        ProgramCommand::Migrate(command) => migrate(load(&command.settings.without_listening()), command),
         ProgramCommand::Vacuum(settings) => vacuum(load(&settings.without_listening())),
         ProgramCommand::Keys(command) => manage_keys(load(&command.settings().without_listening()), command),
         ProgramCommand::Mcp(command) => manage_logins(load(&command.settings().without_listening()), command),
@@ -120,16 +120,16 @@ fn serve_until_stopped(prepared: Result<Prepared, Problems>) -> ExitCode {
 }
 
 /// Brings the tables up to date.
-fn migrate(prepared: Result<Prepared, Problems>) -> ExitCode {
+fn migrate(prepared: Result<Prepared, Problems>, command: &MigrateCommand) -> ExitCode {
     let done = prepared
         .map_err(anyhow::Error::from)
-        .and_then(|prepared| run_migrate(&prepared));
+        .and_then(|prepared| run_migrate(&prepared, command));
     print_result(done)
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn run_migrate(prepared: &Prepared) -> anyhow::Result<String> {
-    app::run_migrate_command(prepared).await
+async fn run_migrate(prepared: &Prepared, command: &MigrateCommand) -> anyhow::Result<String> {
+    app::run_migrate_command(prepared, command).await
 }
 
 /// Rewrites the files of the database. Its result goes to standard output, and errors to standard error.

@@ -14,7 +14,7 @@ use super::builder::Prepared;
 use super::{credentials, encryption, keys, secret};
 use crate::auth::count_issuer_keys;
 use crate::config::{Config, SecretSection};
-use crate::db::inspection::inspect;
+use crate::db::inspection::{DatabaseState, inspect};
 use crate::db::migration::TableState;
 use crate::db::{DbError, Engine};
 use crate::definition::{SandboxServiceDefinition, ToolKind};
@@ -201,7 +201,7 @@ fn database(config: &Config) -> PlannedCheck {
     let limits = super::database_limits(&config.storage);
     PlannedCheck::new("database", url.to_string(), async move {
         match inspect(url.expose(), limits).await {
-            Ok(state) => describe_tables(state.engine, state.tables),
+            Ok(state) => describe_tables(&state),
             Err(error @ DbError::InUse { .. }) => Finding::warn(
                 error.to_string(),
                 "fine if that is this server; its own health check tests the database: `adjutant health --db`",
@@ -214,12 +214,12 @@ fn database(config: &Config) -> PlannedCheck {
     })
 }
 
-fn describe_tables(engine: Engine, tables: TableState) -> Finding {
-    let engine = match engine {
+fn describe_tables(state: &DatabaseState) -> Finding {
+    let engine = match state.engine {
         Engine::Sqlite => "SQLite",
         Engine::Postgres => "Postgres",
     };
-    match tables {
+    match state.tables {
         TableState::InMemory => Finding::warn(
             format!("{engine} in memory"),
             "everything is lost when the server stops; name a file or use Postgres to keep it",
@@ -228,7 +228,13 @@ fn describe_tables(engine: Engine, tables: TableState) -> Finding {
         TableState::None => Finding::ok(format!(
             "{engine}: can be written; the tables will be created when the server starts"
         )),
-        TableState::Current => Finding::ok(format!("{engine}: can be written, and the tables are current")),
+        TableState::Current if state.is_finished => {
+            Finding::ok(format!("{engine}: can be written, and the tables are current"))
+        }
+        TableState::Current => Finding::ok(format!(
+            "{engine}: can be written, and the tables are current; when no server of the former release is left, \
+             `adjutant migrate --finish` lets servers store shorter rows"
+        )),
         TableState::Behind(count) => Finding::warn(
             format!("{engine}: can be written; {count} migrations are due"),
             "`adjutant migrate` applies them, or the server when it starts; make a backup before",

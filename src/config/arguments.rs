@@ -95,7 +95,7 @@ pub enum ProgramCommand {
     },
     /// Brings the tables of the configured database up to date, without serving. A server does so when it starts; the
     /// command is for databases whose server may not create tables.
-    Migrate(CommandLineSettings),
+    Migrate(MigrateCommand),
     /// Rewrites the files of the configured database, so that nothing that was deleted is left in them. On Postgres each table
     /// is locked meanwhile; with SQLite, the server must be stopped.
     Vacuum(CommandLineSettings),
@@ -118,7 +118,8 @@ impl ProgramCommand {
     pub fn settings(&self) -> Option<&CommandLineSettings> {
         match self {
             Self::Serve(command) => Some(&command.settings),
-            Self::Migrate(settings) | Self::Vacuum(settings) => Some(settings),
+            Self::Migrate(command) => Some(&command.settings),
+            Self::Vacuum(settings) => Some(settings),
             Self::Check(command) => Some(&command.settings),
             Self::Doctor(command) => Some(&command.settings),
             Self::Health(command) => Some(&command.settings),
@@ -133,7 +134,8 @@ impl ProgramCommand {
     fn settings_mut(&mut self) -> Option<&mut CommandLineSettings> {
         match self {
             Self::Serve(command) => Some(&mut command.settings),
-            Self::Migrate(settings) | Self::Vacuum(settings) => Some(settings),
+            Self::Migrate(command) => Some(&mut command.settings),
+            Self::Vacuum(settings) => Some(settings),
             Self::Check(command) => Some(&mut command.settings),
             Self::Doctor(command) => Some(&mut command.settings),
             Self::Health(command) => Some(&mut command.settings),
@@ -196,6 +198,18 @@ pub enum InitTemplate {
     Support,
     /// A developer that writes code into the files of a thread, and a reviewer.
     Coding,
+}
+
+/// The options of `adjutant migrate`.
+#[derive(Debug, Clone, Args)]
+pub struct MigrateCommand {
+    /// The settings.
+    #[command(flatten)]
+    pub settings: CommandLineSettings,
+    /// Also finish the upgrade of a database on Postgres: servers store shorter rows from their next start on, and those of
+    /// the former release can work no longer. Fails if one of them is at work.
+    #[arg(long)]
+    pub finish: bool,
 }
 
 /// The options of `adjutant check`.

@@ -51,7 +51,7 @@ pub use answers::AnswersSection;
 pub use arguments::client;
 pub use arguments::{
     Arguments, CheckCommand, CommandLineSettings, DataCommand, HealthCommand, InitCommand, InitTemplate, KeysCommand,
-    LoginOptions, McpCommand, ProgramCommand, ServeCommand,
+    LoginOptions, McpCommand, MigrateCommand, ProgramCommand, ServeCommand,
 };
 pub use auth::{AuthKeySection, AuthSection, HookSection, JwtSection, SharingSection};
 pub use check::{NEEDS_AUTH, validation_context};

@@ -25,7 +25,7 @@ use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
-use super::{DbAddress, SpawnWriter, migration, reader, session_lock};
+use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
 
 mod lock;
 mod matches;
@@ -71,7 +71,8 @@ pub(super) struct TxParts {
     pub(super) sealing: Sealing,
     /// True after a deletion whose traces are not yet removed from the write-ahead log of SQLite.
     pub(super) has_erased: Arc<AtomicBool>,
-    /// True if new texts are stored in the [short form](super::short_form). On Postgres that depends on the other servers.
+    /// True if new texts are stored in the [short form](super::short_form). On Postgres not before an
+    /// [upgrade](super::upgrade) is finished.
     pub(super) shortens: Arc<AtomicBool>,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,
@@ -409,6 +410,8 @@ async fn open_postgres(
     // migrations may also take longer than other statements.
     let mut first = direct.connect(limits).await?;
     migration::migrate_postgres(&mut first).await?;
+    let shortens = upgrade::is_finished(&mut first).await?;
+    parts.shortens.store(shortens, Ordering::Relaxed);
     let sealing = &parts.sealing;
     sealing
         .check(&mut Tx::postgres(&mut first, parts, &RowAccess::Server))

@@ -8,7 +8,7 @@ use super::engine::{Engine, FileLock, check_file, check_folder, is_in_memory, is
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::migration::{TableState, postgres_state, sqlite_state};
-use super::{DbLimits, RowAccess, mcp_logins, migration, postgres_checks};
+use super::{DbLimits, RowAccess, mcp_logins, migration, postgres_checks, upgrade};
 use crate::domain::mcp_login::LoginStatus;
 
 /// The state of a database.
@@ -18,6 +18,19 @@ pub struct DatabaseState {
     pub engine: Engine,
     /// The tables.
     pub tables: TableState,
+    /// True if servers of the former release cannot be at work, see [`super::upgrade`].
+    pub is_finished: bool,
+}
+
+impl DatabaseState {
+    /// Returns the state of a SQLite database, which has one server at a time.
+    fn of_sqlite(tables: TableState) -> Self {
+        Self {
+            engine: Engine::Sqlite,
+            tables,
+            is_finished: true,
+        }
+    }
 }
 
 /// Looks at the database at `url`. Nothing is created or migrated.
@@ -27,26 +40,20 @@ pub struct DatabaseState {
 /// has the tables of a newer program.
 pub async fn inspect(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
     if is_postgres(url) {
-        let tables = inspect_postgres(url, limits).await?;
-        return Ok(DatabaseState {
-            engine: Engine::Postgres,
-            tables,
-        });
+        return inspect_postgres(url, limits).await;
     }
     let tables = inspect_sqlite(url).await?;
-    Ok(DatabaseState {
-        engine: Engine::Sqlite,
-        tables,
-    })
+    Ok(DatabaseState::of_sqlite(tables))
 }
 
-async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<TableState> {
+async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
     let mut conn = postgres_checks::connect(url, limits).await?;
     let mut tx = conn.begin().await?;
     let may_create: bool = sqlx::query_scalar("select has_schema_privilege(current_schema(), 'create')")
         .fetch_one(&mut *tx)
         .await?;
     let tables = postgres_state(&mut tx).await?;
+    let is_finished = tables != TableState::Current || upgrade::is_finished(&mut tx).await?;
     if matches!(tables, TableState::Current | TableState::Behind(_)) {
         // Asks for locks and writes nothing: it fails on a database that cannot be written.
         let statement = "select 1 from workers where false for update";
@@ -59,7 +66,11 @@ async fn inspect_postgres(url: &str, limits: DbLimits) -> DbResult<TableState> {
             "the role may not create tables, which this version of the server needs".to_owned(),
         ));
     }
-    Ok(tables)
+    Ok(DatabaseState {
+        engine: Engine::Postgres,
+        tables,
+        is_finished,
+    })
 }
 
 /// Inspections of a file that run side by side would take each other for a server.
@@ -114,20 +125,23 @@ pub async fn inspect_logins(url: &str, limits: DbLimits) -> DbResult<Vec<LoginSt
     Ok(logins)
 }
 
-/// Brings the tables of the database at `url` up to date, and creates the SQLite file if it is missing. Returns the state
-/// before.
+/// Brings the tables of the database at `url` up to date, and creates the SQLite file if it is missing. If the command
+/// `finishes` the upgrade, servers of the former release can have no lease any more; it does not if one is at work. Returns the
+/// state of the tables before, and whether the upgrade is finished.
 ///
 /// # Errors
 /// As [`inspect`].
-pub async fn migrate(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
+pub async fn migrate(url: &str, limits: DbLimits, finishes: bool) -> DbResult<DatabaseState> {
     if is_postgres(url) {
         let hosts = PostgresHosts::of(url)?.with_options(|options| options.application_name("adjutant migrate"));
         let mut conn = hosts.connect(limits).await?;
         let tables = migration::migrate_postgres(&mut conn).await?;
+        let is_finished = upgrade::is_finished(&mut conn).await? || finishes && upgrade::finish(&mut conn).await?;
         conn.close().await?;
         return Ok(DatabaseState {
             engine: Engine::Postgres,
             tables,
+            is_finished,
         });
     }
     let tables = inspect_sqlite(url).await?;
@@ -139,8 +153,5 @@ pub async fn migrate(url: &str, limits: DbLimits) -> DbResult<DatabaseState> {
         conn.close().await?;
         drop(lock);
     }
-    Ok(DatabaseState {
-        engine: Engine::Sqlite,
-        tables,
-    })
+    Ok(DatabaseState::of_sqlite(tables))
 }

@@ -78,12 +78,12 @@ pub mod stored_bytes;
 mod tests;
 pub mod threads;
 pub mod trees;
+mod upgrade;
 pub mod vacuum;
 pub mod workers;
 mod writer;
 
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -288,12 +288,13 @@ impl Db {
         &self.0.parts.states
     }
 
-    /// Says whether every server that may be at work reads the short form of texts, see [`workers::company`]. New texts are
-    /// stored in it from then on, unless this server has just lost its connection: the leases of others may have ended
-    /// meanwhile, though they are at work again.
-    pub fn set_short_texts(&self, are_read: bool) {
-        let shortens = are_read && self.is_settled();
-        self.0.parts.shortens.store(shortens, Ordering::Relaxed);
+    /// Stores new texts in the short form or in the long one.
+    #[cfg(test)]
+    fn set_short_texts(&self, are_short: bool) {
+        self.0
+            .parts
+            .shortens
+            .store(are_short, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Returns whether new values are sealed.

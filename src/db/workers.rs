@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use const_format::concatcp;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{query, query_scalar};
 
 use super::engine::{Conn, on_engine};
 use super::session_lock::{SessionLock, is_held};
@@ -49,7 +49,7 @@ const GRACE_US: i64 = 400_000;
 
 /// The number of the newest form of stored texts that this program reads: 1 is the
 /// [short form](super::short_form). Workers of former releases have 0.
-const READS_SHORT_TEXTS: i64 = 1;
+pub(super) const READS_SHORT_TEXTS: i64 = 1;
 
 /// Renews the lease of `worker` for the time `lease`. Without a valid lease its runs are orphans, and others claim
 /// them. With a `session_lock` the lease also ends when this lock is released.
@@ -118,29 +118,14 @@ pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers
     }
 }
 
-/// The other servers on the same database, as one of them sees them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
-pub struct Company {
-    /// True if another worker has a valid lease.
-    pub is_any: bool,
-    /// True if every server that may be at work reads texts in the short form. A server that is stopped without having ended
-    /// may be at work again, so it counts as long as it holds its lock. A server of a former release cannot start once the
-    /// tables are those of this one, so the answer stays true once all of them have left.
-    pub reads_short_texts: bool,
-}
-
-/// Returns what `worker` has to know of the other workers.
-pub async fn company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Company> {
-    const ANY: &str = "select exists (select 1 from workers where worker_id <> $1 and alive_until > ";
-    const READS: &str = ") as is_any, not exists (select 1 from workers where reads < $2 \
-        and (session_lock is not null or alive_until > ";
-    const END: &str = ")) as reads_short_texts";
-    const SQLITE: &str = concatcp!(ANY, database_now!(sqlite), READS, database_now!(sqlite), END);
-    const POSTGRES: &str = concatcp!(ANY, database_now!(postgres), READS, database_now!(postgres), END);
+/// Returns whether another worker than `worker` has a valid lease.
+pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
+    const OTHERS: &str = "select exists (select 1 from workers where worker_id <> $1 and alive_until > ";
+    const SQLITE: &str = concatcp!(OTHERS, database_now!(sqlite), ")");
+    const POSTGRES: &str = concatcp!(OTHERS, database_now!(postgres), ")");
     let sql = tx.either(SQLITE, POSTGRES);
-    Ok(on_engine!(tx, |conn| query_as(sql)
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(worker.0)
-        .bind(READS_SHORT_TEXTS)
         .fetch_one(conn)
         .await)?)
 }

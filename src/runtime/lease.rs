@@ -31,11 +31,10 @@ impl Dispatcher {
                     db::workers::retire_all(tx).await?;
                 }
                 db::workers::beat(tx, id, lease, session_lock).await?;
-                db::workers::company(tx, id).await
+                db::workers::has_company(tx, id).await
             })
         });
-        // A server of a former release may be starting now. So texts are long until the first renewal.
-        self.has_company.store(write.await?.is_any, Ordering::Release);
+        self.has_company.store(write.await?, Ordering::Release);
         Ok(())
     }
 
@@ -160,13 +159,15 @@ impl Dispatcher {
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 db::workers::beat(tx, id, lease, session_lock).await?;
-                DbResult::Ok((db::workers::company(tx, id).await?, db::runs::cancels_of(tx, id).await?))
+                DbResult::Ok((
+                    db::workers::has_company(tx, id).await?,
+                    db::runs::cancels_of(tx, id).await?,
+                ))
             })
         });
         let written = timeout_at(deadline, write).await;
-        let (company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
-        self.core.db.set_short_texts(company.reads_short_texts);
-        if self.has_company.swap(company.is_any, Ordering::AcqRel) != company.is_any {
+        let (has_company, cancels) = written.unwrap_or_else(|_| Err(DbError::late()))?;
+        if self.has_company.swap(has_company, Ordering::AcqRel) != has_company {
             // A process that has ended may have left runs, and one that has started may leave some.
             self.look_for_orphans();
         }

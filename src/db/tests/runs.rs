@@ -574,7 +574,7 @@ async fn orphaned_runs_are_adopted(db: Db) {
     write!(db, |tx| workers::beat(tx, dead, expired, None));
     write!(db, |tx| workers::beat(tx, alive, long, None));
     write!(db, |tx| workers::beat(tx, adopter, long, None));
-    assert!(write!(db, |tx| workers::company(tx, adopter)).is_any);
+    assert!(write!(db, |tx| workers::has_company(tx, adopter)));
     // The clock of the adopting server does not matter, only that of the database.
     let adopt = async |limit: i64| {
         let claims = write!(db, |tx| runs::adopt_orphans(tx, adopter, Timestamp(i64::MAX), limit));

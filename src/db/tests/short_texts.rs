@@ -1,9 +1,7 @@
-//! The short form of texts, and the servers that do not read it.
-
-use std::time::Duration;
+//! The short form of texts.
 
 use serde_json::json;
-use sqlx::{query, query_scalar};
+use sqlx::query_scalar;
 
 use super::copies::copy_for;
 use super::{Db, object, on_both, read, run_at, saying, stored_thread, texts, write};
@@ -11,7 +9,7 @@ use crate::db::checkpoints::{self, NewCheckpoint};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, NewEvent};
 use crate::db::runs::{self, RunRowUpdate};
-use crate::db::{DbResult, SessionLock, Tx, workers};
+use crate::db::{DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
@@ -23,10 +21,8 @@ use crate::domain::time::Timestamp;
 
 on_both!(
     both_forms_of_the_texts_of_a_run_are_read,
-    a_text_is_short_once_every_server_reads_that,
-    texts_are_long_right_after_a_loss_of_the_connection,
+    texts_in_the_short_form_take_fewer_bytes,
     the_metadata_of_a_run_are_read_as_they_were_given,
-    no_short_text_is_written_while_a_server_may_be_at_work_that_does_not_read_it,
 );
 
 /// Returns the sum of the bytes of the texts of a thread.
@@ -139,8 +135,8 @@ async fn both_forms_of_the_texts_of_a_run_are_read(db: Db) {
     let long = store(&db).await;
     db.set_short_texts(true);
     let short = store(&db).await;
-    for are_read in [false, true] {
-        db.set_short_texts(are_read);
+    for are_short in [false, true] {
+        db.set_short_texts(are_short);
         check(&db, &long).await;
         check(&db, &short).await;
     }
@@ -153,28 +149,19 @@ async fn both_forms_of_the_texts_of_a_run_are_read(db: Db) {
     assert_eq!(texts(&state), ["a long time ago"]);
 }
 
-async fn a_text_is_short_once_every_server_reads_that(db: Db) {
+async fn texts_in_the_short_form_take_fewer_bytes(db: Db) {
     let mut sizes = vec![];
-    for are_read in [false, true] {
-        db.set_short_texts(are_read);
+    for are_short in [false, true] {
+        db.set_short_texts(are_short);
         let thread = store(&db).await.thread;
         sizes.push(read!(db, |tx| bytes(tx, thread)));
     }
     assert!(sizes[1] * 5 < sizes[0] * 4, "{sizes:?} bytes");
 }
 
-async fn texts_are_long_right_after_a_loss_of_the_connection(db: Db) {
-    db.set_short_texts(false);
-    let before = store(&db).await.thread;
-    db.0.reach.connection_is_lost();
-    db.set_short_texts(true);
-    let after = store(&db).await.thread;
-    assert_eq!(read!(db, |tx| bytes(tx, before)), read!(db, |tx| bytes(tx, after)));
-}
-
 async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
-    for are_read in [false, true] {
-        db.set_short_texts(are_read);
+    for are_short in [false, true] {
+        db.set_short_texts(are_short);
         let thread = stored_thread(&db).await;
         let assistant = run_at(thread, 2).assistant.to_string();
         let all = [
@@ -195,38 +182,4 @@ async fn the_metadata_of_a_run_are_read_as_they_were_given(db: Db) {
             assert_eq!(found.metadata, given);
         }
     }
-}
-
-/// Stores a worker as a server of the former release does.
-async fn former_beat(tx: &mut Tx<'_>, worker: WorkerId, until: i64, lock: Option<i64>) -> DbResult<()> {
-    const SQL: &str = "insert into workers (worker_id, session_lock, alive_until) values ($1, $2, $3) \
-        on conflict (worker_id) do update set alive_until = excluded.alive_until, session_lock = excluded.session_lock";
-    on_engine!(tx, |conn| query(SQL)
-        .bind(worker.0)
-        .bind(lock)
-        .bind(until)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
-}
-
-async fn no_short_text_is_written_while_a_server_may_be_at_work_that_does_not_read_it(db: Db) {
-    let own = WorkerId::mint();
-    let other = WorkerId::mint();
-    let former = WorkerId::mint();
-    let long = Duration::from_secs(1000);
-    let is_read = async || write!(db, |tx| workers::company(tx, own)).reads_short_texts;
-    write!(db, |tx| workers::beat(tx, own, long, None));
-    write!(db, |tx| workers::beat(tx, other, long, Some(SessionLock(7))));
-    assert!(is_read().await);
-    write!(db, |tx| former_beat(tx, former, i64::MAX, None));
-    assert!(!is_read().await, "it is at work");
-    write!(db, |tx| former_beat(tx, former, 1, Some(8)));
-    assert!(!is_read().await, "it holds its lock, and may go on");
-    write!(db, |tx| former_beat(tx, former, 1, None));
-    assert!(is_read().await, "its lease is over");
-    write!(db, |tx| former_beat(tx, former, i64::MAX, Some(8)));
-    write!(db, |tx| workers::retire(tx, former));
-    assert!(is_read().await, "it has left");
 }

@@ -24,10 +24,11 @@ async fn moves_to(server: &TestServer, url: &str, lines: &str) {
     server.is_reconfigured(&old, &format!("url = \"{url}\"\n{lines}")).await;
 }
 
-/// Runs the program with a command and this database. Returns whether it has succeeded, and what it has printed.
+/// Runs the program with a command, and options behind it, and this database. Returns whether it has succeeded, and what it has printed.
 pub(super) fn runs_command(command: &str, url: &str) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_adjutant"))
-        .args([command, "--database-url", url])
+        .args(command.split(' '))
+        .args(["--database-url", url])
         .current_dir(std::env::temp_dir())
         .output()
         .expect("it runs");

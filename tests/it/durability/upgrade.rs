@@ -1,0 +1,98 @@
+//! The upgrade of several servers on one Postgres: rows stay readable for those of the former release until it is finished.
+
+use sqlx::raw_sql;
+
+use super::rented_postgres::runs_command;
+use crate::support::actors::Human;
+use crate::support::{TestServer, on_both_engines, on_postgres};
+
+on_both_engines! {
+    a_new_database_has_rows_in_the_short_form_at_once,
+}
+
+on_postgres! {
+    rows_are_readable_for_the_former_release_until_the_upgrade_is_finished,
+    an_upgrade_is_not_finished_while_a_server_of_the_former_release_is_at_work,
+    a_server_of_the_former_release_has_no_lease_after_the_end_of_an_upgrade,
+}
+
+/// The statement with which a server of the former release takes a lease.
+const FORMER_LEASE: &str =
+    "insert into workers (worker_id, alive_until) values (gen_random_uuid(), 9000000000000000000)";
+
+/// Turns the database into one that the former release has made.
+async fn is_of_the_former_release(server: &TestServer) {
+    server
+        .executes_sql("alter table workers alter column reads set default 0")
+        .await;
+    server.is_stopped_and_started_again().await;
+}
+
+/// Has a run, and returns whether its request is in the short form.
+async fn is_short(server: &TestServer, alice: &Human) -> bool {
+    const SHORT: &str = "select count(*) from runs where substr(request, 1, 1) = '\u{1}'";
+    let before = server.number_in_database(SHORT).await;
+    alice.says("hello").await;
+    server.number_in_database(SHORT).await > before
+}
+
+async fn a_new_database_has_rows_in_the_short_form_at_once(server: TestServer) {
+    let alice = server.human("agent").await;
+    assert!(is_short(&server, &alice).await);
+}
+
+async fn rows_are_readable_for_the_former_release_until_the_upgrade_is_finished(server: TestServer) {
+    let alice = server.human("agent").await;
+    is_of_the_former_release(&server).await;
+    assert!(!is_short(&server, &alice).await);
+    let url = server.database_url();
+    let (_, said) = runs_command("doctor", &url);
+    assert!(said.contains("`adjutant migrate --finish`"), "{said}");
+    let (is_done, said) = runs_command("migrate", &url);
+    assert!(is_done && said.contains("run this with --finish"), "{said}");
+    server.is_stopped_and_started_again().await;
+    assert!(!is_short(&server, &alice).await);
+
+    let (is_done, said) = runs_command("migrate --finish", &url);
+    assert!(is_done && !said.contains("--finish"), "{said}");
+    server.is_stopped_and_started_again().await;
+    assert!(is_short(&server, &alice).await);
+    // What was written in either form is read.
+    let runs = alice.runs().await;
+    assert!(runs.iter().all(|run| run["status"] == "success"), "{runs:?}");
+    assert_eq!(alice.transcript().await.len(), 2 * runs.len());
+    let (_, said) = runs_command("doctor", &url);
+    assert!(!said.contains("--finish"), "{said}");
+}
+
+async fn an_upgrade_is_not_finished_while_a_server_of_the_former_release_is_at_work(server: TestServer) {
+    let alice = server.human("agent").await;
+    is_of_the_former_release(&server).await;
+    server.executes_sql(FORMER_LEASE).await;
+    let url = server.database_url();
+    let (is_done, said) = runs_command("migrate --finish", &url);
+    assert!(
+        !is_done && said.contains("a server of the former release is at work"),
+        "{said}"
+    );
+    server.is_stopped_and_started_again().await;
+    assert!(!is_short(&server, &alice).await);
+
+    server
+        .executes_sql("update workers set alive_until = 1 where reads = 0")
+        .await;
+    let (is_done, said) = runs_command("migrate --finish", &url);
+    assert!(is_done, "{said}");
+}
+
+async fn a_server_of_the_former_release_has_no_lease_after_the_end_of_an_upgrade(server: TestServer) {
+    let alice = server.human("agent").await;
+    is_of_the_former_release(&server).await;
+    let (is_done, said) = runs_command("migrate --finish", &server.database_url());
+    assert!(is_done, "{said}");
+    let mut beside = crate::support::postgres::connect(&server.database_url()).await;
+    let refused = raw_sql(FORMER_LEASE).execute(&mut beside).await;
+    let error = refused.expect_err("it is refused").to_string();
+    assert!(error.contains("null value in column \"reads\""), "{error}");
+    alice.says("hello").await;
+}
