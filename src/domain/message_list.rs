@@ -397,6 +397,16 @@ mod tests {
     }
 
     #[test]
+    fn numbers_with_many_digits_do_not_keep_messages_from_being_compressed() {
+        let longitude = json!({"longitude": 121.487_919_511_619_45, "score": 31.245_270_191_439_438});
+        let mut messages = conversation(100);
+        let args = longitude.as_object().expect("an object").clone();
+        let call = ToolCall::new("c3", "lookup", args);
+        messages.put(&Arc::new(Message::calling([call]).with_id("a3")));
+        assert!(messages.compress_before("e79"));
+    }
+
+    #[test]
     fn few_messages_and_those_of_the_last_answer_stay_as_they_are() {
         let mut few = conversation(40);
         assert!(!few.compress_before("e39"));
