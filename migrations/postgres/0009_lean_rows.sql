@@ -1,12 +1,13 @@
--- The newest form of stored texts that a worker reads: 0 for those of former releases, 1 with the short form. While the column has
--- a default, servers of the former release can have leases, and texts are stored in a form that they read. `adjutant migrate
--- --finish` takes the default away.
-alter table workers add column reads bigint not null default 0;
+-- Workers of this release, which read texts in the short form, have ids of version 8; those of former releases are of version 7.
+-- Where these constraints are, there are no former workers, and texts are stored in the short form. `adjutant migrate --finish`
+-- makes the same ones in a database that exists.
 do $$
 begin
     -- No server has been at work on this database: each stores its definitions when it starts.
     if not exists (select 1 from workers) and not exists (select 1 from definitions) then
-        alter table workers alter column reads drop default;
+        alter table workers add constraint reads_short_texts check (substr(worker_id::text, 15, 1) = '8');
+        alter table runs add constraint reads_short_texts check (status <> 'running' or substr(worker::text, 15, 1) = '8');
+        alter table jobs add constraint reads_short_texts check (substr(worker::text, 15, 1) = '8');
     end if;
 end
 $$;

@@ -1,6 +1,3 @@
--- The newest form of stored texts that a worker reads: 0 for those of former releases, 1 with the short form. Only servers on
--- Postgres ask for it.
-alter table workers add column reads bigint not null default 0;
 -- Runs of main agents are found by their own ids. On Postgres servers of the former release still look for them in this index.
 drop index runs_by_root;
 create index runs_by_root on runs (root_id, created_at, run_id) where depth > 0;

@@ -29,9 +29,6 @@ pub fn run<'p>(prepared: &'p Prepared, command: &MigrateCommand) -> LocalBoxFutu
         let migrated = migrate(storage.session_url().expose(), limits, finishes).await;
         let migrated = migrated.with_context(|| format!("could not bring {} up to date", storage.session_url()));
         let before = migrated.map_err(|error| super::explain_in_use(error, IN_USE))?;
-        if finishes && !before.is_finished {
-            anyhow::bail!(FORMER_AT_WORK);
-        }
         let engine = match before.engine {
             Engine::Sqlite => "SQLite",
             Engine::Postgres => "Postgres",
@@ -43,6 +40,9 @@ pub fn run<'p>(prepared: &'p Prepared, command: &MigrateCommand) -> LocalBoxFutu
             TableState::Behind(1) => "1 migration was applied".to_owned(),
             TableState::Behind(count) => format!("{count} migrations were applied"),
         };
+        if finishes && !before.is_finished {
+            anyhow::bail!("{done}; {FORMER_AT_WORK}");
+        }
         let end = match (before.engine, before.is_finished) {
             (Engine::Sqlite, _) | (Engine::Postgres, true) => "",
             (Engine::Postgres, false) => "; when no server of the former release is left, run this with --finish",

@@ -8,7 +8,7 @@ use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
-use super::{DbResult, Tx};
+use super::{DbResult, Tx, sealing};
 use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
@@ -58,7 +58,8 @@ impl TryFrom<DeliveryRow> for Delivery {
             run: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
             ownership: access::ownership(row.tenant, row.owner),
-            url: at("url").open_owned(row.url)?,
+            // As it was given, which is no JSON: it could begin like a text in the short form.
+            url: sealing::open(&at("url"), &row.url)?.into_owned(),
             body: at("body").open_owned(row.body)?,
             status: DeliveryStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
             attempts: u32::try_from(row.attempts).map_err(|_| at("attempts").corrupt())?,

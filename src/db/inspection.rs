@@ -126,7 +126,7 @@ pub async fn inspect_logins(url: &str, limits: DbLimits) -> DbResult<Vec<LoginSt
 }
 
 /// Brings the tables of the database at `url` up to date, and creates the SQLite file if it is missing. If the command
-/// `finishes` the upgrade, servers of the former release can have no lease any more; it does not if one is at work. Returns the
+/// `finishes` the upgrade, servers of the former release cannot work any more; it is not finished if one is at work. Returns the
 /// state of the tables before, and whether the upgrade is finished.
 ///
 /// # Errors

@@ -27,6 +27,7 @@ mod sealing;
 mod short_texts;
 mod tables;
 mod threads;
+mod upgrade;
 mod vectors;
 mod writes;
 

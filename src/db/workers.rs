@@ -47,10 +47,6 @@ pub(super) use {database_now, is_alive};
 /// connection with its lock says so meanwhile.
 const GRACE_US: i64 = 400_000;
 
-/// The number of the newest form of stored texts that this program reads: 1 is the
-/// [short form](super::short_form). Workers of former releases have 0.
-pub(super) const READS_SHORT_TEXTS: i64 = 1;
-
 /// Renews the lease of `worker` for the time `lease`. Without a valid lease its runs are orphans, and others claim
 /// them. With a `session_lock` the lease also ends when this lock is released.
 pub async fn beat(
@@ -59,9 +55,9 @@ pub async fn beat(
     lease: Duration,
     session_lock: Option<SessionLock>,
 ) -> DbResult<()> {
-    const INSERT: &str = "insert into workers (worker_id, session_lock, reads, alive_until) values ($1, $3, $4, ";
+    const INSERT: &str = "insert into workers (worker_id, session_lock, alive_until) values ($1, $3, ";
     const OR_UPDATE: &str = " + $2) on conflict (worker_id) do update set alive_until = excluded.alive_until, \
-        session_lock = excluded.session_lock, reads = excluded.reads, missed_at = null";
+        session_lock = excluded.session_lock, missed_at = null";
     const SQLITE: &str = concatcp!(INSERT, database_now!(sqlite), OR_UPDATE);
     const POSTGRES: &str = concatcp!(INSERT, database_now!(postgres), OR_UPDATE);
     let sql = tx.either(SQLITE, POSTGRES);
@@ -70,7 +66,6 @@ pub async fn beat(
         .bind(worker.0)
         .bind(lease)
         .bind(session_lock.map(|lock| lock.0))
-        .bind(READS_SHORT_TEXTS)
         .execute(conn)
         .await
         .map(drop))?;

@@ -1,27 +1,20 @@
 //! Ids: one type for each kind, so that the compiler rejects a run's id in the place of a thread's.
 //!
-//! New ids are UUIDs of version 7. They sort by creation time, which keeps database indexes append-only.
+//! New ids are UUIDs of version 7; those of server processes are of version 8. Both sort by creation time, which keeps database
+//! indexes append-only.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
+use uuid::{Builder, Uuid};
 
-macro_rules! id {
+macro_rules! id_type {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(transparent)]
         pub struct $name(pub Uuid);
-
-        impl $name {
-            /// Creates a new id that sorts after all earlier ones.
-            #[expect(clippy::disallowed_methods, reason = "the one place where time-ordered ids are minted")]
-            pub fn mint() -> Self {
-                Self(Uuid::now_v7())
-            }
-        }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,6 +33,23 @@ macro_rules! id {
         impl From<Uuid> for $name {
             fn from(uuid: Uuid) -> Self {
                 Self(uuid)
+            }
+        }
+    };
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        id_type!(
+            $(#[$doc])*
+            $name
+        );
+
+        impl $name {
+            /// Creates a new id that sorts after all earlier ones.
+            #[expect(clippy::disallowed_methods, reason = "the one place where time-ordered ids are minted")]
+            pub fn mint() -> Self {
+                Self(Uuid::now_v7())
             }
         }
     };
@@ -85,10 +95,20 @@ id!(
     /// The version of a login to an MCP server: another one whenever its tokens change.
     LoginVersion
 );
-id!(
+id_type!(
     /// The id of a server process, valid while it lives; leases contain it.
     WorkerId
 );
+
+impl WorkerId {
+    /// Creates a new id that sorts after all earlier ones. It is a UUID of version 8, by which a database on Postgres tells this
+    /// release from former ones, whose servers have ids of version 7: see "Upgrades" in `docs/operations.md`.
+    #[expect(clippy::disallowed_methods, reason = "it keeps the order of other ids")]
+    pub fn mint() -> Self {
+        let ordered = Uuid::now_v7().into_bytes();
+        Self(Builder::from_custom_bytes(ordered).into_uuid())
+    }
+}
 
 impl RunId {
     /// Derives the id of the child run of a delegated call from the call's task, so that a crash cannot create two.
@@ -200,5 +220,17 @@ pub struct Digest(pub String);
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_workers_sort_by_age_and_are_of_version_8() {
+        let ids: Vec<WorkerId> = (0..100).map(|_| WorkerId::mint()).collect();
+        assert!(ids.is_sorted());
+        assert!(ids.iter().all(|id| id.0.get_version_num() == 8));
     }
 }

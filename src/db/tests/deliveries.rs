@@ -9,6 +9,7 @@ use crate::domain::time::Timestamp;
 
 on_both!(
     come_back_as_they_went,
+    an_address_is_not_taken_for_a_short_text,
     are_tried_one_attempt_after_the_other,
     are_settled_by_who_has_them,
     are_forgotten
@@ -105,6 +106,22 @@ async fn come_back_as_they_went(db: Db) {
         let count = read!(db, |tx| deliveries::count(tx, &count));
         assert_eq!(count, i64::try_from(expected.len()).unwrap_or(0) + offset);
     }
+}
+
+async fn an_address_is_not_taken_for_a_short_text(db: Db) {
+    // A URL may have control characters before it.
+    let new = Delivery::new(
+        RunId::mint(),
+        ThreadId::mint(),
+        Ownership::default(),
+        "\u{1}\u{2}https://example.org/",
+        "{}".to_owned(),
+        Timestamp(1),
+    );
+    let delivery = new.clone();
+    write!(db, |tx| deliveries::insert(tx, &delivery));
+    let found = read!(db, |tx| deliveries::find(tx, new.id)).expect("it is there");
+    assert_eq!(found.url, new.url);
 }
 
 async fn are_tried_one_attempt_after_the_other(db: Db) {

@@ -1,10 +1,11 @@
 //! The upgrade of several servers on one Postgres: rows stay readable for those of the former release until it is finished.
 
+use serde_json::json;
 use sqlx::raw_sql;
 
 use super::rented_postgres::runs_command;
 use crate::support::actors::Human;
-use crate::support::{TestServer, on_both_engines, on_postgres};
+use crate::support::{TestServer, lookup, on_both_engines, on_postgres, script};
 
 on_both_engines! {
     a_new_database_has_rows_in_the_short_form_at_once,
@@ -13,7 +14,7 @@ on_both_engines! {
 on_postgres! {
     rows_are_readable_for_the_former_release_until_the_upgrade_is_finished,
     an_upgrade_is_not_finished_while_a_server_of_the_former_release_is_at_work,
-    a_server_of_the_former_release_has_no_lease_after_the_end_of_an_upgrade,
+    a_server_of_the_former_release_changes_no_run_after_the_end_of_an_upgrade,
 }
 
 /// The statement with which a server of the former release takes a lease.
@@ -23,7 +24,10 @@ const FORMER_LEASE: &str =
 /// Turns the database into one that the former release has made.
 async fn is_of_the_former_release(server: &TestServer) {
     server
-        .executes_sql("alter table workers alter column reads set default 0")
+        .executes_sql(
+            "alter table workers drop constraint reads_short_texts; alter table runs drop constraint reads_short_texts; \
+             alter table jobs drop constraint reads_short_texts",
+        )
         .await;
     server.is_stopped_and_started_again().await;
 }
@@ -79,20 +83,44 @@ async fn an_upgrade_is_not_finished_while_a_server_of_the_former_release_is_at_w
     assert!(!is_short(&server, &alice).await);
 
     server
-        .executes_sql("update workers set alive_until = 1 where reads = 0")
+        .executes_sql("update workers set alive_until = 1 where alive_until = 9000000000000000000")
         .await;
     let (is_done, said) = runs_command("migrate --finish", &url);
     assert!(is_done, "{said}");
 }
 
-async fn a_server_of_the_former_release_has_no_lease_after_the_end_of_an_upgrade(server: TestServer) {
-    let alice = server.human("agent").await;
+async fn a_server_of_the_former_release_changes_no_run_after_the_end_of_an_upgrade(server: TestServer) {
+    // Without a lease a server looks for runs and jobs nevertheless, and it would end the runs that it cannot read.
+    const CLAIMS: [&str; 4] = [
+        FORMER_LEASE,
+        "update runs set status = 'running', worker = gen_random_uuid(), fence = fence + 1 where status = 'pending'",
+        "update runs set worker = gen_random_uuid(), fence = fence + 1 where status = 'running'",
+        "insert into jobs (job_id, kind, key, due_at, attempts, worker, fence) \
+         values (gen_random_uuid(), 'cron', gen_random_uuid(), 9000000000000000000, 0, gen_random_uuid(), 0)",
+    ];
+    let alice = server.human("plain").await;
     is_of_the_former_release(&server).await;
     let (is_done, said) = runs_command("migrate --finish", &server.database_url());
     assert!(is_done, "{said}");
+    server.is_stopped_and_started_again().await;
+    server.tools.hold("lookup");
+    let running = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    let bob = server.human("plain").await;
+    let later = bob.run_body(script().says("later"), json!({"after_seconds": 3600}));
+    let pending = bob.starts(later).await;
+
     let mut beside = crate::support::postgres::connect(&server.database_url()).await;
-    let refused = raw_sql(FORMER_LEASE).execute(&mut beside).await;
-    let error = refused.expect_err("it is refused").to_string();
-    assert!(error.contains("null value in column \"reads\""), "{error}");
-    alice.says("hello").await;
+    for claim in CLAIMS {
+        let refused = raw_sql(claim).execute(&mut beside).await;
+        let error = refused.expect_err("it is refused").to_string();
+        assert!(
+            error.contains("violates check constraint \"reads_short_texts\""),
+            "{error}"
+        );
+    }
+    assert_eq!(pending.status().await, "pending");
+    server.tools.let_go("lookup");
+    running.finishes().await;
+    assert_eq!(running.status().await, "success");
 }

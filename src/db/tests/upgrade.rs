@@ -1,0 +1,77 @@
+//! The end of an upgrade on Postgres.
+
+use sqlx::{Connection, PgConnection, query_as, query_scalar, raw_sql};
+
+use super::postgres::{Database, connect, fresh_database};
+use crate::db::{migration, upgrade};
+
+/// Takes the constraints away that an upgraded database does not have.
+const NOT_FINISHED: &str = "alter table workers drop constraint reads_short_texts; \
+    alter table runs drop constraint reads_short_texts; alter table jobs drop constraint reads_short_texts";
+
+/// What servers of the former release have left: a run at work, one that has ended, and a job.
+const LEFT: &str = "\
+    insert into threads (thread_id, tenant, owner, status, metadata, config, created_at, updated_at, state_updated_at) \
+    select gen_random_uuid(), 't', '', 'busy', '{}', '{}', n, n, n from generate_series(1, 2) n; \
+    insert into runs (run_id, thread_id, assistant_id, root_id, depth, namespace, path, status, queue, request, metadata, \
+    attempt, crashes, fence, worker, created_at, updated_at, due_at) \
+    select thread_id, thread_id, thread_id, thread_id, 0, '', '[]', case created_at when 1 then 'running' else 'success' end, \
+    't/-/-/0', '{}', '{}', 1, 0, 1, gen_random_uuid(), created_at, 1, 1 from threads; \
+    insert into jobs (job_id, kind, key, due_at, attempts, worker, fence) \
+    values (gen_random_uuid(), 'cron', gen_random_uuid(), 1, 1, gen_random_uuid(), 1); \
+    insert into workers (worker_id, alive_until) values (gen_random_uuid(), 1)";
+
+/// Returns a database that servers of the former release have used, with its constraints before; none without Postgres.
+async fn upgraded() -> Option<(Database, PgConnection, Vec<String>)> {
+    let database = fresh_database().await?;
+    let mut conn = connect(&database.url).await;
+    migration::migrate_postgres(&mut conn).await.expect("the tables");
+    let new = constraints(&mut conn).await;
+    raw_sql(NOT_FINISHED).execute(&mut conn).await.expect("a change");
+    Some((database, conn, new))
+}
+
+/// Returns the definitions of the constraints.
+async fn constraints(conn: &mut PgConnection) -> Vec<String> {
+    const SQL: &str = "select conrelid::regclass || ' ' || replace(pg_get_constraintdef(oid), ' NOT VALID', '') \
+        from pg_constraint where conname = 'reads_short_texts' order by 1";
+    query_scalar(SQL).fetch_all(conn).await.expect("the constraints")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgraded_database_gets_the_constraints_of_a_new_one() {
+    let Some((database, mut conn, new)) = upgraded().await else {
+        return;
+    };
+    assert_eq!(new.len(), 3, "{new:?}");
+    assert!(!upgrade::is_finished(&mut conn).await.expect("an answer"));
+    for _ in 0..2 {
+        assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
+        assert!(upgrade::is_finished(&mut conn).await.expect("an answer"));
+        assert_eq!(constraints(&mut conn).await, new);
+    }
+    conn.close().await.expect("a clean close");
+    database.discard().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_servers_of_the_former_release_have_left_can_be_taken_over_after_the_upgrade() {
+    const RUNS: &str = "select status, worker is null from runs order by created_at";
+    // What happens to such rows before somebody takes them.
+    const CHANGES: &str = "update runs set cancel = 'interrupt'; update jobs set worker = null, due_at = 2";
+    let Some((database, mut conn, _)) = upgraded().await else {
+        return;
+    };
+    raw_sql(LEFT).execute(&mut conn).await.expect("the rows");
+    assert!(upgrade::finish(&mut conn).await.expect("it can be finished"));
+    let runs: Vec<(String, bool)> = query_as(RUNS).fetch_all(&mut conn).await.expect("the runs");
+    assert_eq!(runs, [("running".to_owned(), true), ("success".to_owned(), false)]);
+    raw_sql(CHANGES).execute(&mut conn).await.expect("they are allowed");
+    let left: i64 = query_scalar("select count(*) from workers")
+        .fetch_one(&mut conn)
+        .await
+        .expect("a number");
+    assert_eq!(left, 0);
+    conn.close().await.expect("a clean close");
+    database.discard().await;
+}
