@@ -43,8 +43,13 @@ const NUMBER_LEN: usize = 10;
 const HEX_DIGITS: usize = 16;
 const UUID_LEN: usize = 36;
 
-/// The longest text that is shortened, in bytes. What is longer is mostly content, of which the short form saves nothing.
+/// The longest text that is shortened, in bytes. What is longer is mostly content, of which the short form saves nothing. It may
+/// become larger, and never smaller: no stored text expands to more.
 const MAX_BYTES: usize = 32 << 10;
+/// A text of more bytes than these is shortened to one part of so many at the smallest. What is read at once is bounded by the
+/// bytes that are stored, and a user could repeat a text of the dictionary.
+const ANY_SHARE_BYTES: usize = 1 << 10;
+const SMALLEST_SHARE: usize = 4;
 
 /// The dictionary: texts with a code of one character.
 static FREQUENT: [&str; 23] = [
@@ -202,15 +207,21 @@ pub(super) fn is_short(text: &str) -> bool {
     text.as_bytes().first() == Some(&MARK)
 }
 
-/// Returns the short form of a text; the text itself if that is not longer, or if it is no JSON text on one line.
+/// Returns the short form of a text; the text itself if that is not longer, if it is no JSON text on one line, or if the short
+/// form would be too small a part of it.
 pub(super) fn shorten(text: String) -> String {
     if text.len() > MAX_BYTES {
         return text;
     }
     match short_form(text.as_bytes()) {
-        Some(short) if short.len() < text.len() => short,
+        Some(short) if short.len() < text.len() && !is_too_small(short.len(), text.len()) => short,
         Some(_) | None => text,
     }
+}
+
+/// Returns whether a short form of this length is too small a part of its text.
+fn is_too_small(short: usize, text: usize) -> bool {
+    text > ANY_SHARE_BYTES && short * SMALLEST_SHARE < text
 }
 
 fn short_form(text: &[u8]) -> Option<String> {
@@ -314,7 +325,7 @@ fn push_number(output: &mut Vec<u8>, mut number: u64) {
     }
 }
 
-/// Returns the text of which this is the short form; none if it is none.
+/// Returns the text of which this is the short form; none if it is none, or of no text that is shortened.
 pub(super) fn expand(short: &str) -> Option<String> {
     let mut rest = short.as_bytes().strip_prefix(&[MARK])?;
     let mut output = String::with_capacity(short.len() * 3);
@@ -361,6 +372,9 @@ pub(super) fn expand(short: &str) -> Option<String> {
             }
         }
         copied = rest;
+        if output.len() > MAX_BYTES {
+            return None;
+        }
     }
     push_literal(&mut output, copied, rest)?;
     Some(output)
@@ -497,6 +511,26 @@ mod tests {
         for text in [packed, "\u{1}x", "{\"phase\":\"start\"}\t", "\u{0}"] {
             assert_eq!(shorten(text.to_owned()), text);
         }
+    }
+
+    #[test]
+    fn a_short_text_is_no_tiny_part_of_a_long_one() {
+        let phase = r#"{"phase":"start"},"#;
+        let some = format!("[{}0]", phase.repeat(50));
+        assert!(short(&some).len() < some.len() / 4);
+        let many = format!("[{}0]", phase.repeat(1000));
+        assert_eq!(short(&many), many);
+        let mixed = format!("[{}\"{}\"]", phase.repeat(500), "x".repeat(9000));
+        assert!(short(&mixed).len() < mixed.len() * 7 / 10);
+    }
+
+    #[test]
+    fn nothing_expands_to_more_than_the_longest_text() {
+        let content = "1".repeat(1000);
+        let most = format!("\u{1}{{\"own\":{{{content}{}}}", "\u{5}".repeat(30));
+        assert!(expand(&most).is_some_and(|text| text.len() < MAX_BYTES));
+        let bomb = format!("\u{1}{{\"own\":{{{content}{}}}", "\u{5}".repeat(100_000));
+        assert_eq!(expand(&bomb), None);
     }
 
     #[test]
