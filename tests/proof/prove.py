@@ -8,7 +8,8 @@ tool has to be there once (or a human was asked), and each reader has to have go
     python tests/proof/prove.py --server target/release/adjutant --minutes 30
 
 With `--former` the servers begin as the program of another release, and are replaced one after the other: a rolling upgrade, with
-both at work on one database.
+both at work on one database. Then the upgrade is finished, while one more server of the former release, which no client asks, is
+suspended without a connection. It comes back and may change nothing.
 """
 
 import argparse
@@ -53,6 +54,14 @@ class Cluster:
             program = options.former or options.server
             self.servers.append(parts.server(folder, program, number, ports))
             fronts.append(self.link(f"haproxy and server {number}", ports["server"]).port)
+        self.straggler = None
+        if options.former:
+            ports = {"server": parts.free_port(), "tools": tools}
+            self.straggling = self.link("the straggler and postgres", database)
+            ports["database"] = self.straggling.port
+            if self.nats:
+                ports["nats"] = self.nats.port
+            self.straggler = parts.server(folder, options.former, SERVERS + 1, ports)
         self.front = parts.free_port()
         shipped = ROOT / "deploy" / "haproxy.cfg"
         self.haproxy = parts.haproxy(folder, options.haproxy, shipped, self.front, fronts)
@@ -63,7 +72,8 @@ class Cluster:
         return link
 
     def processes(self):
-        return [part for part in (self.postgres, self.nats, *self.servers, self.haproxy) if part]
+        every = (self.postgres, self.nats, *self.servers, self.straggler, self.haproxy)
+        return [part for part in every if part]
 
     async def start(self):
         for link in self.links:
@@ -161,6 +171,38 @@ class Driver:
     async def upgrades(self, server):
         await self.restarts(server)
 
+    async def replace(self, program, pause):
+        """Upgrades the servers, and finishes the upgrade."""
+        await self.upgrade(program, pause)
+        await self.finish(program)
+
+    async def finish(self, program):
+        """Finishes the upgrade while a server of the former release is suspended, which then comes back."""
+        straggler = self.cluster.straggler
+        while self.cluster.straggling in self.busy:
+            await asyncio.sleep(0.1)
+        self.busy.add(self.cluster.straggling)
+        straggler.send(signal.SIGSTOP)
+        self.cluster.straggling.cut()
+        # It is refused until the lease of the straggler is over, and while Postgres is out of reach.
+        command = [program, "migrate", "--finish", "--config", straggler.command[-1]]
+        direct = f"postgres://adjutant@127.0.0.1:{self.cluster.postgres.port}/postgres"
+        for _ in range(60):
+            done = await asyncio.create_subprocess_exec(*map(str, command), "--database-url", direct)
+            if await done.wait() == 0:
+                break
+            await asyncio.sleep(1.0)
+        else:
+            raise RuntimeError("the upgrade cannot be finished")
+        for server in self.cluster.servers:
+            while server in self.busy:
+                await asyncio.sleep(0.1)
+            await self.make(self.restarts, server)
+        self.cluster.straggling.heal()
+        straggler.send(signal.SIGCONT)
+        self.done.append(f"comes back {straggler.name}")
+        self.busy.discard(self.cluster.straggling)
+
     async def cuts(self, link):
         link.cut()
         await self.heals(link)
@@ -189,8 +231,9 @@ async def prove(options, folder):
         using = [asyncio.create_task(clients.use(number)) for number in range(options.clients)]
         breaking = [asyncio.create_task(driver.run()) for _ in range(2)]
         if options.former:
-            pause = options.minutes * 60 / (SERVERS + 1)
-            breaking.append(asyncio.create_task(driver.upgrade(options.server, pause)))
+            # The last part is for the time after the end of the upgrade.
+            pause = options.minutes * 60 / (SERVERS + 2)
+            breaking.append(asyncio.create_task(driver.replace(options.server, pause)))
         await asyncio.sleep(options.minutes * 60)
         driver.is_over = True
         await asyncio.gather(*breaking)
