@@ -293,6 +293,7 @@ impl Loop<'_> {
             carried_from: machine.position.carried_from,
             attempt: 1,
             resumed: begun,
+            calls: vec![],
         })];
         if !begun {
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
