@@ -280,12 +280,7 @@ impl Runs {
         let read = self.core.db.read(move |tx| {
             Box::pin(async move {
                 let all: Vec<RunId> = wanted.iter().map(|(run, _)| *run).collect();
-                let mut followed = vec![];
-                for (run, may_be_followed) in wanted {
-                    if may_be_followed && is_followed(tx, run).await? {
-                        followed.push(run);
-                    }
-                }
+                let followed = followed_among(tx, &wanted).await?;
                 Ok((db::runs::threads_of(tx, &all).await?, followed))
             })
         });
@@ -308,6 +303,17 @@ impl Runs {
         self.core.unheard.looked(&due, &found, began);
         Ok(())
     }
+}
+
+/// Returns those of these runs that may be followed, and are.
+async fn followed_among(tx: &mut Tx<'_>, runs: &[(RunId, bool)]) -> DbResult<Vec<RunId>> {
+    let mut followed = vec![];
+    for (run, may_be_followed) in runs {
+        if *may_be_followed && is_followed(tx, *run).await? {
+            followed.push(*run);
+        }
+    }
+    Ok(followed)
 }
 
 /// Returns whether a run has followers at a process that lives, or is gone.
