@@ -19,7 +19,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
+use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, RunStatus};
 use crate::domain::state::{DELEGATED_PROMPT, File, State, Update};
 use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
@@ -125,7 +125,8 @@ impl Loop<'_> {
         }
     }
 
-    /// Continues the child run of the call at `at`, or cancels it if the call is no longer in the conversation.
+    /// Continues the child run of the call at `at`, or cancels it if the call is no longer in the conversation. If the
+    /// definition of the subagent is gone, the child run ends with a failure.
     pub(super) async fn continue_child<'a>(
         &'a self,
         machine: &Machine,
@@ -137,18 +138,32 @@ impl Loop<'_> {
             .find_child(child)
             .await?
             .ok_or_else(|| fault("child run"))?;
-        let resolved = self.resolve_subagent(lineage.agent(), &child.order);
-        let resolved = resolved.map_err(|_| fault("subagent's definition"))?;
-        let subagent = self
-            .subagent(resolved, &child, lineage.depth)
-            .ok_or_else(|| fault("subagent's definition"))?;
+        let call = machine.call(at);
+        let subagent = match self.subagent_of(&lineage, &child) {
+            Ok(subagent) => subagent,
+            Err(failure) => {
+                let call = call.unwrap_or_else(|| abandoned_call(&lineage));
+                return Ok(self.fail_child(at, call, lineage, child, failure));
+            }
+        };
         self.scope.budget.child_goes_on();
         let child = subagent.with_input(child, &machine.state_for_child(at));
         let place = self.place_of_child(machine, at, lineage);
-        Ok(match machine.call(at) {
+        Ok(match call {
             Some(call) => self.run_child(at, call, subagent, place, child),
             None => self.abandon_child(at, subagent, place, child),
         })
+    }
+
+    /// Finds the subagent that executes a child run.
+    ///
+    /// # Errors
+    /// The failure of the child run, if the definition of its subagent is gone.
+    fn subagent_of(&self, lineage: &Lineage, child: &Child) -> Result<Subagent, Failure> {
+        let gone = || "The agent of this run is not configured on this server any more.".to_owned();
+        let resolved = self.resolve_subagent(lineage.agent(), &child.order);
+        let found = resolved.and_then(|resolved| self.subagent(resolved, child, lineage.depth).ok_or_else(gone));
+        found.map_err(|text| Failure::new("AgentNotFoundError", text))
     }
 
     /// Continues a parked child run after it, or one below it, was cancelled.
@@ -211,10 +226,30 @@ impl Loop<'_> {
             waiting.iter().for_each(|_| budget.child_goes_on());
         }
         async move {
-            // Nothing reads the result of such a call.
-            let call = ToolCall::new(place.lineage.cause.clone().unwrap_or_default(), "", Map::new());
+            let call = abandoned_call(&place.lineage);
             let ended = self.drive_child(&call, &subagent, place, child).await;
             (at, CallResult::Child(ended))
+        }
+        .boxed()
+    }
+
+    /// Ends the child run of the call at `at`, which nothing can continue, with this failure. Its caller goes on.
+    fn fail_child<'a>(
+        &'a self,
+        at: usize,
+        call: ToolCall,
+        lineage: Lineage,
+        child: Child,
+        failure: Failure,
+    ) -> BoxFuture<'a, (usize, CallResult)> {
+        async move {
+            let span = self.begin_delegation(&call, lineage.namespace.last().copied());
+            let failed = store_failure(child, failure).await.map(|(failure, then)| {
+                let output = ToolOutput::error(&call, failure_text(lineage.agent(), &failure));
+                child_result(then, lineage.agent(), output)
+            });
+            self.end_delegation(span, &failed);
+            (at, CallResult::Child(failed))
         }
         .boxed()
     }
@@ -273,10 +308,7 @@ impl Loop<'_> {
             LoopOutcome::Parked(questions) => return Ok(ChildResult::Parked { child: id, questions }),
             LoopOutcome::Failed(failure) => ToolOutput::error(call, failure_text(lineage.agent(), &failure)),
         };
-        Ok(match order.then {
-            AfterDelegation::Answer => ChildResult::Answer(output),
-            AfterDelegation::CallAgain => ChildResult::ForTool(DelegationResult::new(lineage.agent(), output)),
-        })
+        Ok(child_result(order.then, lineage.agent(), output))
     }
 
     /// Drives the loop of a child until it ends or waits. If only the child was cancelled, it ends here, and its
@@ -293,6 +325,7 @@ impl Loop<'_> {
             carried_from: machine.position.carried_from,
             attempt: 1,
             resumed: begun,
+            calls: vec![],
         })];
         if !begun {
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
@@ -626,6 +659,48 @@ pub(super) fn format_error(subagent: &str, problem: &str) -> String {
 /// Returns the text for the delegating model about a limit that forbids a child run.
 fn not_delegated(limit: &dyn std::fmt::Display) -> String {
     format!("{limit} Nothing was delegated; do the work yourself, or finish with what you have.")
+}
+
+/// Returns the call of a child run that is no longer in the conversation. Nothing reads its result.
+fn abandoned_call(lineage: &Lineage) -> ToolCall {
+    ToolCall::new(lineage.cause.clone().unwrap_or_default(), "", Map::new())
+}
+
+/// Returns the result of a child run of `subagent` that has ended.
+fn child_result(then: AfterDelegation, subagent: &str, output: ToolOutput) -> ChildResult {
+    match then {
+        AfterDelegation::Answer => ChildResult::Answer(output),
+        AfterDelegation::CallAgain => ChildResult::ForTool(DelegationResult::new(subagent, output)),
+    }
+}
+
+/// Stores that a child run has ended with a failure, unless it has ended before. Returns its failure, and the use of its
+/// result.
+async fn store_failure(child: Child, failure: Failure) -> Result<(Failure, AfterDelegation), ExitReason> {
+    let Child {
+        mut machine,
+        journal,
+        order,
+        ..
+    } = child;
+    if let Some(before) = machine.position.failure.take() {
+        return Ok((before, order.then));
+    }
+    if !matches!(machine.position.phase, Phase::Ended) {
+        let started = Fact::Started {
+            base: machine.head,
+            carried_from: machine.position.carried_from,
+            attempt: 1,
+            resumed: machine.head.is_some(),
+            calls: vec![],
+        };
+        machine.position.failure = Some(failure.clone());
+        // Like one that is cancelled: what waits below it stops, too, and its questions are dropped.
+        let over = Fact::over(RunStatus::Interrupted, Some(failure.clone()));
+        let pending = [started, over].map(PendingWrite::Fact);
+        journal.commit(&machine, pending.into()).await?;
+    }
+    Ok((failure, order.then))
 }
 
 fn fault(what: &str) -> ExitReason {

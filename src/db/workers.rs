@@ -125,6 +125,18 @@ pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
         .await)?)
 }
 
+/// Returns whether `worker` has a valid lease.
+pub async fn has_lease(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
+    const OWN: &str = "select exists (select 1 from workers where worker_id = $1 and alive_until > ";
+    const SQLITE: &str = concatcp!(OWN, database_now!(sqlite), ")");
+    const POSTGRES: &str = concatcp!(OWN, database_now!(postgres), ")");
+    let sql = tx.either(SQLITE, POSTGRES);
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
+        .bind(worker.0)
+        .fetch_one(conn)
+        .await)?)
+}
+
 /// Ends the lease of `worker`, so that others can claim its runs at once.
 pub async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
     const SQL: &str = "delete from workers where worker_id = $1";

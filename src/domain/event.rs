@@ -13,7 +13,7 @@ use super::id::{CheckpointId, RunId, TaskId};
 use super::interrupt::Interrupt;
 use super::limits::Totals;
 use super::machine::Failure;
-use super::message::Message;
+use super::message::{Message, ToolCall};
 use super::run::{Run, RunStatus};
 use super::state::Update;
 use super::stored;
@@ -129,6 +129,10 @@ pub enum Fact {
         attempt: u32,
         /// True if the run continues where an earlier run stopped.
         resumed: bool,
+        /// The calls of the tool step that follows, each with its index in it, if a client has sent one of them: no answer of
+        /// the model contains it. Empty otherwise.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        calls: Vec<(usize, ToolCall)>,
     },
     /// Calls of the last answer started or resumed, delegated ones included. Calls that are answered without being
     /// executed are not listed.

@@ -592,6 +592,23 @@ impl Machine {
             .cloned()
     }
 
+    /// Returns the calls of the current step without a result, each with its index in the step, if a client has sent one of
+    /// them: no answer of the model contains it. Empty otherwise.
+    pub fn calls_with_sent(&self) -> Vec<(usize, ToolCall)> {
+        let Phase::Tools { calls } = &self.position.phase else {
+            return vec![];
+        };
+        let answer = self.ids_of_answer();
+        let open = calls.iter().enumerate().filter(|(_, call)| call.answer().is_none());
+        if !open
+            .clone()
+            .any(|(_, call)| call.edited.is_some() && !answer.contains(&call.id))
+        {
+            return vec![];
+        }
+        open.filter_map(|(at, _)| Some((at, self.call(at)?))).collect()
+    }
+
     /// Returns the ids of the calls of the last answer, also of those that cannot be read.
     fn ids_of_answer(&self) -> BTreeSet<String> {
         let Some(answer) = self.state.last_ai() else {

@@ -9,7 +9,7 @@ use super::access::Ownership;
 use super::account::RunQueue;
 use super::background::TaskLineage;
 use super::goto::Goto;
-use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
+use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
@@ -256,6 +256,10 @@ pub struct RunRequest {
     /// follow the same run.
     #[serde(skip_serializing_if = "stored::is_default")]
     pub held: bool,
+    /// For a run that ends with its client: the server processes that the client, and who has joined since, are or were
+    /// connected to. Empty for a run that does not.
+    #[serde(skip_serializing_if = "stored::is_default")]
+    pub followers: Vec<WorkerId>,
     /// The agent, resolved at admission. From then on `config` and `context` include the assistant's settings.
     #[serde(skip_serializing_if = "stored::is_default")]
     pub agent: Option<AssignedAgent>,

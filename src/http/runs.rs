@@ -413,6 +413,14 @@ impl JoinRequest {
         }
         Ok(is_wanted)
     }
+
+    /// Notes that the client follows the run. Such a GET changes data, too, so it is not noted for foreign pages.
+    async fn note_follower(&self, api: &Api, run: &Run) -> Result<(), ApiError> {
+        if origins::check_read_with_effect(&api.settings.cors.origins, &self.headers).is_ok() {
+            api.runs.follow(run).await?;
+        }
+        Ok(())
+    }
 }
 
 /// Waits for the end of a run and returns the thread's values, `__interrupt__` or `__error__`; for a child run, the
@@ -427,6 +435,7 @@ impl JoinRequest {
 pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
     let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let run = find(&api, request.path.0).await?;
+    request.note_follower(&api, &run).await?;
     let permit = api.open_stream(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
@@ -456,6 +465,7 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
     let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let resume_from = last_event_id(&request.headers)?;
     let run = find(&api, request.path.0).await?;
+    request.note_follower(&api, &run).await?;
     let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
     check_gap(&api, run.thread, resume_from.as_ref()).await?;
     let permit = api.open_stream(Some(run.thread), request.client)?;

@@ -24,7 +24,7 @@ use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{QueueLook, Turns, claim_next};
 use super::unheard_runs::UnheardRuns;
-use super::{CancelAction, Store, trace};
+use super::{CancelAction, Runs, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
@@ -348,6 +348,10 @@ impl Dispatcher {
 
     /// Starts to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
+        let followers = &claim.run.request.followers;
+        if !followers.is_empty() && !followers.contains(&self.core.id) {
+            Runs::new(self).cancel_unless_followed(claim.run.id);
+        }
         self.start_driving(Arc::new(self.run_context(claim)), fresh, None, permit);
     }
 

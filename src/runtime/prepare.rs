@@ -157,6 +157,7 @@ pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) 
     if !is_begun {
         ready.begin(run_context, &start, input).await?;
     }
+    ready.note_sent_calls();
     Ok(ready)
 }
 
@@ -173,6 +174,7 @@ pub(super) fn started(run: &Run, machine: &Machine, resumed: bool) -> PendingWri
         carried_from: machine.position.carried_from,
         attempt: run.attempt,
         resumed,
+        calls: vec![],
     })
 }
 
@@ -224,6 +226,13 @@ impl ReadyMachine {
             remembers,
             origin,
         })
+    }
+
+    /// Adds the calls that a client has sent to the first write, that the run starts: streams show them from there.
+    fn note_sent_calls(&mut self) {
+        if let Some(PendingWrite::Fact(Fact::Started { calls, .. })) = self.notes.first_mut() {
+            *calls = self.machine.calls_with_sent();
+        }
     }
 
     /// Applies the request of a run that has not stored a step yet.

@@ -43,11 +43,13 @@ impl Runs {
     }
 
     /// Starts a run, or queues it, for a client that cancels the run by disconnecting. The run is cancelled, too, if the
-    /// client disconnects before it is answered, or if the database does not say that the run is stored.
+    /// client disconnects before it is answered, if the database does not say that the run is stored, or if this process
+    /// ends before and nobody [follows](Runs::follow) the run then.
     ///
     /// # Errors
     /// As [`Runs::start`].
-    pub async fn start_followed(&self, new_run: NewRun) -> Result<Run, StartError> {
+    pub async fn start_followed(&self, mut new_run: NewRun) -> Result<Run, StartError> {
+        new_run.request.followers = vec![self.core.id];
         let (new_runs, checked) = self.prepare(new_run).await?;
         let id = RunId::mint();
         let written = Written::default();

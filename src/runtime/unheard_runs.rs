@@ -1,9 +1,12 @@
-//! Runs that end with their clients, and whose clients do not know of them: the database did not say whether the run is
-//! stored, or the client disconnected before it was answered. Nobody follows such a run, so nobody would cancel it.
+//! Runs that end with their clients, and that nobody follows, so that nobody would cancel them.
 //!
-//! This process looks for it, and cancels it once it is stored: often at first, and then from time to time, since the
-//! database may store a commit long after it was given up here. A process that ends forgets these runs, as it forgets which
-//! clients follow its runs.
+//! The client may not know of its run: the database did not say whether the run is stored, or the client disconnected before
+//! it was answered. This process looks for such a run, and cancels it once it is stored: often at first, and then from time
+//! to time, since the database may store a commit long after it was given up here.
+//!
+//! Or the process has ended that the client was connected to. The next process at work on the run cancels it, unless a client
+//! joins the run in time, at whatever process. For that the request of the run names the processes with its followers. A
+//! process that ends forgets the runs that it looks for: the next one begins anew.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +15,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::retry::TransactionError;
+use super::retry::{TransactionError, write_while_busy};
 use super::{CancelAction, CancelError, Runs, StartError};
-use crate::db::{self, DbError, DbResult, RowAccess, warn_of};
-use crate::domain::id::{RunId, ThreadId};
+use crate::db::{self, DbError, DbResult, RowAccess, Tx, warn_of};
+use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::run::Run;
 
 /// The time for which looks are frequent. Most commits that still arrive do so earlier.
@@ -24,6 +27,8 @@ const ARRIVAL: Duration = Duration::from_secs(5);
 const FREQUENT: Duration = Duration::from_millis(250);
 /// The time after the first look after which a run is not looked for any more. Looks while the database is away do not count.
 const KEPT: Duration = Duration::from_secs(600);
+/// The time for which a run is left alone whose client was connected to a process that has ended: the client may join it.
+const REJOIN: Duration = Duration::from_secs(10);
 /// The most runs that are looked for at a time.
 const MOST: usize = 1_000;
 
@@ -63,7 +68,10 @@ struct Unheard {
 /// A run that is looked for.
 #[derive(Debug)]
 struct UnheardRun {
+    /// The time of the first look. Looks are frequent for a while from then on.
     since: Instant,
+    /// True if the run is cancelled only if no process with followers is left.
+    may_be_followed: bool,
     written: Written,
     /// The time of the first look that the database answered.
     first_look: Option<Instant>,
@@ -72,20 +80,41 @@ struct UnheardRun {
 }
 
 impl UnheardRuns {
-    /// Adds a run. Returns true if the caller has to start the task that looks for such runs.
+    /// Adds a run whose client does not know of it. Returns true if the caller has to start the task that looks for such
+    /// runs.
     fn add(&self, run: RunId, written: Written) -> bool {
-        let mut unheard = self.unheard();
-        if unheard.runs.len() >= MOST {
-            tracing::warn!(%run, "too many runs whose clients do not know of them; this one is not cancelled");
-            return false;
-        }
         let added = UnheardRun {
             since: Instant::now(),
+            may_be_followed: false,
             written,
             first_look: None,
             is_found: false,
         };
-        unheard.runs.insert(run, added);
+        self.insert(run, added)
+    }
+
+    /// Adds a run whose client was connected to another process. Returns as [`UnheardRuns::add`].
+    fn add_left(&self, run: RunId) -> bool {
+        let written = Written::default();
+        written.note();
+        let added = UnheardRun {
+            since: Instant::now() + REJOIN,
+            may_be_followed: true,
+            written,
+            first_look: None,
+            is_found: false,
+        };
+        self.insert(run, added)
+    }
+
+    fn insert(&self, run: RunId, added: UnheardRun) -> bool {
+        let mut unheard = self.unheard();
+        if unheard.runs.len() >= MOST {
+            tracing::warn!(%run, "too many runs that nobody follows; this one is not cancelled");
+            return false;
+        }
+        // A run that is given back and taken up again has the time of its first takeover.
+        unheard.runs.entry(run).or_insert(added);
         !std::mem::replace(&mut unheard.is_looking, true)
     }
 
@@ -105,16 +134,19 @@ impl UnheardRuns {
         })
     }
 
-    /// Returns the runs to look for.
-    fn all(&self) -> Vec<RunId> {
-        self.unheard().runs.keys().copied().collect()
+    /// Returns the runs to look for now, each with whether it may be followed.
+    fn due(&self) -> Vec<(RunId, bool)> {
+        let now = Instant::now();
+        let unheard = self.unheard();
+        let due = unheard.runs.iter().filter(|(_, unheard)| unheard.since <= now);
+        due.map(|(run, unheard)| (*run, unheard.may_be_followed)).collect()
     }
 
     /// Notes which of these runs a look has found that began then. Those that were found before, and are gone, are forgotten,
     /// and those that were looked for long enough.
-    fn looked(&self, looked_for: &[RunId], found: &[(RunId, ThreadId)], began: Instant) {
+    fn looked(&self, looked_for: &[(RunId, bool)], found: &[(RunId, ThreadId)], began: Instant) {
         let mut unheard = self.unheard();
-        for run in looked_for {
+        for (run, _) in looked_for {
             let Some(known) = unheard.runs.get_mut(run) else {
                 continue;
             };
@@ -175,11 +207,55 @@ impl Runs {
     /// Cancels a run once it is stored, if it is.
     fn cancel_once_stored(&self, run: RunId, written: Written) {
         if self.core.unheard.add(run, written) {
-            let runs = self.clone();
-            // The runs of all tenants are looked for by one task.
-            let looking = RowAccess::Server.scope(async move { runs.cancel_unheard_runs().await });
-            drop(self.core.spawn("unheard runs", looking));
+            self.spawn_look_for_unheard_runs();
         }
+    }
+
+    /// Cancels a run after some time, unless there is a process then to which a client that follows it is connected.
+    pub(super) fn cancel_unless_followed(&self, run: RunId) {
+        if self.core.unheard.add_left(run) {
+            self.spawn_look_for_unheard_runs();
+        }
+    }
+
+    /// Notes that a client follows a run, if the run ends with its clients: it goes on although the process has ended that
+    /// the former client was connected to.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn follow(&self, run: &Run) -> DbResult<()> {
+        let own = self.core.id;
+        let needs_note = move |run: &Run| {
+            let followers = &run.request.followers;
+            !run.status.is_final() && !followers.is_empty() && !followers.contains(&own)
+        };
+        if !needs_note(run) {
+            return Ok(());
+        }
+        let now = self.core.clock.now();
+        let thread = run.thread;
+        let id = run.id;
+        let write = write_while_busy(&self.core.db, move |tx| {
+            Box::pin(async move {
+                // The run does not end in between.
+                db::threads::lock(tx, thread).await?;
+                let Some(mut run) = db::runs::find(tx, thread, id).await?.filter(needs_note) else {
+                    return Ok(());
+                };
+                run.request.followers = with_lease(tx, &run.request.followers).await?;
+                run.request.followers.push(own);
+                db::runs::set_request(tx, id, &run.request, now).await?;
+                DbResult::Ok(())
+            })
+        });
+        write.await
+    }
+
+    fn spawn_look_for_unheard_runs(&self) {
+        let runs = self.clone();
+        // The runs of all tenants are looked for by one task.
+        let looking = RowAccess::Server.scope(async move { runs.cancel_unheard_runs().await });
+        drop(self.core.spawn("unheard runs", looking));
     }
 
     async fn cancel_unheard_runs(&self) {
@@ -189,20 +265,30 @@ impl Runs {
                 return;
             }
             if let Err(error) = self.look_for_unheard_runs().await {
-                warn_of!(error, "could not look for runs whose clients do not know of them");
+                warn_of!(error, "could not look for runs that nobody follows");
             }
         }
     }
 
     async fn look_for_unheard_runs(&self) -> DbResult<()> {
-        let all = self.core.unheard.all();
+        let due = self.core.unheard.due();
+        if due.is_empty() {
+            return Ok(());
+        }
         let began = Instant::now();
-        let wanted = all.clone();
-        let read = self
-            .core
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::threads_of(tx, &wanted).await }));
-        let found = read.await?;
+        let wanted = due.clone();
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let all: Vec<RunId> = wanted.iter().map(|(run, _)| *run).collect();
+                let followed = followed_among(tx, &wanted).await?;
+                Ok((db::runs::threads_of(tx, &all).await?, followed))
+            })
+        });
+        let (mut found, followed) = read.await?;
+        for run in &followed {
+            self.core.unheard.forget(*run);
+        }
+        found.retain(|(run, _)| !followed.contains(run));
         for (run, thread) in &found {
             match self.cancel(*thread, *run, CancelAction::Interrupt).await {
                 // It may not be driven yet, so the next look cancels it again.
@@ -210,13 +296,44 @@ impl Runs {
                 Err(CancelError::Over | CancelError::NoUndo) => self.core.unheard.forget(*run),
                 Err(CancelError::Fault(error)) if error.is_out_of_reach() => return Err(error),
                 Err(CancelError::Fault(error)) => {
-                    tracing::warn!(%run, %error, "could not cancel a run whose client does not know of it");
+                    tracing::warn!(%run, %error, "could not cancel a run that nobody follows");
                 }
             }
         }
-        self.core.unheard.looked(&all, &found, began);
+        self.core.unheard.looked(&due, &found, began);
         Ok(())
     }
+}
+
+/// Returns those of these runs that may be followed, and are.
+async fn followed_among(tx: &mut Tx<'_>, runs: &[(RunId, bool)]) -> DbResult<Vec<RunId>> {
+    let mut followed = vec![];
+    for (run, may_be_followed) in runs {
+        if *may_be_followed && is_followed(tx, *run).await? {
+            followed.push(*run);
+        }
+    }
+    Ok(followed)
+}
+
+/// Returns whether a run has followers at a process that lives, or is gone.
+async fn is_followed(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
+    let Some(found) = db::runs::get_by_id(tx, run).await? else {
+        return Ok(true);
+    };
+    let followers = found.request.followers;
+    Ok(followers.is_empty() || !with_lease(tx, &followers).await?.is_empty())
+}
+
+/// Returns the workers among these that have a valid lease.
+async fn with_lease(tx: &mut Tx<'_>, workers: &[WorkerId]) -> DbResult<Vec<WorkerId>> {
+    let mut alive = vec![];
+    for worker in workers {
+        if db::workers::has_lease(tx, *worker).await? {
+            alive.push(*worker);
+        }
+    }
+    Ok(alive)
 }
 
 #[cfg(test)]
@@ -233,10 +350,15 @@ mod tests {
         (run, unheard.add(run, written))
     }
 
+    /// Returns the runs that are looked for now.
+    fn all(unheard: &UnheardRuns) -> Vec<RunId> {
+        unheard.due().into_iter().map(|(run, _)| run).collect()
+    }
+
     /// Looks for all runs, and finds these.
     fn look(unheard: &UnheardRuns, found: &[RunId]) {
         let found: Vec<_> = found.iter().map(|run| (*run, ThreadId::mint())).collect();
-        unheard.looked(&unheard.all(), &found, Instant::now());
+        unheard.looked(&unheard.due(), &found, Instant::now());
     }
 
     #[tokio::test(start_paused = true)]
@@ -251,12 +373,12 @@ mod tests {
         // The database is away.
         tokio::time::advance(KEPT).await;
         look(&unheard, &[]);
-        assert_eq!(unheard.all(), [run]);
+        assert_eq!(all(&unheard), [run]);
         tokio::time::advance(KEPT).await;
         let (later, has_to_start) = added(&unheard);
         assert!(!has_to_start, "one task looks for all of them");
         look(&unheard, &[]);
-        assert_eq!(unheard.all(), [later]);
+        assert_eq!(all(&unheard), [later]);
         unheard.forget(later);
         assert_eq!(unheard.pause(LONGEST), None);
         assert!(added(&unheard).1, "the task has ended");
@@ -279,9 +401,20 @@ mod tests {
         let (run, _) = added(&unheard);
         look(&unheard, &[]);
         look(&unheard, &[run]);
-        assert_eq!(unheard.all(), [run]);
+        assert_eq!(all(&unheard), [run]);
         look(&unheard, &[]);
         assert_eq!(unheard.pause(LONGEST), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_whose_client_may_come_back_is_left_alone_for_a_while() {
+        let unheard = UnheardRuns::default();
+        let run = RunId::mint();
+        assert!(unheard.add_left(run), "a task has to be started");
+        assert!(unheard.due().is_empty());
+        assert_eq!(unheard.pause(LONGEST), Some(FREQUENT));
+        tokio::time::advance(REJOIN).await;
+        assert_eq!(unheard.due(), [(run, true)]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -290,6 +423,6 @@ mod tests {
         let mut runs: Vec<RunId> = (0..=MOST).map(|_| added(&unheard).0).collect();
         runs.truncate(MOST);
         runs.sort_unstable();
-        assert_eq!(unheard.all(), runs);
+        assert_eq!(all(&unheard), runs);
     }
 }

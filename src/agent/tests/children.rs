@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::cast::{COUNT, ERASE, INQUIRE, JOT, World, careful_agent, plain_agent};
+use super::cast::{COUNT, ERASE, INQUIRE, JOT, World, agent_of, careful_agent, plain_agent};
 use super::memory::Crash;
 use super::{Stage, questions, says, script};
 use crate::agent::{ExitReason, LoopOutcome};
@@ -261,4 +261,30 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_continues_even_aft
         );
     }
     assert!(met > 3, "{met}");
+}
+
+#[tokio::test]
+async fn a_child_whose_definition_is_gone_is_an_error_result_and_its_caller_continues() {
+    let (stage, world) = stage(1);
+    let child = script(&[&[("x", INQUIRE, json!({}))]]);
+    let waits = stage.hears(script(&[&[("a", "task", work(&child))]])).await;
+    let later = Stage {
+        store: Arc::clone(&stage.store),
+        ..Stage::new(agent_of("main", &world, None, vec![]))
+    };
+    let outcome = later.is_answered(&questions(&waits)[0], json!(1)).await;
+    assert_eq!(outcome, LoopOutcome::Done);
+    let gone = "There is no subagent `one` here.";
+    let failed = format!(
+        "The subagent `one` failed (AgentNotFoundError): {gone} Its other work is kept; delegate again if the task is \
+         still needed."
+    );
+    assert_eq!(later.results(), [failed]);
+    let lane = Lane::Child(later.store.children()[0].0);
+    let failure = Failure::new("AgentNotFoundError", gone);
+    assert_eq!(
+        later.store.facts(lane).last(),
+        Some(&Fact::over(RunStatus::Interrupted, Some(failure.clone())))
+    );
+    assert_eq!(later.store.machine(lane).position.failure, Some(failure));
 }

@@ -105,6 +105,7 @@ impl Stage {
             carried_from: machine.position.carried_from,
             attempt: 1,
             resumed,
+            calls: vec![],
         })];
         match input {
             _ if own => {}

@@ -106,6 +106,7 @@ fn started(entry: &Entry) -> Fact {
         carried_from: None,
         attempt: 1,
         resumed: false,
+        calls: vec![],
     }
 }
 

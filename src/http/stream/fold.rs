@@ -7,11 +7,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::domain::checkpoint::Entry;
+use crate::domain::checkpoint::{CheckpointSource, Entry};
 use crate::domain::event::{EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, StepBase, TaskId};
 use crate::domain::interrupt::{Interrupt, InterruptSource};
-use crate::domain::machine::TOOLS;
+use crate::domain::machine::{START, TOOLS};
+use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 
 /// The most calls of a step among which the one that asks something is looked for.
@@ -36,6 +37,9 @@ pub(in crate::http) struct AgentFold {
     pub answered: Vec<usize>,
     /// The indexes in the current step of the calls that have started, or have asked something, by call id.
     started: BTreeMap<String, usize>,
+    /// The calls of the tool step that the run has begun with, each with its index, if a client has sent one of them: the state
+    /// does not have it. Empty once that step is over.
+    pub sent: Vec<(usize, ToolCall)>,
     /// The interrupts of the current step.
     pub interrupts: Vec<Interrupt>,
 }
@@ -52,6 +56,7 @@ impl AgentFold {
             is_complete: false,
             answered: vec![],
             started: BTreeMap::new(),
+            sent: vec![],
             interrupts: vec![],
         }
     }
@@ -79,7 +84,12 @@ impl AgentFold {
             self.state = Some(Arc::unwrap_or_clone(base));
         }
         match body {
-            EventBody::Fact(Fact::Started { base, carried_from, .. }) => {
+            EventBody::Fact(Fact::Started {
+                base,
+                carried_from,
+                calls,
+                ..
+            }) => {
                 if base.is_none() {
                     self.state = follows_state.then(State::default);
                 } else if !has_base && self.head != *base {
@@ -90,6 +100,7 @@ impl AgentFold {
                 self.is_complete = true;
                 self.answered.clear();
                 self.started.clear();
+                self.sent.clone_from(calls);
                 self.interrupts.clear();
             }
             EventBody::Entry(entry) => {
@@ -179,6 +190,10 @@ impl AgentFold {
         self.step = Some(entry.step);
         self.answered.clear();
         self.started.clear();
+        // What a command writes comes before the step to which it jumps.
+        if entry.source == CheckpointSource::Loop && entry.node != START {
+            self.sent.clear();
+        }
         self.interrupts.clear();
     }
 
@@ -203,7 +218,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::checkpoint::{CheckpointSource, Lane};
+    use crate::domain::checkpoint::Lane;
     use crate::domain::id::InterruptId;
     use crate::domain::interrupt::{Question, QuestionKind};
     use crate::domain::message::Message;
@@ -227,6 +242,7 @@ mod tests {
             carried_from: None,
             attempt: 1,
             resumed: false,
+            calls: vec![],
         })
     }
 
@@ -331,6 +347,7 @@ mod tests {
                 carried_from,
                 attempt: 1,
                 resumed: true,
+                calls: vec![],
             },
             Fact::Calling {
                 head,

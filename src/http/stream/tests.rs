@@ -80,6 +80,7 @@ fn started(resumed: bool) -> Fact {
         carried_from: None,
         attempt: 1,
         resumed,
+        calls: vec![],
     }
 }
 
@@ -109,6 +110,7 @@ fn request(modes: &[StreamMode]) -> StreamRequest {
         input: None,
         tags: vec![],
         metadata: Map::new(),
+        jumps: false,
     };
     StreamRequest {
         info,
@@ -279,6 +281,7 @@ async fn a_log_that_cannot_be_read_ends_the_stream_with_an_error() {
         carried_from: None,
         attempt: 1,
         resumed: false,
+        calls: vec![],
     }];
     let told = answer(&facts, request(&[StreamMode::Values])).await.concat();
     assert!(

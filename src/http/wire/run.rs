@@ -237,6 +237,7 @@ impl RunCreate {
             after_answers: false,
             temporary,
             held: false,
+            followers: vec![],
             agent: None,
             trace: None,
             priority: self.priority.unwrap_or(0),

@@ -429,7 +429,8 @@ impl BackgroundTasks {
 }
 
 /// Stores the polled state of a task and its usage, which counts for all its trees. A poll brings the total usage, so
-/// it counts once however often it is polled. Returns false if the condition does not hold.
+/// it counts once however often it is polled. A detached task of which nothing is left there is deleted. Returns false if the
+/// condition does not hold.
 pub(in crate::runtime) async fn store_polled(
     tx: &mut Tx<'_>,
     record: &TaskRecord,
@@ -446,7 +447,12 @@ pub(in crate::runtime) async fn store_polled(
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
-    db::background::remote::note(tx, record, work, condition).await
+    let is_stored = db::background::remote::note(tx, record, work, condition).await?;
+    if is_stored && work.due_at.is_none() {
+        // Nothing looks at it again, whoever stores this: the run that started it may have been undone meanwhile.
+        db::background::remote::forget_detached(tx, record.task).await?;
+    }
+    Ok(is_stored)
 }
 
 /// Stores a task that is about to start, if the limits allow it. A task that is stored already is returned.

@@ -68,11 +68,7 @@ impl JobHandler for PollRemoteHandler {
                         return db::background::remote::forget(tx, task).await;
                     };
                     let condition = WorkCondition::HasVersion(record.remote.version);
-                    let is_stored = store_polled(tx, &record, &work, condition).await?;
-                    match is_stored && work.due_at.is_none() {
-                        true => db::background::remote::forget_detached(tx, task).await,
-                        false => Ok(()),
-                    }
+                    store_polled(tx, &record, &work, condition).await.map(drop)
                 })
             });
             let written = written.await;

@@ -72,6 +72,7 @@ on_both_engines! {
     a_new_message_cancels_the_interrupts_of_all_subagents,
     an_interrupt_of_a_subagent_survives_a_kill,
     an_interrupt_of_a_subagent_survives_a_restart,
+    a_subagent_that_the_answering_assistant_does_not_have_is_an_error_result,
 }
 
 async fn a_subagent_asks_through_the_thread_of_its_parent(server: TestServer) {
@@ -340,4 +341,26 @@ async fn an_interrupt_of_a_subagent_survives_a_restart(server: TestServer) {
         .finishes()
         .await;
     assert_eq!(alice.transcript().await, DONE);
+}
+
+async fn a_subagent_that_the_answering_assistant_does_not_have_is_an_error_result(server: TestServer) {
+    let alice = server.human("agent").await;
+    let work = script().calls(mail("m1", "bob")).says("sent");
+    let run = alice
+        .asks(script().calls(task("t1", "mailer", work)).says("done"))
+        .await;
+    run.finishes().await;
+    assert_eq!(alice.questions().await.len(), 1);
+    let answer = json!({"assistant_id": "plain", "command": {"resume": approval()}});
+    alice.client().post(&alice.path("/runs/wait"), answer).await.ok();
+    let failed = "task failed: The subagent `mailer` failed (AgentNotFoundError): There is no subagent `mailer` here. Its \
+        other work is kept; delegate again if the task is still needed.";
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", failed, "ai: done"]
+    );
+    assert_eq!(alice.status().await, "idle");
+    let child = alice.run(&run.children().await[0]).record().await;
+    assert_eq!(child["error"]["error"], "AgentNotFoundError");
+    assert!(server.tools.recipients().is_empty());
 }

@@ -23,6 +23,7 @@ on_both_engines! {
     a_call_that_a_command_puts_in_the_place_of_another_is_asked_about_and_made,
     a_subagent_whose_call_a_command_takes_away_is_cancelled_by_its_answer,
     what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped,
+    what_waits_below_a_subagent_whose_call_and_definition_are_gone_is_dropped,
     an_answer_after_a_write_can_be_undone,
     a_question_outlives_a_write_and_a_kill,
 }
@@ -438,6 +439,34 @@ async fn what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped(server:
     goes_on_without_subagent(&alice, &run).await;
     assert!(server.tools.recipients().is_empty());
     assert!(alice.resolves(&questions[1], approval()).await.status >= 400);
+}
+
+async fn what_waits_below_a_subagent_whose_call_and_definition_are_gone_is_dropped(server: TestServer) {
+    let alice = server.human("deep").await;
+    let asks = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+    let below = script()
+        .calls_all([
+            task("t2", "researcher", asks("m1", "ann")),
+            task("t3", "researcher", asks("m2", "bob")),
+        ])
+        .says("both know");
+    let run = alice
+        .asks(script().calls(task("t1", "researcher", below)).says("done"))
+        .await;
+    run.finishes().await;
+    let questions = alice.questions().await;
+    let update = answer_with(&alice, json!([])).await;
+    // This assistant has no such subagent.
+    let answer = json!({questions[0].id(): approval()});
+    let body = json!({"assistant_id": "plain", "command": {"resume": answer, "update": update}});
+    alice.client().post(&alice.path("/runs/wait"), body).await.ok();
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
+    assert_eq!(alice.status().await, "idle");
+    assert!(alice.questions().await.is_empty());
+    let child = alice.run(&run.children().await[0]).record().await;
+    assert_eq!(child["status"], "interrupted");
+    assert_eq!(child["error"]["error"], "AgentNotFoundError");
+    assert!(server.tools.recipients().is_empty());
 }
 
 async fn an_answer_after_a_write_can_be_undone(server: TestServer) {

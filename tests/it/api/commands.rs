@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::support::actors::Human;
-use crate::support::{TestServer, mail, on_both_engines, script, transcript};
+use crate::support::sse::Frame;
+use crate::support::{TestServer, approval, mail, on_both_engines, script, transcript};
 
 /// Sends a command and waits for the values afterwards.
 async fn commands(server: &TestServer, who: &Human, command: Value) -> Value {
@@ -20,6 +21,7 @@ on_both_engines! {
     an_answer_beside_a_goto_is_refused_and_the_question_stays,
     a_send_to_the_model_replaces_its_input,
     calls_can_be_sent_to_the_tools_node,
+    the_task_of_a_call_that_is_sent_begins_before_it_ends_in_every_run,
     an_unknown_node_is_ignored_and_two_nodes_are_refused,
     an_empty_command_beside_input_is_no_command,
     a_command_without_effect_leaves_a_new_thread_idle,
@@ -142,6 +144,34 @@ async fn calls_can_be_sent_to_the_tools_node(server: TestServer) {
     let mut keys = server.tools.keys_of("lookup");
     keys.sort();
     assert_eq!(keys, ["s1", "s2"]);
+}
+
+/// The ids of the tasks of tool calls in a stream of the mode `tasks`: those that begin, and those that end.
+fn tasks_of_calls(frames: &[Frame]) -> [Vec<Value>; 2] {
+    let tasks = frames
+        .iter()
+        .filter(|frame| frame.event == "tasks" && frame.data["name"] == "tools");
+    let (ended, begun): (Vec<&Frame>, Vec<&Frame>) = tasks.partition(|frame| frame.data.get("result").is_some());
+    [begun, ended].map(|tasks| tasks.into_iter().map(|frame| frame.data["id"].clone()).collect())
+}
+
+async fn the_task_of_a_call_that_is_sent_begins_before_it_ends_in_every_run(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let goto = json!({"node": "tools", "input": mail("m1", "bob")});
+    let modes = json!(["tasks", "debug"]);
+    let body = json!({"assistant_id": "agent", "command": {"goto": goto}, "stream_mode": modes});
+    let asks = server.client().post_stream(&alice.path("/runs/stream"), body).await;
+    let [begun, ended] = tasks_of_calls(&asks.rest().await);
+    assert_eq!(begun.len(), 1, "it asks for an approval");
+    assert_eq!(begun, ended);
+    let sends = alice.streams_resume(approval(), json!({"stream_mode": modes})).await;
+    let frames = sends.rest().await;
+    let again = tasks_of_calls(&frames);
+    assert_eq!(again, [begun, ended]);
+    let start = frames.iter().find(|frame| frame.data["input"].is_array());
+    assert_eq!(start.expect("a start").data["input"][0]["id"], "m1");
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
 async fn an_unknown_node_is_ignored_and_two_nodes_are_refused(server: TestServer) {

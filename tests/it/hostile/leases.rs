@@ -18,6 +18,7 @@ const STORY: [&str; 4] = ["human: …", "ai calls slow", "slow: at last", "ai: d
 on_both_engines! {
     restarts_in_good_order_do_not_count_as_crashes,
     a_run_whose_claim_is_stored_late_is_driven,
+    a_run_that_ends_with_its_client_is_cancelled_after_a_crash_unless_a_client_joins_it,
     the_stream_of_a_run_breaks_when_the_server_stops,
     the_stream_of_a_thread_breaks_when_the_server_stops,
 }
@@ -58,6 +59,29 @@ async fn a_run_whose_claim_is_stored_late_is_driven(server: TestServer) {
     run.finishes().await;
     assert_eq!(run.status().await, "success");
     assert_eq!(server.tools.calls_of("lookup").len(), 1);
+}
+
+async fn a_run_that_ends_with_its_client_is_cancelled_after_a_crash_unless_a_client_joins_it(server: TestServer) {
+    server.moves_into_a_process().await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("l1", "x")).says("done");
+    let more = json!({"on_disconnect": "cancel"});
+    let alice = server.human("plain").await;
+    let bob = server.human("plain").await;
+    let left = alice.streams(&text, more.clone()).await;
+    let joined = bob.streams(&text, more).await;
+    let left = alice.run_of_id(&left.run_id());
+    let joined = bob.run_of_id(&joined.run_id());
+    server.tools.called("lookup", 2).await;
+    server.is_killed_and_started_again().await;
+    let reader = joined.is_joined(None).await;
+    // Both are taken over, and the time in which their clients may come back is the same.
+    eventually(async || left.status().await == "interrupted").await;
+    assert_eq!(joined.status().await, "running");
+    server.tools.let_go("lookup");
+    joined.finishes().await;
+    assert_eq!(joined.status().await, "success");
+    drop(reader);
 }
 
 async fn the_stream_of_a_run_breaks_when_the_server_stops(server: TestServer) {

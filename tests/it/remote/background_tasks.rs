@@ -185,6 +185,7 @@ on_both_engines! {
     a_finished_remote_task_continues_with_a_further_message,
     a_task_on_an_unreachable_server_is_cancelled,
     a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server,
+    a_remote_task_that_is_undone_while_it_is_cancelled_leaves_no_record,
     a_finished_remote_task_cannot_be_cancelled,
     a_remote_task_continues_with_an_answer_on_its_server,
     an_interrupt_of_a_remote_task_is_answered_locally,
@@ -626,6 +627,21 @@ async fn a_remote_task_that_an_undone_run_started_is_cancelled_on_its_server(ser
     assert_eq!(notifications(&alice).await.len(), 0);
     assert_eq!(alice.runs().await.len(), 2);
     server.tools.let_go("lookup");
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_remote_task_that_is_undone_while_it_is_cancelled_leaves_no_record(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    // What another server stores that undoes the run in the meantime.
+    server.executes_sql("update remote_runs set parent_graph_id = ''").await;
+    let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
+    assert!(text.ends_with("is cancelled."), "{text}");
+    for table in ["background_tasks", "remote_runs"] {
+        let sql = format!("select count(*) from {table}");
+        eventually(async || server.number_in_database(&sql).await == 0).await;
+    }
     peer.server.tools.let_go("lookup");
     peer.finish().await;
 }

@@ -25,10 +25,12 @@ pub(super) struct PresentedAgent {
 
 /// The newest checkpoint, which is sent as soon as its next tasks are known.
 pub(super) struct PendingCheckpoint {
-    /// The step that created the checkpoint; `None` when an agent resumes from a checkpoint that was already sent.
+    /// The step that created the checkpoint; `None` when an agent resumes from a checkpoint that was already sent, or jumps.
     pub entry: Option<Arc<Entry>>,
     /// The agent at that checkpoint, if it resumes from it.
     pub resumed: Option<AgentSnapshot>,
+    /// True if a command makes the agent go on at a node of its choice, whatever the state implies.
+    pub jumps: bool,
     /// The time of the checkpoint.
     pub at: Timestamp,
 }

@@ -65,6 +65,8 @@ pub struct RunInfo {
     pub tags: Vec<String>,
     /// Further metadata of messages and tasks: those of the run.
     pub metadata: Map<String, Value>,
+    /// True if a command makes the run begin at a node of its choice.
+    pub jumps: bool,
 }
 
 impl RunInfo {
@@ -80,6 +82,11 @@ impl RunInfo {
             input: run.request.input.clone(),
             tags: tags_of(&run.request.config),
             metadata: run.metadata.clone(),
+            jumps: run
+                .request
+                .command
+                .as_ref()
+                .is_some_and(|command| !command.goto.is_empty()),
         }
     }
 }
@@ -200,9 +207,11 @@ impl V1Presenter {
             state: AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| needs_state),
             // A known agent resumes from a checkpoint that was already sent.
             resumed: match &event.body {
-                EventBody::Fact(Fact::Started {
-                    base, resumed: true, ..
-                }) if shows_steps && known.is_none() => *base,
+                EventBody::Fact(Fact::Started { base, resumed, .. })
+                    if (*resumed || self.jumps(&event.origin)) && shows_steps && known.is_none() =>
+                {
+                    *base
+                }
                 EventBody::Fact(_)
                 | EventBody::Entry(_)
                 | EventBody::Delta(_)
@@ -291,6 +300,11 @@ impl V1Presenter {
         self.subgraphs || origin.namespace.is_empty()
     }
 
+    /// Returns true if a command makes the run of this agent begin at a node of its choice.
+    fn jumps(&self, origin: &Origin) -> bool {
+        self.info.jumps && origin.namespace.is_empty()
+    }
+
     /// The modes in which this agent is sent to the reader. Records (`events`) include every agent.
     fn modes_for(&self, origin: &Origin) -> Modes {
         let visible = self.modes.and(Modes::visible(origin.visibility));
@@ -312,17 +326,19 @@ impl V1Presenter {
         match fact {
             Fact::Started { attempt, resumed, .. } => {
                 self.started(agent, *attempt, *resumed, out);
-                agent.pending = (*resumed && self.modes.include_steps()).then(|| {
-                    let entry = resumed_at.as_ref().map(|snapshot| Arc::clone(&snapshot.entry));
+                let jumps = !*resumed && self.jumps(&agent.fold.origin);
+                if let Some(snapshot) = &resumed_at {
+                    agent.fold.step = Some(snapshot.entry.step);
+                }
+                agent.pending = ((*resumed || jumps) && self.modes.include_steps()).then(|| {
+                    let resumed = resumed_at.filter(|_| !jumps);
                     PendingCheckpoint {
-                        entry,
-                        resumed: resumed_at,
+                        entry: resumed.as_ref().map(|snapshot| Arc::clone(&snapshot.entry)),
+                        resumed,
+                        jumps,
                         at,
                     }
                 });
-                if let Some(entry) = agent.pending.as_ref().and_then(|pending| pending.entry.as_ref()) {
-                    agent.fold.step = Some(entry.step);
-                }
             }
             Fact::Answered { call, writes, .. } => self.call_done(agent, *call, writes, at, out),
             Fact::Asked { interrupts, .. } => self.interrupted(agent, interrupts, at, out),
@@ -404,6 +420,7 @@ impl V1Presenter {
             agent.pending = Some(PendingCheckpoint {
                 entry: Some(Arc::clone(entry)),
                 resumed: None,
+                jumps: false,
                 at,
             });
         }

@@ -82,6 +82,7 @@ impl NextTasks {
         match self {
             Self::Node(node) => vec![task(node, 0, None)],
             Self::Calls => calls(),
+            Self::Unknown | Self::Stopped if !agent.sent.is_empty() => calls(),
             Self::Unknown | Self::Stopped => match state.messages.last() {
                 Some(last) if last.is_ai() => calls(),
                 Some(last) if last.is_human() || last.answers().is_some() => vec![task(MODEL, 0, None)],
@@ -100,8 +101,12 @@ pub(super) struct StartedTask<'a> {
     pub call: Option<ToolCall>,
 }
 
-/// The calls of the last answer without a result, each with its index in the step.
+/// The calls of the last answer without a result, or those of a step for which a client has sent calls; each with its index in
+/// the step.
 pub(super) fn open_calls(agent: &AgentFold) -> Vec<(usize, ToolCall)> {
+    if !agent.sent.is_empty() {
+        return agent.sent.clone();
+    }
     let Some(state) = &agent.state else {
         return vec![];
     };

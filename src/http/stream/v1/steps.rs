@@ -100,7 +100,7 @@ impl Steps<'_> {
         let Some(state) = &agent.fold.state else {
             return;
         };
-        if *next == NextTasks::NewTurn {
+        if *next == NextTasks::NewTurn || pending.jumps && *next == NextTasks::Unknown {
             return;
         }
         let started = next.tasks(&agent.fold, state);

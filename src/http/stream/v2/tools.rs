@@ -11,7 +11,8 @@ use crate::domain::id::TaskId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::TOOLS;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
-use crate::domain::state::{State, Update};
+use crate::domain::state::Update;
+use crate::http::stream::fold::AgentFold;
 
 /// Sends the start of calls. After a crash it is not repeated.
 pub(super) fn begin(agent: &mut TrackedAgent, calls: &[(usize, String)], out: &mut FrameWriter<'_>) {
@@ -19,7 +20,7 @@ pub(super) fn begin(agent: &mut TrackedAgent, calls: &[(usize, String)], out: &m
         if agent.open_calls.insert(id.clone(), *at).is_some() {
             continue;
         }
-        let call = || agent.fold.state.as_ref().and_then(|state| call_of(state, id));
+        let call = || call_of(&agent.fold, id);
         out.put(Channel::Tools, &agent.source, FrameId::Numbered, || {
             let (name, args) = call().map_or_else(Default::default, |call| (call.name, call.args));
             json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": args})
@@ -43,8 +44,12 @@ pub(super) fn delta(agent: &TrackedAgent, call: &str, text: &str, out: &mut Fram
     }
 }
 
-/// The call of this id as it is executed: the model's, or the version that a reviewer edited.
-fn call_of(state: &State, id: &str) -> Option<ToolCall> {
+/// The call of this id as it is executed: the one that a client has sent, the model's, or the version that a reviewer edited.
+fn call_of(agent: &AgentFold, id: &str) -> Option<ToolCall> {
+    if let Some((_, sent)) = agent.sent.iter().find(|(_, call)| call.id == id) {
+        return Some(sent.clone());
+    }
+    let state = agent.state.as_ref()?;
     if let Some(action) = edited_call(state, id) {
         return Some(ToolCall::new(id, action.name, action.args));
     }

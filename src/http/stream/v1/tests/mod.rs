@@ -33,6 +33,8 @@ pub(super) struct Play {
     snapshots: HashMap<CheckpointId, AgentSnapshot>,
     run: RunId,
     asking: bool,
+    /// True if a command makes the run that is read begin at a node of its choice.
+    pub jumps: bool,
 }
 
 pub(super) const HITL: &str = "HumanInTheLoopMiddleware.after_model";
@@ -52,6 +54,7 @@ impl Play {
             snapshots: HashMap::new(),
             run: RunId::mint(),
             asking: false,
+            jumps: false,
         }
     }
 
@@ -144,6 +147,7 @@ impl Play {
                 carried_from: agent.machine.position.carried_from,
                 attempt: 1,
                 resumed,
+                calls: agent.machine.calls_with_sent(),
             },
         );
     }
@@ -297,6 +301,7 @@ impl Play {
             input: None,
             tags: vec![],
             metadata: Map::new(),
+            jumps: self.jumps,
         };
         V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs)
     }

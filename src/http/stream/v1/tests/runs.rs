@@ -237,6 +237,7 @@ fn a_result_of_an_earlier_run_is_marked_as_cached() {
         carried_from: None,
         attempt: 1,
         resumed: true,
+        calls: vec![],
     };
     later.insert(
         0,

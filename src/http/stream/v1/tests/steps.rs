@@ -1,6 +1,7 @@
 //! The modes `tasks`, `checkpoints` and `debug`.
 
 use super::*;
+use crate::domain::goto::Destination;
 use crate::domain::machine::START;
 
 fn delegation() -> Play {
@@ -198,4 +199,71 @@ fn a_call_that_an_update_brings_into_a_step_begins_as_the_task_that_asks() {
     assert_eq!(begun.expect("a start")["id"], json!(asked.task));
     let asking = tasks.iter().find(|task| task["interrupts"][0]["id"] == json!(asked.id));
     assert_eq!(asking.expect("a question")["id"], json!(asked.task));
+}
+
+#[test]
+fn calls_that_a_client_sends_begin_and_end_as_one_task_each_and_the_calls_of_the_answer_do_not() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(&mut main, "m1", "", &[call("c1", "lookup", json!({}))]);
+    play.end(&main);
+    let before = play.events.len();
+    let sent = vec![call("s1", "lookup", json!({})), call("s2", "lookup", json!({}))];
+    main.machine
+        .jump_to(&main.plan, &Destination::Tools { own: false, sent });
+    play.jumps = true;
+    play.start(&main, false);
+    let calling = Fact::Calling {
+        head: main.machine.head,
+        carried_from: None,
+        calls: vec![(0, "s1".to_owned()), (1, "s2".to_owned())],
+    };
+    play.fact(&main, calling);
+    play.answer(&mut main, 0, "found", true);
+    play.answer(&mut main, 1, "found", false);
+    play.tools(&mut main);
+    play.say(&mut main, "m2", "", &[call("c2", "lookup", json!({}))]);
+    play.answer(&mut main, 0, "found", false);
+    play.tools(&mut main);
+    for mode in [StreamMode::Tasks, StreamMode::Debug] {
+        let tasks = tasks_of_calls(&play, before, mode);
+        let begun: Vec<_> = tasks.iter().filter(|task| task["input"].is_array()).collect();
+        let ended: Vec<_> = tasks.iter().filter(|task| task["result"].is_object()).collect();
+        assert_eq!(begun.len(), 3, "{mode:?}: {tasks:#?}");
+        assert_eq!(ended.len(), 3, "{mode:?}: {tasks:#?}");
+        for (begin, end) in begun.iter().zip(&ended) {
+            assert_eq!(begin["id"], end["id"]);
+            assert_eq!(begin["input"][0]["id"], end["result"]["messages"][0]["tool_call_id"]);
+        }
+    }
+}
+
+#[test]
+fn a_jump_to_a_node_shows_the_start_of_its_task_and_no_task_of_a_run_that_fails_before() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(&mut main, "m1", "hello", &[]);
+    play.end(&main);
+    let before = play.events.len();
+    play.jumps = true;
+    main.machine.jump_to(&main.plan, &Destination::Model(None));
+    play.start(&main, false);
+    play.say(&mut main, "m2", "again", &[]);
+    let frames = play.read(&play.events[before..], &[StreamMode::Tasks], false);
+    assert_eq!(lines(&frames), ["metadata", "tasks model begins", "tasks model ends"]);
+    let before = play.events.len();
+    play.start(&main, false);
+    let ended = Fact::Ended {
+        status: RunStatus::Error,
+        error: Some(Failure::new("AgentNotFoundError", "gone")),
+        waits: false,
+        used: None,
+    };
+    play.fact(&main, ended);
+    let frames = play.read(&play.events[before..], &[StreamMode::Tasks], false);
+    assert_eq!(lines(&frames), ["metadata", "error AgentNotFoundError"]);
 }
