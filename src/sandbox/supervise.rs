@@ -160,7 +160,7 @@ fn wait(plan: &CommandPlan, leader: Pid) -> Waited {
         if found.len() > most {
             return Waited::Stopped(CommandEnd::Processes);
         }
-        if processes::memory_of(&found) > plan.limits.memory_bytes {
+        if processes::exceed(&found, plan.limits.memory_bytes) {
             return Waited::Stopped(CommandEnd::Memory);
         }
         let mut events = vec![PollFd::new(&input, PollFlags::IN)];

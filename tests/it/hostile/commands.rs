@@ -241,6 +241,14 @@ async fn bounds_memory_and_files(server: &TestServer, layer: &str) {
         many.contains("[Command was killed: it used more than 128 MiB of memory]"),
         "{layer}: {many}"
     );
+    let shared = "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nfor _ in range(400): m.write(b\"x\" * (1 << 20))\ntime.sleep(600)";
+    let shared = said(server, &format!("python3 -c '{shared}'")).await;
+    assert!(
+        shared.contains("[Command was killed: it used more than 128 MiB of memory]"),
+        "{layer}: {shared}"
+    );
+    let unmapped = said(server, "python3 -c 'import os; os.memfd_create(\"a\")'").await;
+    assert!(unmapped.contains("Function not implemented"), "{layer}: {unmapped}");
     let file = format!("big-{layer}");
     let big = said(server, &format!("dd if=/dev/zero of={file} bs=1M count=16 2>&1; true")).await;
     let length = fs::metadata(server.path_of("work").join(&file)).expect("a file").len();
