@@ -354,7 +354,7 @@ impl Summarization {
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message
             .additional_kwargs
-            .insert("lc_source".to_owned(), json!("summarization"));
+            .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
         if let Some((_, answers)) = request {
             message
                 .additional_kwargs

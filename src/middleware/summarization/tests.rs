@@ -170,6 +170,22 @@ async fn a_summary_that_fails_leaves_the_request_as_it_is() {
 }
 
 #[test]
+fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
+    let text = format!("{}MIDDLE{}", "a".repeat(10_000), "z".repeat(10_000));
+    let other = Arc::new(Message::human(text.clone()));
+    let mut summary = Message::human(text);
+    summary
+        .additional_kwargs
+        .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
+    let messages = [Arc::new(summary), other];
+    let request = wording::summary_request("Summarise.", &messages, 100_000);
+    assert_eq!(request.matches("MIDDLE").count(), 1, "other messages are cut");
+    let request = wording::summary_request("Summarise.", &messages, 10_000);
+    assert_eq!(request.matches("MIDDLE").count(), 0);
+    assert!(request.len() < 10_000, "{}", request.len());
+}
+
+#[test]
 fn the_provider_counts_and_what_came_since_is_estimated() {
     let usage = json!({"input_tokens": 1_000, "output_tokens": 10});
     let role = Role::Ai {

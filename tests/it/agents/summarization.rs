@@ -76,6 +76,7 @@ on_both_engines! {
     a_thread_at_work_is_not_compacted,
     a_compaction_whose_summary_fails_is_reported,
     another_model_writes_the_summary,
+    the_next_summary_is_made_of_the_whole_last_one,
     an_agent_without_summarisation_sends_everything,
 }
 
@@ -437,6 +438,31 @@ async fn another_model_writes_the_summary(server: TestServer) {
     assert_eq!(asked.len(), 3, "the agent's model wrote no summary");
     assert!(asked[2].body.contains("BY ANOTHER"), "{}", asked[2].body);
     assert!(!asked[2].body.contains("\"second\""), "{}", asked[2].body);
+}
+
+async fn the_next_summary_is_made_of_the_whole_last_one(server: TestServer) {
+    let agent = "[agents.writer]\nmodel = \"fake_openai:m-1\"\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("writer").await;
+    let summary = format!("{}FACT-4711{}", "so it goes ".repeat(400), " and so on".repeat(400));
+    server.models.will([
+        Turn::Says("one"),
+        Turn::Says("two"),
+        Turn::Says(summary.leak()),
+        Turn::Says("three"),
+        Turn::Says("a shorter summary"),
+    ]);
+    for texts in [["first", "second"].as_slice(), &["third"]] {
+        for text in texts {
+            alice.says(text).await;
+        }
+        let body = json!({"keep_messages": 1});
+        let compacted = alice.client().post(&alice.path("/compact"), body).await.ok();
+        assert_eq!(compacted["status"], "compacted", "{compacted:#}");
+    }
+    let asked = server.models.asked();
+    assert_eq!(asked.len(), 5);
+    assert!(asked[4].body.contains("FACT-4711"), "{}", asked[4].body);
 }
 
 async fn an_agent_without_summarisation_sends_everything(server: TestServer) {
