@@ -20,7 +20,7 @@ use crate::domain::state::{File, State, Update};
 use crate::domain::summarization::{
     EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened, long_message_path,
 };
-use crate::model::{CONTEXT_OVERFLOW, ModelRequest};
+use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
 use length::Lengths;
@@ -41,6 +41,8 @@ const MAX_SUMMARY_TOKENS: u64 = 8_000;
 const MAX_HALVINGS: u32 = 3;
 /// The part of the state that files with earlier messages may take: one of this many. The oldest are deleted first.
 const STATE_PARTS: usize = 4;
+/// The class of the failure of a model that wrote an empty summary.
+const NO_TEXT: &str = "SummarizationError";
 /// A compaction that would shorten the request by less than one of this many parts is not worth its summary.
 const MIN_PART: u64 = 10;
 
@@ -227,6 +229,12 @@ impl Summarization {
             let summary = Box::pin(self.summarize(scope, &conversation.older(end))).await;
             let summary = match summary {
                 Ok(summary) => summary,
+                // The summary would fail in every later run as well, and the thread could not be used any more.
+                Err(Halt::Fail(failure)) if cause == CompactionCause::Overflow && is_lasting(&failure) => {
+                    tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
+                        "no summary could be written; the older part of the conversation is left out without one");
+                    wording::NO_SUMMARY.to_owned()
+                }
                 Err(halt) => {
                     let class = halt.failure().map_or("", |failure| failure.class.as_str());
                     send_news(scope, cause, "failed", json!({"error": class})).await;
@@ -313,7 +321,7 @@ impl Summarization {
         };
         let text = answer.content.text();
         if text.trim().is_empty() {
-            let failure = Failure::new("SummarizationError", "The model wrote no summary of the conversation.");
+            let failure = Failure::new(NO_TEXT, "The model wrote no summary of the conversation.");
             return Err(failure.into());
         }
         let most = MAX_SUMMARY_TOKENS.min(parts.lengths.window() / 5).saturating_mul(4);
@@ -566,6 +574,12 @@ async fn send_news(scope: &Scope, cause: CompactionCause, status: &str, mut news
 
 fn is_overflow(halt: &Halt) -> bool {
     halt.failure().is_some_and(|failure| failure.class == CONTEXT_OVERFLOW)
+}
+
+/// Returns whether a summary that failed in this way would fail again: the model does not take the transcript, or writes
+/// nothing about it.
+fn is_lasting(failure: &Failure) -> bool {
+    ModelError::is_about_request(failure) || [CONTEXT_OVERFLOW, NO_TEXT].contains(&failure.class.as_str())
 }
 
 /// The failure of a request that was too long even after the compaction.

@@ -126,6 +126,29 @@ async fn a_request_that_is_too_long_is_made_again_once_with_a_summary() {
 }
 
 #[tokio::test]
+async fn a_request_that_is_too_long_goes_on_without_the_older_part_if_that_cannot_be_summarised() {
+    for prompt in [r#"{"script": [{"error": 400}]}"#, r#"{"script": [{"text": " "}]}"#] {
+        let state = state_of(conversation(4, "words"));
+        let (seen, answer) = ask(&policy(json!({"summary_prompt": prompt})), &state, 1).await;
+        assert!(seen[1].len() < 5 && seen[1][0].contains("No summary"), "{seen:?}");
+        let update = answer.expect("an answer").extra;
+        let path = update.fields[STATUS]["file_path"].as_str().expect("a file");
+        assert!(update.files[path].is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_fails_if_the_summary_fails_for_a_passing_reason() {
+    let prompt = r#"{"script": [{"error": 503}]}"#;
+    let state = state_of(conversation(4, "words"));
+    let (seen, answer) = ask(&policy(json!({"summary_prompt": prompt})), &state, 1).await;
+    assert_eq!(seen.len(), 1);
+    let failure = answer.expect_err("too long").failure().cloned().expect("a failure");
+    assert_eq!(failure.class, CONTEXT_OVERFLOW);
+    assert!(failure.message.contains("Its summary failed"), "{}", failure.message);
+}
+
+#[tokio::test]
 async fn a_message_that_is_too_long_alone_is_shortened_and_kept_in_a_file() {
     let mut messages = conversation(1, "");
     messages.push(Arc::new(Message::human("x".repeat(50_000)).with_id("long/1")));

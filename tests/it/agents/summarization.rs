@@ -64,6 +64,7 @@ on_both_engines! {
     a_thread_of_two_thousand_turns_stays_within_the_window_at_a_flat_cost,
     a_window_that_the_provider_enforces_is_met_by_compacting_once,
     an_overflow_that_no_summary_cures_is_a_clear_error,
+    a_conversation_that_the_model_does_not_summarise_goes_on_without_its_older_part,
     an_overflow_is_recognised_at_every_provider,
     a_compaction_is_visible_in_the_stream_and_in_the_state,
     old_turns_are_in_a_file_that_the_agent_can_read,
@@ -118,6 +119,19 @@ async fn a_window_that_the_provider_enforces_is_met_by_compacting_once(server: T
     let again = alice.says("and then?").await;
     assert_eq!(transcript(&again).pop().unwrap(), "ai: echo: and then?");
     assert_eq!(again["summarization"]["count"], 1, "the summary is kept");
+}
+
+async fn a_conversation_that_the_model_does_not_summarise_goes_on_without_its_older_part(server: TestServer) {
+    let agent = talker(2_000, "max_input_tokens = 1000000").replace(r#"{"text": "SUMMARY"}"#, r#"{"error": 400}"#);
+    server.is_configured_with(&agent).await;
+    let alice = server.human("talker").await;
+    has_talked(&alice, 60).await;
+    let values = alice.says("and now?").await;
+    assert_eq!(transcript(&values).pop().unwrap(), "ai: echo: and now?");
+    assert_eq!(values["summarization"]["count"], 1, "{:#}", values["summarization"]);
+    let path = values["summarization"]["file_path"].as_str().expect("a file");
+    let file = values["files"][path]["content"].as_str().expect("a text");
+    assert!(file.contains("turn 0: "), "{file:.300}");
 }
 
 async fn an_overflow_that_no_summary_cures_is_a_clear_error(server: TestServer) {
