@@ -307,6 +307,18 @@ async fn every_way_to_say_too_long_is_recognised() {
 }
 
 #[tokio::test]
+async fn a_request_that_a_rate_limit_never_admits_is_too_long() {
+    let text = "Request too large for m-1 in organization org-1 on tokens per min (TPM): Limit 30000, Requested 38513. \
+        The input or output tokens must be reduced in order to run successfully.";
+    let body = json!({"error": {"message": text, "type": "tokens", "code": "rate_limit_exceeded"}});
+    for kind in WIRES {
+        let (model, _) = fake(kind, vec![Reply::error(429, &[("retry-after", "3")], body.clone())]).await;
+        let answer = ask(&model, hello()).await.1;
+        assert!(matches!(answer, Err(ModelError::TooLong { .. })), "{kind}: {answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_cut_stream_is_no_answer() {
     for kind in WIRES {
         let (model, _) = fake(kind, vec![Reply::cut(beginning(kind)), Reply::stream(beginning(kind))]).await;
