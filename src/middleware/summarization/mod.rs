@@ -304,17 +304,18 @@ impl Summarization {
         let prompt = parts.summary_prompt.as_deref().unwrap_or(wording::PROMPT);
         let mut halvings = 0;
         let answer = loop {
+            let text = wording::summary_request(prompt, older, max_bytes);
+            let length = text.len();
             let request = ModelRequest {
                 system: wording::SYSTEM.into(),
-                messages: vec![Arc::new(Message::human(wording::summary_request(
-                    prompt, older, max_bytes,
-                )))],
+                messages: vec![Arc::new(Message::human(text))],
                 ..ModelRequest::default()
             };
             match ask_model(scope, &parts.summarizer, request).await {
                 Err(halt) if is_overflow(&halt) && halvings < MAX_HALVINGS => {
                     halvings += 1;
-                    max_bytes /= 2;
+                    // The model takes less than it is known for.
+                    max_bytes = max_bytes.min(length) / 2;
                 }
                 answer => break answer?,
             }

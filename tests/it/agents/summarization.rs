@@ -78,6 +78,7 @@ on_both_engines! {
     a_compaction_whose_summary_fails_is_reported,
     another_model_writes_the_summary,
     the_next_summary_is_made_of_the_whole_last_one,
+    a_summary_of_too_much_is_asked_for_again_with_half_of_it,
     an_agent_without_summarisation_sends_everything,
 }
 
@@ -477,6 +478,25 @@ async fn the_next_summary_is_made_of_the_whole_last_one(server: TestServer) {
     let asked = server.models.asked();
     assert_eq!(asked.len(), 5);
     assert!(asked[4].body.contains("FACT-4711"), "{}", asked[4].body);
+}
+
+async fn a_summary_of_too_much_is_asked_for_again_with_half_of_it(server: TestServer) {
+    let agent = "[agents.writer]\nmodel = \"fake_openai:m-1\"\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("writer").await;
+    server.models.will([Turn::Says("hello")]);
+    has_talked(&alice, 40).await;
+    server.models.will([
+        Turn::Refuses(413, None),
+        Turn::Refuses(413, None),
+        Turn::Says("the summary"),
+        Turn::Says("now"),
+    ]);
+    let values = alice.says("and now?").await;
+    assert_eq!(transcript(&values).pop().unwrap(), "ai: now");
+    let lengths: Vec<usize> = server.models.asked().iter().map(|asked| asked.body.len()).collect();
+    assert_eq!(lengths.len(), 5);
+    assert!(lengths[3] * 4 < lengths[2] * 3, "{lengths:?}");
 }
 
 async fn an_agent_without_summarisation_sends_everything(server: TestServer) {
