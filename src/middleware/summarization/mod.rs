@@ -351,7 +351,8 @@ impl Summarization {
         if let Some(path) = &path {
             let text = wording::history_text(older, event.count, scope.sizes.file);
             let own = format!("{FOLDER}/session_{lane}_");
-            compaction.files = room_for(state, &own, text.len(), scope.sizes.state / STATE_PARTS);
+            let is_main = scope.subagent.is_none();
+            compaction.files = room_for(state, &own, is_main, text.len(), scope.sizes.state / STATE_PARTS);
             let file = Arc::new(File::text(text, scope.now()));
             compaction.files.insert(path.clone(), Some(file));
         }
@@ -534,21 +535,24 @@ fn long_messages<'a>(kept: &'a [Arc<Message>], event: &SummarizationEvent) -> Ve
         .collect()
 }
 
-/// Returns the deletions of the oldest files whose names begin with `own`, so that `more` bytes fit into `most`.
-fn room_for(state: &State, own: &str, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
-    let files: Vec<(&String, usize)> = state
+/// Returns the deletions of files with earlier messages, so that `more` bytes fit into `most`: the oldest ones whose names
+/// begin with `own`. The main agent first deletes those that its subagents have left.
+fn room_for(state: &State, own: &str, is_main: bool, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
+    let all = format!("{FOLDER}/session_");
+    let start = if is_main { all.as_str() } else { own };
+    let mut files: Vec<(&String, &Arc<File>)> = state
         .files
-        .range(own.to_owned()..)
-        .take_while(|(path, _)| path.starts_with(own))
-        .map(|(path, file)| (path, file.content.len()))
+        .range(start.to_owned()..)
+        .take_while(|(path, _)| path.starts_with(start))
         .collect();
-    let mut sum = files.iter().map(|(_, size)| size).sum::<usize>() + more;
+    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
+    let mut sum = files.iter().map(|(_, file)| file.content.len()).sum::<usize>() + more;
     let mut gone = BTreeMap::new();
-    for (path, size) in files {
+    for (path, file) in files {
         if sum <= most {
             break;
         }
-        sum -= size;
+        sum -= file.content.len();
         gone.insert(path.clone(), None);
     }
     gone

@@ -111,6 +111,23 @@ async fn a_summary_stands_for_the_older_messages_and_the_next_one_for_it_too() {
 }
 
 #[tokio::test]
+async fn files_that_subagents_have_left_make_room_for_earlier_messages() {
+    let mut state = state_of(conversation(3, ""));
+    for (name, time) in [("a", 3), ("b", 1), ("c", 2)] {
+        let file = File::text("x".repeat(3_900_000), Timestamp(time));
+        let path = format!("/conversation_history/session_{name}_0001.md");
+        state.files.insert(path, Arc::new(file));
+    }
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (_, answer) = ask(&policy(settings), &state, 0).await;
+    let update = answer.expect("an answer").extra;
+    let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+    let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+    assert_eq!(deleted, ["/conversation_history/session_b_0001.md"]);
+    assert_eq!(update.files.len(), 2, "and the new one");
+}
+
+#[tokio::test]
 async fn a_request_that_is_too_long_is_made_again_once_with_a_summary() {
     let state = state_of(conversation(4, "words"));
     let (seen, answer) = ask(&policy(json!({})), &state, 1).await;
