@@ -2,7 +2,7 @@ use futures::FutureExt;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::domain::message::{ToolCall, ToolStatus};
+use crate::domain::message::{Content, ToolCall, ToolStatus};
 use crate::domain::time::Timestamp;
 use crate::model::Model;
 use crate::model::scripted::Scripted;
@@ -223,6 +223,19 @@ fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
     let request = wording::summary_request("Summarise.", &messages, 10_000);
     assert_eq!(request.matches("MIDDLE").count(), 0);
     assert!(request.len() < 10_000, "{}", request.len());
+}
+
+#[test]
+fn a_file_in_a_summarised_message_is_named() {
+    let blocks = json!([
+        {"type": "text", "text": "Read this."},
+        {"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"},
+        {"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"},
+    ]);
+    let blocks = blocks.as_array().expect("blocks").clone();
+    let message = Arc::new(Message::human(Content::Blocks(blocks)));
+    let text = wording::history_text(&[message], 1, 10_000);
+    assert!(text.contains("Read this.\n[file \"report.pdf\"]\n[image]\n"), "{text}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::domain::media::file_name;
 use crate::domain::message::{Content, Message, Role};
 
 /// The instructions for the summary.
@@ -29,6 +30,8 @@ const TRANSCRIPT_CHARS: usize = 4_000;
 pub(super) const SOURCE_KEY: &str = "lc_source";
 /// The source of a summary.
 pub(super) const SOURCE: &str = "summarization";
+/// The maximum number of characters of the name of a file.
+const NAME_CHARS: usize = 200;
 /// The maximum number of characters of a user's message that the summary repeats.
 const QUOTED_CHARS: usize = 4_000;
 
@@ -150,13 +153,17 @@ fn role_word(message: &Message) -> &'static str {
     }
 }
 
-/// Returns the text of a message, with the types of its other blocks.
+/// Returns the text of a message, with the types of its other blocks and the names of their files.
 fn text_with_blocks(message: &Message) -> String {
     let mut text = message.content.text();
     if let Content::Blocks(blocks) = &message.content {
-        let kinds = blocks.iter().filter_map(|block| block.get("type")?.as_str());
-        for kind in kinds.filter(|kind| !matches!(*kind, "text" | "reasoning" | "thinking" | "tool_use")) {
-            text.push_str(&format!("\n[{kind}]"));
+        for block in blocks {
+            let kind = block.get("type").and_then(Value::as_str).unwrap_or("text");
+            if matches!(kind, "text" | "reasoning" | "thinking" | "tool_use") {
+                continue;
+            }
+            let name = file_name(block).map_or_else(String::new, |name| format!(" \"{}\"", clipped(name, NAME_CHARS)));
+            text.push_str(&format!("\n[{kind}{name}]"));
         }
     }
     text
