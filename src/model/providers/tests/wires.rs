@@ -228,6 +228,22 @@ async fn requests_carry_key_system_tools_and_settings() {
 }
 
 #[tokio::test]
+async fn a_request_without_tools_does_not_say_whether_they_are_called_in_parallel() {
+    let kind = ProviderKind::OpenAi;
+    for has_tools in [true, false] {
+        let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
+        let mut asked = hello();
+        asked.settings.insert("parallel_tool_calls".to_owned(), json!(false));
+        if !has_tools {
+            asked.tools.clear();
+        }
+        let _ = ask(&model, asked).await;
+        let sent = server.last().body.get("parallel_tool_calls").cloned();
+        assert_eq!(sent, has_tools.then(|| json!(false)));
+    }
+}
+
+#[tokio::test]
 async fn limits_say_how_long_to_wait_and_do_not_repeat_the_key() {
     for kind in WIRES {
         let body = json!({"error": {"message": "slow down, sk-secret", "type": "rate_limit_error", "code": "slow"}});
