@@ -37,6 +37,8 @@ const FOLDER: &str = "/conversation_history";
 const MAX_ARGUMENT_CHARS: u32 = 2_000;
 /// The maximum length of a summary, in tokens; for small windows a fifth of the window.
 const MAX_SUMMARY_TOKENS: u64 = 8_000;
+/// The tokens that a model may write for a summary at least, whatever the agent's own answers may have.
+const LEAST_OUTPUT_TOKENS: u64 = 2_000;
 /// The number of times that a summary is tried again with half of the transcript, if that is too long for its model.
 const MAX_HALVINGS: u32 = 3;
 /// The part of the state that files with earlier messages may take: one of this many. The oldest are deleted first.
@@ -476,13 +478,22 @@ impl Middleware for Summarization {
     }
 }
 
-/// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers.
+/// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers, and
+/// with room for a summary.
 fn for_summaries(model: &MiddlewareModel) -> MiddlewareModel {
     let is_about_answers = |name: &str| matches!(name, "response_format" | "stop" | "format");
+    let with_room = |(name, value): (String, Value)| {
+        let most = value
+            .as_u64()
+            .filter(|_| length::OUTPUT_SETTINGS.contains(&name.as_str()));
+        let value = most.map_or(value, |most| json!(most.max(LEAST_OUTPUT_TOKENS)));
+        (name, value)
+    };
     let models = model.models().iter().cloned().map(|own| {
         let settings = own.settings.into_iter();
+        let settings = settings.filter(|(name, _)| !is_about_answers(name));
         ModelWithSettings {
-            settings: settings.filter(|(name, _)| !is_about_answers(name)).collect(),
+            settings: settings.map(with_room).collect(),
             ..own
         }
     });

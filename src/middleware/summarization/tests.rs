@@ -226,6 +226,18 @@ fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
 }
 
 #[test]
+fn a_summary_has_room_where_the_answers_of_the_agent_are_short() {
+    let settings = json!({"max_tokens": 300, "max_completion_tokens": 9_000, "stop": ["x"], "temperature": 0});
+    let own = ModelWithSettings {
+        model: Ok(Arc::new(Scripted::new("lab"))),
+        settings: settings.as_object().cloned().expect("settings"),
+    };
+    let made = for_summaries(&MiddlewareModel::new([own]));
+    let expected = json!({"max_tokens": 2_000, "max_completion_tokens": 9_000, "temperature": 0});
+    assert_eq!(Value::Object(made.models()[0].settings.clone()), expected);
+}
+
+#[test]
 fn a_file_in_a_summarised_message_is_named() {
     let blocks = json!([
         {"type": "text", "text": "Read this."},
