@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::model_call::ask_model;
 use super::{Contribution, Middleware, MiddlewareModel, ModelAnswer, ModelWithSettings, NextModel};
 use crate::definition::{SummarizationSettings, builtins};
+use crate::domain::background::NOTIFICATION;
 use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
@@ -141,16 +142,16 @@ impl<'a> Conversation<'a> {
         summary.into_iter().chain(shown.iter().cloned()).collect()
     }
 
-    /// Returns the last message of a human before `end`, and the number of answers between the two; none if there is a
-    /// later message of a human.
+    /// Returns the last message of the user before `end`, and the number of answers between the two; none if there is a
+    /// later message of the user.
     fn last_request(&self, end: usize) -> Option<(Arc<Message>, usize)> {
         fn newest(messages: &[Arc<Message>]) -> Option<(Arc<Message>, usize)> {
-            let at = messages.iter().rposition(|message| message.is_human())?;
+            let at = messages.iter().rposition(|message| is_of_user(message))?;
             let answers = messages[at..].iter().filter(|message| message.is_ai()).count();
             Some((Arc::clone(&messages[at]), answers))
         }
         let (older, later) = self.messages.split_at_checked(end)?;
-        if later.iter().any(|message| message.is_human()) {
+        if later.iter().any(|message| is_of_user(message)) {
             return None;
         }
         // It may be in the part before, which has a summary already.
@@ -508,6 +509,12 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
         created_at: conversation.scope.now().to_string(),
         ..conversation.event.clone()
     }
+}
+
+/// Returns whether a message is one of the user: reminders, reports and the like have the same role.
+fn is_of_user(message: &Message) -> bool {
+    let marks = [wording::SOURCE_KEY, NOTIFICATION];
+    message.is_human() && !marks.iter().any(|mark| message.additional_kwargs.contains_key(*mark))
 }
 
 /// Returns whether an event is about the messages of a state. A client's command may have given other messages for the

@@ -310,6 +310,22 @@ async fn summarized(settings: &Value) -> State {
 }
 
 #[tokio::test]
+async fn a_reminder_is_not_taken_for_the_request_of_the_user() {
+    let mut reminder = Message::human("go on").with_id("n0");
+    reminder
+        .additional_kwargs
+        .insert(wording::SOURCE_KEY.to_owned(), json!("until_tool"));
+    let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
+    messages.extend(calls(0..2));
+    messages.push(Arc::new(reminder));
+    messages.extend(calls(2..5));
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (seen, _) = ask(&policy(settings), &state_of(messages), 0).await;
+    let summary = &seen[0][0];
+    assert!(summary.contains("word for word:\nthe task"), "{summary}");
+}
+
+#[tokio::test]
 async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_them() {
     let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
     let mut state = summarized(&settings).await;
