@@ -18,6 +18,8 @@ use crate::domain::pattern::trunk;
 
 /// The longest time-out of a command, in seconds.
 const LONGEST_TIMEOUT_S: u32 = 24 * 3_600;
+/// The most space that may have to stay free, in MiB: a pebibyte.
+const MOST_FREE_MB: u64 = 1_073_741_824;
 /// The maximum number of variables and of paths.
 const MOST: usize = 64;
 
@@ -59,6 +61,8 @@ pub struct ExecuteSettings {
     pub cpu_s: u64,
     /// The size of a file that a command writes, in MiB.
     pub max_file_mb: u64,
+    /// The space of the disk that has to stay free while a command runs, in MiB; 0 for none.
+    pub min_free_mb: u64,
     /// The environment variables of the server that commands get, by name.
     pub env: Vec<String>,
     /// Further files and directories of the machine that commands may read.
@@ -84,6 +88,7 @@ impl Default for ExecuteSettings {
             max_processes: 128,
             cpu_s: 600,
             max_file_mb: 1_024,
+            min_free_mb: 256,
             env: vec![],
             read_paths: vec![],
             shell: PathBuf::from("/bin/sh"),
@@ -212,6 +217,7 @@ impl ExecuteSettings {
             ("max_processes", u64::from(self.max_processes), 1, 10_000),
             ("cpu_s", self.cpu_s, 1, u64::from(LONGEST_TIMEOUT_S)),
             ("max_file_mb", self.max_file_mb, 1, 1_048_576),
+            ("min_free_mb", self.min_free_mb, 0, MOST_FREE_MB),
         ];
         for (name, number, least, most) in numbers {
             if !(least..=most).contains(&number) {
@@ -260,6 +266,7 @@ impl ExecuteSettings {
             ("max_processes", self.max_processes != usual.max_processes),
             ("cpu_s", self.cpu_s != usual.cpu_s),
             ("max_file_mb", self.max_file_mb != usual.max_file_mb),
+            ("min_free_mb", self.min_free_mb != usual.min_free_mb),
             ("env", self.env != usual.env),
             ("read_paths", self.read_paths != usual.read_paths),
             ("shell", self.shell != usual.shell),

@@ -81,4 +81,14 @@ mod tests {
         );
         assert_eq!(FrontMatter::of("---\na: 1\n"), FrontMatter::Open);
     }
+
+    #[test]
+    fn yaml_that_expands_without_end_is_refused() {
+        let mut text = "a0: &a0 x\n".to_owned();
+        for level in 1..=20 {
+            let before = vec![format!("*a{}", level - 1); 8].join(", ");
+            text.push_str(&format!("a{level}: &a{level} [{before}]\n"));
+        }
+        assert!(yaml(&text).is_err());
+    }
 }

@@ -8,9 +8,11 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Middleware, ModelAnswer, NextModel, read_settings};
+use super::{MOST_NAMES, Middleware, ModelAnswer, NextModel, read_settings};
+use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath};
-use crate::domain::message::{Content, Message, Role};
+use crate::domain::message::{Content, Message, Role, ToolCall};
+use crate::domain::size::of_value;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
@@ -19,21 +21,45 @@ const PLACEHOLDER: &str = "[cleared]";
 /// The approximate number of bytes of one token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// The context editing middleware, with its settings.
+/// The context editing middleware.
+#[derive(Debug, Clone, Default)]
+pub struct ContextEditing {
+    settings: ContextEditingSettings,
+    excluded: ToolNames,
+}
+
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ContextEditing {
+struct ContextEditingSettings {
     /// The length of the conversation from which results are left out, in estimated tokens.
     trigger: usize,
     /// The number of newest results that are always kept.
     keep: usize,
+    /// The number of estimated tokens after which no further result is left out; 0 for all older ones.
+    clear_at_least: usize,
+    /// True if the arguments of the calls are left out with their results.
+    clear_tool_inputs: bool,
+    /// The tools whose results are kept.
+    exclude_tools: Vec<String>,
 }
 
-impl Default for ContextEditing {
+impl Default for ContextEditingSettings {
     fn default() -> Self {
         Self {
             trigger: 100_000,
             keep: 3,
+            clear_at_least: 0,
+            clear_tool_inputs: false,
+            exclude_tools: vec![],
+        }
+    }
+}
+
+impl From<ContextEditingSettings> for ContextEditing {
+    fn from(settings: ContextEditingSettings) -> Self {
+        Self {
+            excluded: ToolNames::of(&settings.exclude_tools),
+            settings,
         }
     }
 }
@@ -45,12 +71,20 @@ impl Middleware for ContextEditing {
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
-        let policy: Self = read_settings(settings)?;
-        if policy.trigger == 0 {
+        let settings: ContextEditingSettings = read_settings(settings)?;
+        let mut findings = vec![];
+        if settings.trigger == 0 {
             let field = FieldPath::of(["trigger"]);
-            return Err(vec![Diagnostic::error(field, "must be a whole number of at least 1")]);
+            findings.push(Diagnostic::error(field, "must be a whole number of at least 1"));
         }
-        Ok(Some(Arc::new(policy)))
+        if settings.exclude_tools.len() > MOST_NAMES {
+            let message = format!("must name at most {MOST_NAMES} tools");
+            findings.push(Diagnostic::error(FieldPath::of(["exclude_tools"]), message));
+        }
+        if !findings.is_empty() {
+            return Err(findings);
+        }
+        Ok(Some(Arc::new(Self::from(settings))))
     }
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
@@ -63,27 +97,69 @@ impl ContextEditing {
     /// Removes the older results of a conversation that is too long.
     fn clear(&self, messages: &mut [Arc<Message>]) {
         let bytes: usize = messages.iter().map(|message| size(message)).sum();
-        if bytes / BYTES_PER_TOKEN < self.trigger {
+        if bytes / BYTES_PER_TOKEN < self.settings.trigger {
             return;
         }
-        let results = messages
-            .iter_mut()
-            .rev()
-            .filter(|message| matches!(message.role, Role::Tool { .. }));
-        for result in results.skip(self.keep) {
-            if size(result) > PLACEHOLDER.len() {
-                Arc::make_mut(result).content = Content::Text(PLACEHOLDER.to_owned());
+        let all = messages.iter().enumerate();
+        let results = all.filter(|(_, message)| message.answers().is_some());
+        let results: Vec<usize> = results.map(|(at, _)| at).collect();
+        let older = results.len().saturating_sub(self.settings.keep);
+        let enough = self.settings.clear_at_least;
+        let mut cleared = 0;
+        for at in results.into_iter().take(older) {
+            let Some((result, before)) = messages[..=at].split_last_mut() else {
+                continue;
+            };
+            cleared += self.clear_call(result, before);
+            if enough > 0 && cleared / BYTES_PER_TOKEN >= enough {
+                return;
             }
         }
     }
+
+    /// Removes a result, and the arguments of its call, which is in one of the messages `before` it. Returns the number of
+    /// bytes by which the conversation is shorter.
+    fn clear_call(&self, result: &mut Arc<Message>, before: &mut [Arc<Message>]) -> usize {
+        let id = result.answers().unwrap_or_default().to_owned();
+        let at = before.iter().rposition(|message| call_of(message, &id).is_some());
+        let call = at.and_then(|at| call_of(&before[at], &id));
+        let name = result.name.as_deref().or(call.map(|call| call.name.as_str()));
+        if name.is_some_and(|name| self.excluded.contains(name)) {
+            return 0;
+        }
+        let call = call.filter(|_| self.settings.clear_tool_inputs);
+        let arguments = call.map_or(0, arguments_size);
+        let content = size(result).saturating_sub(PLACEHOLDER.len());
+        if content > 0 {
+            Arc::make_mut(result).content = Content::Text(PLACEHOLDER.to_owned());
+        }
+        if arguments > 0
+            && let Some(at) = at
+            && let Role::Ai { tool_calls, .. } = &mut Arc::make_mut(&mut before[at]).role
+        {
+            for call in tool_calls.iter_mut().filter(|call| call.id == id) {
+                call.args = Map::new();
+            }
+        }
+        content + arguments
+    }
+}
+
+fn call_of<'a>(message: &'a Message, id: &str) -> Option<&'a ToolCall> {
+    message.tool_calls().iter().find(|call| call.id == id)
 }
 
 /// Returns the size of a message for the model, in bytes.
 fn size(message: &Message) -> usize {
-    match &message.content {
+    let content: usize = match &message.content {
         Content::Text(text) => text.len(),
         Content::Blocks(blocks) => blocks.iter().map(|block| block.to_string().len()).sum(),
-    }
+    };
+    content + message.tool_calls().iter().map(arguments_size).sum::<usize>()
+}
+
+fn arguments_size(call: &ToolCall) -> usize {
+    call.args.values().map(of_value).sum()
 }
 
 #[cfg(test)]
@@ -91,37 +167,81 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::message::{ToolCall, ToolStatus};
+    use crate::domain::message::ToolStatus;
+
+    fn call(id: &str) -> ToolCall {
+        let args = Map::from_iter([("text".to_owned(), json!(format!("argument {id} ").repeat(10)))]);
+        ToolCall::new(id, format!("look_{id}"), args)
+    }
 
     fn conversation() -> Vec<Arc<Message>> {
-        let result = |id: &str| {
-            let call = ToolCall::new(id, "lookup", Map::new());
-            Message::tool(&call, ToolStatus::Success, format!("result {id} ").repeat(10))
-        };
+        let result = |id: &str| Message::tool(&call(id), ToolStatus::Success, format!("result {id} ").repeat(10));
         let all = [
             Message::human("Look.".repeat(20)),
+            Message::calling([call("a"), call("b")]),
             result("a"),
             result("b"),
+            Message::calling([call("c")]),
             result("c"),
         ];
         all.into_iter().map(Arc::new).collect()
     }
 
-    fn texts(policy: &ContextEditing) -> Vec<String> {
+    fn cleared(settings: Value) -> Vec<Arc<Message>> {
+        let settings: ContextEditingSettings = serde_json::from_value(settings).expect("settings");
         let mut messages = conversation();
-        policy.clear(&mut messages);
-        messages.iter().map(|message| message.content.text()).collect()
+        ContextEditing::from(settings).clear(&mut messages);
+        messages
+    }
+
+    /// Returns the ids of the calls whose results were left out.
+    fn cleared_results(settings: Value) -> Vec<String> {
+        let messages = cleared(settings);
+        let left_out = messages.iter().filter(|message| message.content.text() == PLACEHOLDER);
+        left_out
+            .filter_map(|message| message.answers())
+            .map(str::to_owned)
+            .collect()
     }
 
     #[test]
     fn older_results_are_cleared_in_a_long_conversation() {
-        let whole: Vec<String> = conversation().iter().map(|message| message.content.text()).collect();
-        assert_eq!(texts(&ContextEditing { trigger: 1000, keep: 1 }), whole);
-        let cleared = texts(&ContextEditing { trigger: 10, keep: 1 });
-        assert_eq!(cleared[0], whole[0]);
-        assert_eq!(cleared[1], PLACEHOLDER);
-        assert_eq!(cleared[2], PLACEHOLDER);
-        assert_eq!(cleared[3], whole[3]);
+        assert_eq!(cleared(json!({"trigger": 1000, "keep": 1})), conversation());
+        let messages = cleared(json!({"trigger": 10, "keep": 1}));
+        for (at, whole) in conversation().iter().enumerate() {
+            match at {
+                2 | 3 => assert_eq!(messages[at].content.text(), PLACEHOLDER),
+                _ => assert_eq!(messages[at], *whole),
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_results_are_cleared_than_needed() {
+        assert_eq!(
+            cleared_results(json!({"trigger": 10, "keep": 0, "clear_at_least": 20})),
+            ["a"]
+        );
+        assert_eq!(
+            cleared_results(json!({"trigger": 10, "keep": 0, "clear_at_least": 30})),
+            ["a", "b"]
+        );
+        assert_eq!(cleared_results(json!({"trigger": 10, "keep": 0})), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn results_of_excluded_tools_are_kept() {
+        let settings = json!({"trigger": 10, "keep": 0, "exclude_tools": ["look_a"]});
+        assert_eq!(cleared_results(settings), ["b", "c"]);
+    }
+
+    #[test]
+    fn the_arguments_of_a_call_are_cleared_with_its_result() {
+        let messages = cleared(json!({"trigger": 10, "keep": 2, "clear_tool_inputs": true}));
+        let calls = messages[1].tool_calls();
+        assert_eq!(calls[0], ToolCall::new("a", "look_a", Map::new()));
+        assert_eq!(calls[1], call("b"));
+        assert_eq!(messages[4].tool_calls(), [call("c")]);
     }
 
     #[test]
@@ -141,7 +261,10 @@ mod tests {
         );
         assert_eq!(
             answer_errors(json!({"kept": 1})),
-            ["kept: unknown key; did you mean `keep`? allowed are: trigger, keep"]
+            [
+                "kept: unknown key; did you mean `keep`? allowed are: trigger, keep, clear_at_least, \
+                clear_tool_inputs, exclude_tools"
+            ]
         );
     }
 }

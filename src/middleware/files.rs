@@ -124,8 +124,8 @@ impl Middleware for FileTools {
         next.call(call).await
     }
 
-    fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
-        shorten(answer, self.max_result_chars, scope.now())
+    fn receive(&self, scope: &Scope, state: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
+        shorten(answer, state, self.max_result_chars, scope.now())
     }
 }
 
@@ -152,16 +152,32 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
 }
 
 /// Moves the texts of an answer that are too long into files, and replaces them by notices.
-fn shorten(mut answer: ToolOutput, max_chars: usize, now: Timestamp) -> ToolOutput {
-    let mut files = vec![];
-    for message in &mut answer.writes.messages {
+fn shorten(mut answer: ToolOutput, state: &State, max_chars: usize, now: Timestamp) -> ToolOutput {
+    let Update { messages, files, .. } = &mut answer.writes;
+    for message in messages {
         if let Some((path, text)) = too_long(message, max_chars) {
+            let path = free_path(path, |path| state.files.contains_key(path) || files.contains_key(path));
             *message = Arc::new(with_notice(message, &path, &text));
-            files.push((path, Some(Arc::new(File::text(text, now)))));
+            files.insert(path, Some(Arc::new(File::text(text, now))));
         }
     }
-    answer.writes.files.extend(files);
     answer
+}
+
+/// Returns `path`, with a number if there is a file: some models use the id of a call again in later answers, and subagents
+/// use those of their callers.
+fn free_path(path: String, is_taken: impl Fn(&str) -> bool) -> String {
+    if !is_taken(&path) {
+        return path;
+    }
+    let mut number = 2_u64;
+    loop {
+        let numbered = format!("{path}-{number}");
+        if !is_taken(&numbered) {
+            return numbered;
+        }
+        number += 1;
+    }
 }
 
 /// Returns the file path and the text of `message`, if the text is too long.

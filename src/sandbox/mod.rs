@@ -98,6 +98,8 @@ pub struct CommandLimits {
     pub cpu_s: u64,
     /// The size of a file that it writes, in bytes.
     pub file_bytes: u64,
+    /// The space that has to stay free on the disks to which it can write, in bytes.
+    pub free_bytes: u64,
 }
 
 /// The end of a command.
@@ -112,6 +114,8 @@ pub enum CommandEnd {
     Processes,
     /// Killed for too much memory.
     Memory,
+    /// Killed, or not started, since too little of a disk is free.
+    Disk,
     /// Killed because the server closed the input of the supervisor.
     Killed,
     /// Not started, for this reason.
@@ -181,6 +185,7 @@ pub fn try_layer(program: &Path, layer: SandboxLayer) -> Result<(), String> {
             processes: 16,
             cpu_s: 5,
             file_bytes: 1 << 20,
+            free_bytes: 0,
         },
     };
     let mut line = serde_json::to_string(&plan).map_err(|error| error.to_string())?;

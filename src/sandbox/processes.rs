@@ -56,10 +56,16 @@ pub(super) fn below(top: Pid, most: usize) -> Vec<Pid> {
     found
 }
 
-/// Returns the memory that processes have for themselves, in bytes.
-pub(super) fn memory_of(processes: &[Pid]) -> u64 {
-    let each = processes.iter().map(|pid| memory_bytes(*pid));
-    each.fold(0, u64::saturating_add)
+/// Returns whether processes have more than this number of bytes of memory together: what each has for itself, and what
+/// they share with each other. Files that are mapped do not count.
+pub(super) fn exceed(processes: &[Pid], most: u64) -> bool {
+    let sum = |bytes: fn(Pid) -> u64| {
+        let each = processes.iter().map(|pid| bytes(*pid));
+        each.fold(0, u64::saturating_add)
+    };
+    // Each of these is slower than the one before and at most as large: the first counts files, too, and the second counts
+    // shared memory in every process that uses it.
+    sum(resident_bytes) > most && sum(memory_bytes) > most && sum(proportional_bytes) > most
 }
 
 /// Returns the children of a process, at most this number.
@@ -87,14 +93,36 @@ fn children(pid: Pid, most: usize) -> Vec<Pid> {
     found
 }
 
-/// Returns the memory that a process has for itself.
-fn memory_bytes(pid: Pid) -> u64 {
+/// Returns the memory of a process, with the files that it has mapped.
+fn resident_bytes(pid: Pid) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_nonzero())).unwrap_or_default();
-    let mut pages = text.split(' ').skip(1).filter_map(|word| word.parse::<u64>().ok());
-    let resident = pages.next().unwrap_or(0);
-    let shared = pages.next().unwrap_or(0);
+    let pages = text.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok());
     let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
-    resident.saturating_sub(shared).saturating_mul(page)
+    pages.unwrap_or(0).saturating_mul(page)
+}
+
+/// Returns the memory that a process has for itself, with all that it shares.
+fn memory_bytes(pid: Pid) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    // A process that has ended has none.
+    bytes_in(&text, ["RssAnon:", "RssShmem:"]).unwrap_or(0)
+}
+
+/// Returns the memory that a process has for itself, with its part of what it shares. All of that counts if the kernel does
+/// not tell the part.
+fn proportional_bytes(pid: Pid) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", pid.as_raw_nonzero())).unwrap_or_default();
+    bytes_in(&text, ["Pss_Anon:", "Pss_Shmem:"]).unwrap_or_else(|| memory_bytes(pid))
+}
+
+/// Returns the sum of the sizes that these lines tell, in bytes; none if one of the lines is not there.
+fn bytes_in(text: &str, lines: [&str; 2]) -> Option<u64> {
+    let kibibytes = |name: &str| {
+        let size = text.lines().find_map(|line| line.strip_prefix(name))?;
+        size.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let sum: Option<u64> = lines.into_iter().map(kibibytes).sum();
+    sum.map(|kibibytes| kibibytes.saturating_mul(1024))
 }
 
 /// Returns the status of `leader` if it has ended. Its number stays taken, so that no other process and no other group
@@ -158,4 +186,28 @@ fn parent(pid: Pid) -> Option<Pid> {
     // The name before the last parenthesis may contain anything; the state and the parent follow it.
     let (_, after_name) = text.rsplit_once(')')?;
     Pid::from_raw(after_name.split_whitespace().nth(1)?.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_from_lines_of_the_kernel() {
+        let text = "VmRSS:\t    4000 kB\nRssAnon:\t    1000 kB\nRssFile:\t    2990 kB\nRssShmem:\t      10 kB\n";
+        assert_eq!(bytes_in(text, ["RssAnon:", "RssShmem:"]), Some(1010 * 1024));
+        assert_eq!(bytes_in(text, ["RssAnon:", "Pss_Anon:"]), None);
+        assert_eq!(bytes_in("", ["RssAnon:", "RssShmem:"]), None);
+    }
+
+    #[test]
+    fn a_process_has_memory_in_every_count() {
+        for bytes in [resident_bytes, memory_bytes, proportional_bytes] {
+            let own = bytes(getpid());
+            assert!(own > 0 && own < 1 << 40, "{own}");
+        }
+        assert!(exceed(&[getpid()], 0));
+        assert!(!exceed(&[getpid()], u64::MAX));
+        assert!(!exceed(&[], 0));
+    }
 }

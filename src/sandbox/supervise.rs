@@ -3,9 +3,11 @@
 use std::io::{BufRead, PipeReader, Read, Write, pipe, stderr, stdin, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::statvfs;
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, WaitIdStatus, getpid, pidfd_open, set_child_subreaper, set_dumpable_behavior,
 };
@@ -22,6 +24,8 @@ const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 15_000_000,
 };
+/// The number of these times between two looks at the free space of disks.
+const TICKS_OF_DISKS: u32 = 4;
 /// The first descriptor after those of standard input, output and errors.
 const FIRST_OTHER_DESCRIPTOR: i32 = 3;
 /// The most that is read of what the confined process says of its start.
@@ -56,10 +60,16 @@ fn run(plan: &CommandPlan) -> Result<CommandEnd, String> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|error| error.to_string())?;
     set_child_subreaper(Some(getpid())).map_err(|error| error.to_string())?;
     let temporary = temporary_directory(plan)?;
-    let confined = ConfinedCommand::of(plan, temporary.as_ref().map(tempfile::TempDir::path));
+    let temporary_path = temporary.as_ref().map(tempfile::TempDir::path);
+    let workspace = (!plan.is_read_only).then_some(plan.directory.as_path());
+    let disks: Vec<&Path> = workspace.into_iter().chain(temporary_path).collect();
+    if is_full(&disks, plan.limits.free_bytes) {
+        return Ok(CommandEnd::Disk);
+    }
+    let confined = ConfinedCommand::of(plan, temporary_path);
     let (started, status) = pipe().map_err(|error| format!("a pipe cannot be opened: {error}"))?;
     let mut child = spawn(plan, status)?;
-    let end = watch(plan, &mut child, &confined);
+    let end = watch(plan, &mut child, &confined, &disks);
     let started = what_started(started);
     drop(temporary);
     match (end, started) {
@@ -104,7 +114,12 @@ fn spawn(plan: &CommandPlan, status: impl Into<Stdio>) -> Result<Child, String> 
 
 /// Gives the process its command, and waits until it ends, exceeds a limit, or standard input is closed. No process of
 /// it is left then.
-fn watch(plan: &CommandPlan, child: &mut Child, confined: &ConfinedCommand) -> Result<CommandEnd, String> {
+fn watch(
+    plan: &CommandPlan,
+    child: &mut Child,
+    confined: &ConfinedCommand,
+    disks: &[&Path],
+) -> Result<CommandEnd, String> {
     let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let leader = leader.ok_or_else(|| "the process has no id".to_owned())?;
     let text = serde_json::to_vec(confined).map_err(|error| error.to_string())?;
@@ -114,7 +129,7 @@ fn watch(plan: &CommandPlan, child: &mut Child, confined: &ConfinedCommand) -> R
         // A process that ended early says why.
         let _ = input.write_all(&text);
     }
-    let ended = wait(plan, leader);
+    let ended = wait(plan, leader, disks);
     let status = processes::status_of(leader);
     processes::kill_all(leader);
     match (ended, status) {
@@ -140,7 +155,7 @@ enum Waited {
     Stopped(CommandEnd),
 }
 
-fn wait(plan: &CommandPlan, leader: Pid) -> Waited {
+fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
     // Processes of the sandbox itself do not count.
     let own = match plan.layer {
         SandboxLayer::Bwrap => 2,
@@ -151,6 +166,7 @@ fn wait(plan: &CommandPlan, leader: Pid) -> Waited {
         .saturating_add(own);
     let watched = pidfd_open(leader, PidfdFlags::empty()).ok();
     let input = stdin();
+    let mut ticks: u32 = 0;
     loop {
         if let Some(status) = processes::status_of(leader) {
             return Waited::Ended(status);
@@ -160,8 +176,12 @@ fn wait(plan: &CommandPlan, leader: Pid) -> Waited {
         if found.len() > most {
             return Waited::Stopped(CommandEnd::Processes);
         }
-        if processes::memory_of(&found) > plan.limits.memory_bytes {
+        if processes::exceed(&found, plan.limits.memory_bytes) {
             return Waited::Stopped(CommandEnd::Memory);
+        }
+        ticks = ticks.wrapping_add(1);
+        if ticks % TICKS_OF_DISKS == 0 && is_full(disks, plan.limits.free_bytes) {
+            return Waited::Stopped(CommandEnd::Disk);
         }
         let mut events = vec![PollFd::new(&input, PollFlags::IN)];
         events.extend(watched.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
@@ -171,6 +191,16 @@ fn wait(plan: &CommandPlan, leader: Pid) -> Waited {
             return Waited::Stopped(CommandEnd::Killed);
         }
     }
+}
+
+/// Returns whether less than this number of bytes is free on one of the disks with these directories.
+fn is_full(disks: &[&Path], least: u64) -> bool {
+    let free = |disk: &&Path| {
+        // Of a disk that does not tell it nothing is known.
+        let found = statvfs(*disk).ok()?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
+    };
+    disks.iter().filter_map(free).any(|free| free < least)
 }
 
 fn end_of(status: &WaitIdStatus) -> CommandEnd {

@@ -66,13 +66,15 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_shmget,
 ];
 
-/// The system calls that programs can do without, and whose arguments a filter cannot see: `ENOSYS` makes them use the
-/// older ones.
+/// The system calls that programs can do without: `ENOSYS` makes them use older ones. Of most of these a filter cannot see
+/// the arguments.
 const UNKNOWN: &[libc::c_long] = &[
     libc::SYS_clone3,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_io_uring_setup,
+    // Its memory need not be mapped, and is in the count of no process then.
+    libc::SYS_memfd_create,
     libc::SYS_openat2,
 ];
 

@@ -106,6 +106,37 @@ async fn a_long_result_becomes_a_file_and_a_notice() {
 }
 
 #[tokio::test]
+async fn a_long_result_replaces_no_file_that_is_there() {
+    let text = "x".repeat(MAX_RESULT_CHARS + 1);
+    let call = ToolCall::new("c", "big", Map::new());
+    let mut state = saying(vec![call.clone()]);
+    for path in ["/large_tool_results/c", "/large_tool_results/c-2"] {
+        let earlier = Arc::new(File::text("earlier", NOW));
+        state.files.insert(path.to_owned(), earlier);
+    }
+    let answer = through(&state, call, &text).await;
+    let paths: Vec<&String> = answer.writes.files.keys().collect();
+    assert_eq!(paths, ["/large_tool_results/c-3"]);
+    let notice = answer.writes.messages[0].content.text();
+    assert!(notice.contains("/large_tool_results/c-3."), "{notice}");
+}
+
+#[test]
+fn the_report_of_a_subagent_replaces_no_result_of_the_subagent() {
+    let text = "x".repeat(MAX_RESULT_CHARS + 1);
+    let message = Message::tool(&ToolCall::new("c", "task", Map::new()), ToolStatus::Success, text);
+    let mut answer = ToolOutput::message(message);
+    let result = Some(Arc::new(File::text("its result", NOW)));
+    answer
+        .writes
+        .files
+        .insert("/large_tool_results/c".to_owned(), result.clone());
+    let shortened = shorten(answer, &State::default(), MAX_RESULT_CHARS, NOW);
+    assert_eq!(shortened.writes.files["/large_tool_results/c"], result);
+    assert!(shortened.writes.files.contains_key("/large_tool_results/c-2"));
+}
+
+#[tokio::test]
 async fn file_tools_and_short_results_stay_as_they_are() {
     let long = "x".repeat(MAX_RESULT_CHARS + 1);
     let short = "é".repeat(MAX_RESULT_CHARS);
@@ -122,7 +153,7 @@ fn blocks_that_are_not_text_stay() {
     let text = json!({"type": "text", "text": "x".repeat(MAX_RESULT_CHARS + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
-    let shortened = shorten(ToolOutput::message(message), MAX_RESULT_CHARS, NOW);
+    let shortened = shorten(ToolOutput::message(message), &State::default(), MAX_RESULT_CHARS, NOW);
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };

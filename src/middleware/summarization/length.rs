@@ -239,15 +239,17 @@ fn counted_tokens(message: &Message) -> Option<u64> {
     Some(input.saturating_add(count("output_tokens").unwrap_or(0)))
 }
 
+/// The settings for the length of an answer.
+pub(super) const OUTPUT_SETTINGS: [&str; 4] = [
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "maxOutputTokens",
+];
+
 /// Returns the number of tokens that a request reserves for the answer, if it says so.
 pub(super) fn requested_output(request: &ModelRequest) -> u64 {
-    let names = [
-        "max_tokens",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "maxOutputTokens",
-    ];
-    names
+    OUTPUT_SETTINGS
         .iter()
         .find_map(|name| request.settings.get(*name).and_then(Value::as_u64))
         .unwrap_or(0)

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::model_call::ask_model;
 use super::{Contribution, Middleware, MiddlewareModel, ModelAnswer, ModelWithSettings, NextModel};
 use crate::definition::{SummarizationSettings, builtins};
+use crate::domain::background::NOTIFICATION;
 use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
@@ -20,7 +21,7 @@ use crate::domain::state::{File, State, Update};
 use crate::domain::summarization::{
     EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened, long_message_path,
 };
-use crate::model::{CONTEXT_OVERFLOW, ModelRequest};
+use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
 use length::Lengths;
@@ -37,10 +38,14 @@ const FOLDER: &str = "/conversation_history";
 const MAX_ARGUMENT_CHARS: u32 = 2_000;
 /// The maximum length of a summary, in tokens; for small windows a fifth of the window.
 const MAX_SUMMARY_TOKENS: u64 = 8_000;
+/// The tokens that a model may write for a summary at least, whatever the agent's own answers may have.
+const LEAST_OUTPUT_TOKENS: u64 = 2_000;
 /// The number of times that a summary is tried again with half of the transcript, if that is too long for its model.
 const MAX_HALVINGS: u32 = 3;
 /// The part of the state that files with earlier messages may take: one of this many. The oldest are deleted first.
 const STATE_PARTS: usize = 4;
+/// The class of the failure of a model that wrote an empty summary.
+const NO_TEXT: &str = "SummarizationError";
 /// A compaction that would shorten the request by less than one of this many parts is not worth its summary.
 const MIN_PART: u64 = 10;
 
@@ -137,16 +142,16 @@ impl<'a> Conversation<'a> {
         summary.into_iter().chain(shown.iter().cloned()).collect()
     }
 
-    /// Returns the last message of a human before `end`, and the number of answers between the two; none if there is a
-    /// later message of a human.
+    /// Returns the last message of the user before `end`, and the number of answers between the two; none if there is a
+    /// later message of the user.
     fn last_request(&self, end: usize) -> Option<(Arc<Message>, usize)> {
         fn newest(messages: &[Arc<Message>]) -> Option<(Arc<Message>, usize)> {
-            let at = messages.iter().rposition(|message| message.is_human())?;
+            let at = messages.iter().rposition(|message| is_of_user(message))?;
             let answers = messages[at..].iter().filter(|message| message.is_ai()).count();
             Some((Arc::clone(&messages[at]), answers))
         }
         let (older, later) = self.messages.split_at_checked(end)?;
-        if later.iter().any(|message| message.is_human()) {
+        if later.iter().any(|message| is_of_user(message)) {
             return None;
         }
         // It may be in the part before, which has a summary already.
@@ -227,6 +232,12 @@ impl Summarization {
             let summary = Box::pin(self.summarize(scope, &conversation.older(end))).await;
             let summary = match summary {
                 Ok(summary) => summary,
+                // The summary would fail in every later run as well, and the thread could not be used any more.
+                Err(Halt::Fail(failure)) if cause == CompactionCause::Overflow && is_lasting(&failure) => {
+                    tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
+                        "no summary could be written; the older part of the conversation is left out without one");
+                    wording::NO_SUMMARY.to_owned()
+                }
                 Err(halt) => {
                     let class = halt.failure().map_or("", |failure| failure.class.as_str());
                     send_news(scope, cause, "failed", json!({"error": class})).await;
@@ -296,24 +307,25 @@ impl Summarization {
         let prompt = parts.summary_prompt.as_deref().unwrap_or(wording::PROMPT);
         let mut halvings = 0;
         let answer = loop {
+            let text = wording::summary_request(prompt, older, max_bytes);
+            let length = text.len();
             let request = ModelRequest {
                 system: wording::SYSTEM.into(),
-                messages: vec![Arc::new(Message::human(wording::summary_request(
-                    prompt, older, max_bytes,
-                )))],
+                messages: vec![Arc::new(Message::human(text))],
                 ..ModelRequest::default()
             };
             match ask_model(scope, &parts.summarizer, request).await {
                 Err(halt) if is_overflow(&halt) && halvings < MAX_HALVINGS => {
                     halvings += 1;
-                    max_bytes /= 2;
+                    // The model takes less than it is known for.
+                    max_bytes = max_bytes.min(length) / 2;
                 }
                 answer => break answer?,
             }
         };
         let text = answer.content.text();
         if text.trim().is_empty() {
-            let failure = Failure::new("SummarizationError", "The model wrote no summary of the conversation.");
+            let failure = Failure::new(NO_TEXT, "The model wrote no summary of the conversation.");
             return Err(failure.into());
         }
         let most = MAX_SUMMARY_TOKENS.min(parts.lengths.window() / 5).saturating_mul(4);
@@ -342,7 +354,8 @@ impl Summarization {
         if let Some(path) = &path {
             let text = wording::history_text(older, event.count, scope.sizes.file);
             let own = format!("{FOLDER}/session_{lane}_");
-            compaction.files = room_for(state, &own, text.len(), scope.sizes.state / STATE_PARTS);
+            let is_main = scope.subagent.is_none();
+            compaction.files = room_for(state, &own, is_main, text.len(), scope.sizes.state / STATE_PARTS);
             let file = Arc::new(File::text(text, scope.now()));
             compaction.files.insert(path.clone(), Some(file));
         }
@@ -354,7 +367,7 @@ impl Summarization {
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message
             .additional_kwargs
-            .insert("lc_source".to_owned(), json!("summarization"));
+            .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
         if let Some((_, answers)) = request {
             message
                 .additional_kwargs
@@ -466,13 +479,22 @@ impl Middleware for Summarization {
     }
 }
 
-/// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers.
+/// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers, and
+/// with room for a summary.
 fn for_summaries(model: &MiddlewareModel) -> MiddlewareModel {
     let is_about_answers = |name: &str| matches!(name, "response_format" | "stop" | "format");
+    let with_room = |(name, value): (String, Value)| {
+        let most = value
+            .as_u64()
+            .filter(|_| length::OUTPUT_SETTINGS.contains(&name.as_str()));
+        let value = most.map_or(value, |most| json!(most.max(LEAST_OUTPUT_TOKENS)));
+        (name, value)
+    };
     let models = model.models().iter().cloned().map(|own| {
         let settings = own.settings.into_iter();
+        let settings = settings.filter(|(name, _)| !is_about_answers(name));
         ModelWithSettings {
-            settings: settings.filter(|(name, _)| !is_about_answers(name)).collect(),
+            settings: settings.map(with_room).collect(),
             ..own
         }
     });
@@ -487,6 +509,12 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
         created_at: conversation.scope.now().to_string(),
         ..conversation.event.clone()
     }
+}
+
+/// Returns whether a message is one of the user: reminders, reports and the like have the same role.
+fn is_of_user(message: &Message) -> bool {
+    let marks = [wording::SOURCE_KEY, NOTIFICATION];
+    message.is_human() && !marks.iter().any(|mark| message.additional_kwargs.contains_key(*mark))
 }
 
 /// Returns whether an event is about the messages of a state. A client's command may have given other messages for the
@@ -525,21 +553,24 @@ fn long_messages<'a>(kept: &'a [Arc<Message>], event: &SummarizationEvent) -> Ve
         .collect()
 }
 
-/// Returns the deletions of the oldest files whose names begin with `own`, so that `more` bytes fit into `most`.
-fn room_for(state: &State, own: &str, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
-    let files: Vec<(&String, usize)> = state
+/// Returns the deletions of files with earlier messages, so that `more` bytes fit into `most`: the oldest ones whose names
+/// begin with `own`. The main agent first deletes those that its subagents have left.
+fn room_for(state: &State, own: &str, is_main: bool, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
+    let all = format!("{FOLDER}/session_");
+    let start = if is_main { all.as_str() } else { own };
+    let mut files: Vec<(&String, &Arc<File>)> = state
         .files
-        .range(own.to_owned()..)
-        .take_while(|(path, _)| path.starts_with(own))
-        .map(|(path, file)| (path, file.content.len()))
+        .range(start.to_owned()..)
+        .take_while(|(path, _)| path.starts_with(start))
         .collect();
-    let mut sum = files.iter().map(|(_, size)| size).sum::<usize>() + more;
+    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
+    let mut sum = files.iter().map(|(_, file)| file.content.len()).sum::<usize>() + more;
     let mut gone = BTreeMap::new();
-    for (path, size) in files {
+    for (path, file) in files {
         if sum <= most {
             break;
         }
-        sum -= size;
+        sum -= file.content.len();
         gone.insert(path.clone(), None);
     }
     gone
@@ -566,6 +597,12 @@ async fn send_news(scope: &Scope, cause: CompactionCause, status: &str, mut news
 
 fn is_overflow(halt: &Halt) -> bool {
     halt.failure().is_some_and(|failure| failure.class == CONTEXT_OVERFLOW)
+}
+
+/// Returns whether a summary that failed in this way would fail again: the model does not take the transcript, or writes
+/// nothing about it.
+fn is_lasting(failure: &Failure) -> bool {
+    ModelError::is_about_request(failure) || [CONTEXT_OVERFLOW, NO_TEXT].contains(&failure.class.as_str())
 }
 
 /// The failure of a request that was too long even after the compaction.

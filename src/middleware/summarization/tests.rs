@@ -2,7 +2,7 @@ use futures::FutureExt;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::domain::message::{ToolCall, ToolStatus};
+use crate::domain::message::{Content, ToolCall, ToolStatus};
 use crate::domain::time::Timestamp;
 use crate::model::Model;
 use crate::model::scripted::Scripted;
@@ -111,6 +111,23 @@ async fn a_summary_stands_for_the_older_messages_and_the_next_one_for_it_too() {
 }
 
 #[tokio::test]
+async fn files_that_subagents_have_left_make_room_for_earlier_messages() {
+    let mut state = state_of(conversation(3, ""));
+    for (name, time) in [("a", 3), ("b", 1), ("c", 2)] {
+        let file = File::text("x".repeat(3_900_000), Timestamp(time));
+        let path = format!("/conversation_history/session_{name}_0001.md");
+        state.files.insert(path, Arc::new(file));
+    }
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (_, answer) = ask(&policy(settings), &state, 0).await;
+    let update = answer.expect("an answer").extra;
+    let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+    let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+    assert_eq!(deleted, ["/conversation_history/session_b_0001.md"]);
+    assert_eq!(update.files.len(), 2, "and the new one");
+}
+
+#[tokio::test]
 async fn a_request_that_is_too_long_is_made_again_once_with_a_summary() {
     let state = state_of(conversation(4, "words"));
     let (seen, answer) = ask(&policy(json!({})), &state, 1).await;
@@ -123,6 +140,29 @@ async fn a_request_that_is_too_long_is_made_again_once_with_a_summary() {
     let failure = answer.expect_err("too long").failure().cloned().expect("a failure");
     assert_eq!(failure.class, CONTEXT_OVERFLOW);
     assert!(failure.message.contains("still too long"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_goes_on_without_the_older_part_if_that_cannot_be_summarised() {
+    for prompt in [r#"{"script": [{"error": 400}]}"#, r#"{"script": [{"text": " "}]}"#] {
+        let state = state_of(conversation(4, "words"));
+        let (seen, answer) = ask(&policy(json!({"summary_prompt": prompt})), &state, 1).await;
+        assert!(seen[1].len() < 5 && seen[1][0].contains("No summary"), "{seen:?}");
+        let update = answer.expect("an answer").extra;
+        let path = update.fields[STATUS]["file_path"].as_str().expect("a file");
+        assert!(update.files[path].is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_fails_if_the_summary_fails_for_a_passing_reason() {
+    let prompt = r#"{"script": [{"error": 503}]}"#;
+    let state = state_of(conversation(4, "words"));
+    let (seen, answer) = ask(&policy(json!({"summary_prompt": prompt})), &state, 1).await;
+    assert_eq!(seen.len(), 1);
+    let failure = answer.expect_err("too long").failure().cloned().expect("a failure");
+    assert_eq!(failure.class, CONTEXT_OVERFLOW);
+    assert!(failure.message.contains("Its summary failed"), "{}", failure.message);
 }
 
 #[tokio::test]
@@ -167,6 +207,47 @@ async fn a_summary_that_fails_leaves_the_request_as_it_is() {
     let (seen, answer) = ask(&policy(settings), &state, 0).await;
     assert_eq!(seen[0].len(), 6);
     assert_eq!(answer.expect("an answer").extra, Update::none());
+}
+
+#[test]
+fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
+    let text = format!("{}MIDDLE{}", "a".repeat(10_000), "z".repeat(10_000));
+    let other = Arc::new(Message::human(text.clone()));
+    let mut summary = Message::human(text);
+    summary
+        .additional_kwargs
+        .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
+    let messages = [Arc::new(summary), other];
+    let request = wording::summary_request("Summarise.", &messages, 100_000);
+    assert_eq!(request.matches("MIDDLE").count(), 1, "other messages are cut");
+    let request = wording::summary_request("Summarise.", &messages, 10_000);
+    assert_eq!(request.matches("MIDDLE").count(), 0);
+    assert!(request.len() < 10_000, "{}", request.len());
+}
+
+#[test]
+fn a_summary_has_room_where_the_answers_of_the_agent_are_short() {
+    let settings = json!({"max_tokens": 300, "max_completion_tokens": 9_000, "stop": ["x"], "temperature": 0});
+    let own = ModelWithSettings {
+        model: Ok(Arc::new(Scripted::new("lab"))),
+        settings: settings.as_object().cloned().expect("settings"),
+    };
+    let made = for_summaries(&MiddlewareModel::new([own]));
+    let expected = json!({"max_tokens": 2_000, "max_completion_tokens": 9_000, "temperature": 0});
+    assert_eq!(Value::Object(made.models()[0].settings.clone()), expected);
+}
+
+#[test]
+fn a_file_in_a_summarised_message_is_named() {
+    let blocks = json!([
+        {"type": "text", "text": "Read this."},
+        {"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "report.pdf"},
+        {"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"},
+    ]);
+    let blocks = blocks.as_array().expect("blocks").clone();
+    let message = Arc::new(Message::human(Content::Blocks(blocks)));
+    let text = wording::history_text(&[message], 1, 10_000);
+    assert!(text.contains("Read this.\n[file \"report.pdf\"]\n[image]\n"), "{text}");
 }
 
 #[test]
@@ -226,6 +307,22 @@ async fn summarized(settings: &Value) -> State {
     let (_, answer) = ask(&policy(settings.clone()), &state, 0).await;
     state.apply(&answer.expect("an answer").extra);
     state
+}
+
+#[tokio::test]
+async fn a_reminder_is_not_taken_for_the_request_of_the_user() {
+    let mut reminder = Message::human("go on").with_id("n0");
+    reminder
+        .additional_kwargs
+        .insert(wording::SOURCE_KEY.to_owned(), json!("until_tool"));
+    let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
+    messages.extend(calls(0..2));
+    messages.push(Arc::new(reminder));
+    messages.extend(calls(2..5));
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (seen, _) = ask(&policy(settings), &state_of(messages), 0).await;
+    let summary = &seen[0][0];
+    assert!(summary.contains("word for word:\nthe task"), "{summary}");
 }
 
 #[tokio::test]

@@ -35,6 +35,10 @@ const CONTEXT_OVERFLOW_TEXTS: [&str; 13] = [
     "reduce the length of the messages",
 ];
 
+/// The text by which OpenAI reports that a single request exceeds the tokens of a minute: it is a rate limit by its status,
+/// but the same request never fits.
+const BEYOND_RATE_LIMIT: &str = "request too large for";
+
 /// Converts a failure. `has_begun` says whether a piece of the answer has already been passed on. The key is removed
 /// from the text in case the provider repeats it.
 #[expect(
@@ -126,6 +130,7 @@ fn response_error(reply: &ProviderResponseError, has_begun: bool, key: Option<&S
         Some(400 | 422 | 500) if CONTEXT_OVERFLOW_TEXTS.iter().any(|mark| lower.contains(mark)) => {
             ModelError::TooLong { message }
         }
+        Some(429) if lower.contains(BEYOND_RATE_LIMIT) => ModelError::TooLong { message },
         // An account without credit has the status of a rate limit, but a retry cannot fix it.
         Some(429) if code == "insufficient_quota" => ModelError::Refused { status: 429, message },
         Some(408 | 409 | 425 | 429 | 500..) | None if has_begun => ModelError::Interrupted { message },

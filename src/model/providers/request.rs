@@ -135,7 +135,9 @@ fn settings(mut request: CompletionRequest, mut settings: Map<String, Value>) ->
     if let Some(stop) = take(&mut settings, "stop", strings) {
         options = options.stop(stop);
     }
-    if let Some(parallel) = take(&mut settings, "parallel_tool_calls", Value::as_bool) {
+    let parallel = take(&mut settings, "parallel_tool_calls", Value::as_bool);
+    // OpenAI refuses it in a request without tools, such as one for a summary.
+    if let Some(parallel) = parallel.filter(|_| !request.tools.is_empty()) {
         options = options.parallel_tool_calls(parallel);
     }
     request.options = options;

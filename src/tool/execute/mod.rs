@@ -213,6 +213,10 @@ impl ExecuteTool {
             SandboxEnd::Ended(CommandEnd::Memory) => {
                 killed(format!("it used more than {} MiB of memory", self.settings.memory_mb))
             }
+            SandboxEnd::Ended(CommandEnd::Disk) => killed(format!(
+                "less than {} MiB of the disk are free",
+                self.settings.min_free_mb
+            )),
             SandboxEnd::Ended(CommandEnd::Killed | CommandEnd::NotStarted(_)) => {
                 killed("its sandbox was ended".to_owned())
             }

@@ -277,3 +277,13 @@ async fn grep_finds_text_literally_in_three_forms() {
     let hint = text_of(&state, "grep", json!({"pattern": "z.*y"})).await;
     assert!(hint.contains("taken literally"), "{hint}");
 }
+
+#[tokio::test]
+async fn grep_shows_of_a_long_line_the_part_with_the_text() {
+    let line = format!("{}needle é{}", "é".repeat(5_000), "z".repeat(5_000));
+    let state = state(&[("/long.json", line.as_str()), ("/short.txt", "a needle")]);
+    let args = json!({"pattern": "needle", "output_mode": "content"});
+    let said = text_of(&state, "grep", args).await;
+    let shown = format!("  1: [cut] {}needle é{} [cut]", "é".repeat(250), "z".repeat(742));
+    assert_eq!(said, format!("/long.json:\n{shown}\n/short.txt:\n  1: a needle"));
+}

@@ -18,6 +18,8 @@ use crate::tool::Scope;
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
 /// The maximum length of a line in a result of `grep`, in characters.
 const MAX_LINE_CHARS: usize = 1_000;
+/// The number of characters that are shown of a longer line before the text that was found, less one.
+const CHARS_BEFORE: usize = 249;
 
 /// The run and the state for which a workspace is used.
 #[derive(Clone, Copy)]
@@ -215,7 +217,7 @@ impl FoundLines {
         let left = max.saturating_sub(self.count());
         let content = file.content.text();
         let matching = content.lines().enumerate().filter(|(_, line)| line.contains(text));
-        let lines = matching.map(|(at, line)| (at + 1, shortened(line)));
+        let lines = matching.map(|(at, line)| (at + 1, shortened(line, text)));
         let mut lines: Vec<(usize, String)> = lines.take(left.saturating_add(1)).collect();
         if lines.len() > left {
             lines.truncate(left);
@@ -228,12 +230,22 @@ impl FoundLines {
     }
 }
 
-/// Returns a line of a result, cut if it is long.
-pub(in crate::tool) fn shortened(line: &str) -> String {
-    match line.char_indices().nth(MAX_LINE_CHARS) {
-        None => line.to_owned(),
-        Some((end, _)) => format!("{} [cut]", &line[..end]),
+/// Returns a line of a result of a search for `text`; of a long one the part around the first place where the text stands.
+pub(in crate::tool) fn shortened(line: &str, text: &str) -> String {
+    if line.char_indices().nth(MAX_LINE_CHARS).is_none() {
+        return line.to_owned();
     }
+    let found = line.find(text).unwrap_or(0);
+    let before = line[..found].char_indices().rev().nth(CHARS_BEFORE);
+    let start = before.map_or(0, |(start, _)| start);
+    let rest = &line[start..];
+    let end = rest
+        .char_indices()
+        .nth(MAX_LINE_CHARS)
+        .map_or(rest.len(), |(end, _)| end);
+    let head = if start > 0 { "[cut] " } else { "" };
+    let tail = if end < rest.len() { " [cut]" } else { "" };
+    format!("{head}{}{tail}", &rest[..end])
 }
 
 /// A query for files at and below a path.

@@ -220,7 +220,7 @@ impl FileWorkspace for SandboxFiles {
             }
             let is_over = searched.matches.len() > left;
             for found in searched.matches.into_iter().take(left) {
-                let line = (found.line, shortened(&found.text));
+                let line = (found.line, shortened(&found.text, text));
                 match lines.files.last_mut().filter(|file| file.path == found.path) {
                     Some(file) => file.lines.push(line),
                     None => lines.files.push(FileMatches {

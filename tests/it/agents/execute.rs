@@ -158,6 +158,7 @@ on_both_engines! {
     a_cancelled_run_ends_its_command_with_all_processes,
     a_configuration_that_commands_could_misuse_is_refused,
     a_definition_over_http_runs_no_commands,
+    an_agent_without_commands_is_not_offered_the_tool,
 }
 
 with_each_layer! {
@@ -438,6 +439,19 @@ async fn a_configuration_that_commands_could_misuse_is_refused(server: TestServe
             "{said}"
         );
     }
+}
+
+async fn an_agent_without_commands_is_not_offered_the_tool(server: TestServer) {
+    let alice = server.human("plain").await;
+    let calls = script().calls(sh("c1", "echo hello"));
+    alice.says(calls.turn(json!({"echo_tools": true}))).await;
+    let said = alice.transcript().await;
+    assert!(said[2].contains("execute is not a valid tool"), "{}", said[2]);
+    let offered = said.last().expect("an answer");
+    assert!(
+        offered.contains("read_file") && !offered.contains("execute"),
+        "{offered}"
+    );
 }
 
 async fn a_definition_over_http_runs_no_commands(server: TestServer) {

@@ -42,6 +42,7 @@ on_both_engines! {
     paths_outside_of_the_root_are_refused,
     a_second_change_to_a_file_in_one_answer_is_refused,
     a_result_too_long_for_a_conversation_becomes_a_file,
+    long_results_of_calls_with_one_id_have_a_file_each,
     the_report_of_a_subagent_can_be_too_long_as_well,
     an_agent_and_its_subagents_may_keep_longer_or_shorter_results,
 }
@@ -180,6 +181,20 @@ async fn a_result_too_long_for_a_conversation_becomes_a_file(server: TestServer)
     assert!(said[2].contains("/large_tool_results/b_1"), "{}", said[2]);
     let files = files(&alice).await;
     assert_eq!(files["/large_tool_results/b_1"].as_str().map(str::len), Some(100_000));
+}
+
+async fn long_results_of_calls_with_one_id_have_a_file_each(server: TestServer) {
+    let alice = server.human("plain").await;
+    for chars in [90_000, 100_000] {
+        let call = call("c1", "big", json!({"chars": chars}));
+        alice.says(script().calls(call).says("done")).await;
+    }
+    let said = alice.transcript().await;
+    assert!(said[6].contains("/large_tool_results/c1-2"), "{:.300}", said[6]);
+    let files = files(&alice).await;
+    let length = |path: &str| files[path].as_str().map(str::len);
+    assert_eq!(length("/large_tool_results/c1"), Some(90_000));
+    assert_eq!(length("/large_tool_results/c1-2"), Some(100_000));
 }
 
 async fn an_agent_and_its_subagents_may_keep_longer_or_shorter_results(server: TestServer) {

@@ -64,6 +64,7 @@ on_both_engines! {
     a_thread_of_two_thousand_turns_stays_within_the_window_at_a_flat_cost,
     a_window_that_the_provider_enforces_is_met_by_compacting_once,
     an_overflow_that_no_summary_cures_is_a_clear_error,
+    a_conversation_that_the_model_does_not_summarise_goes_on_without_its_older_part,
     an_overflow_is_recognised_at_every_provider,
     a_compaction_is_visible_in_the_stream_and_in_the_state,
     old_turns_are_in_a_file_that_the_agent_can_read,
@@ -76,6 +77,8 @@ on_both_engines! {
     a_thread_at_work_is_not_compacted,
     a_compaction_whose_summary_fails_is_reported,
     another_model_writes_the_summary,
+    the_next_summary_is_made_of_the_whole_last_one,
+    a_summary_of_too_much_is_asked_for_again_with_half_of_it,
     an_agent_without_summarisation_sends_everything,
 }
 
@@ -117,6 +120,19 @@ async fn a_window_that_the_provider_enforces_is_met_by_compacting_once(server: T
     let again = alice.says("and then?").await;
     assert_eq!(transcript(&again).pop().unwrap(), "ai: echo: and then?");
     assert_eq!(again["summarization"]["count"], 1, "the summary is kept");
+}
+
+async fn a_conversation_that_the_model_does_not_summarise_goes_on_without_its_older_part(server: TestServer) {
+    let agent = talker(2_000, "max_input_tokens = 1000000").replace(r#"{"text": "SUMMARY"}"#, r#"{"error": 400}"#);
+    server.is_configured_with(&agent).await;
+    let alice = server.human("talker").await;
+    has_talked(&alice, 60).await;
+    let values = alice.says("and now?").await;
+    assert_eq!(transcript(&values).pop().unwrap(), "ai: echo: and now?");
+    assert_eq!(values["summarization"]["count"], 1, "{:#}", values["summarization"]);
+    let path = values["summarization"]["file_path"].as_str().expect("a file");
+    let file = values["files"][path]["content"].as_str().expect("a text");
+    assert!(file.contains("turn 0: "), "{file:.300}");
 }
 
 async fn an_overflow_that_no_summary_cures_is_a_clear_error(server: TestServer) {
@@ -437,6 +453,50 @@ async fn another_model_writes_the_summary(server: TestServer) {
     assert_eq!(asked.len(), 3, "the agent's model wrote no summary");
     assert!(asked[2].body.contains("BY ANOTHER"), "{}", asked[2].body);
     assert!(!asked[2].body.contains("\"second\""), "{}", asked[2].body);
+}
+
+async fn the_next_summary_is_made_of_the_whole_last_one(server: TestServer) {
+    let agent = "[agents.writer]\nmodel = \"fake_openai:m-1\"\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("writer").await;
+    let summary = format!("{}FACT-4711{}", "so it goes ".repeat(400), " and so on".repeat(400));
+    server.models.will([
+        Turn::Says("one"),
+        Turn::Says("two"),
+        Turn::Says(summary.leak()),
+        Turn::Says("three"),
+        Turn::Says("a shorter summary"),
+    ]);
+    for texts in [["first", "second"].as_slice(), &["third"]] {
+        for text in texts {
+            alice.says(text).await;
+        }
+        let body = json!({"keep_messages": 1});
+        let compacted = alice.client().post(&alice.path("/compact"), body).await.ok();
+        assert_eq!(compacted["status"], "compacted", "{compacted:#}");
+    }
+    let asked = server.models.asked();
+    assert_eq!(asked.len(), 5);
+    assert!(asked[4].body.contains("FACT-4711"), "{}", asked[4].body);
+}
+
+async fn a_summary_of_too_much_is_asked_for_again_with_half_of_it(server: TestServer) {
+    let agent = "[agents.writer]\nmodel = \"fake_openai:m-1\"\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("writer").await;
+    server.models.will([Turn::Says("hello")]);
+    has_talked(&alice, 40).await;
+    server.models.will([
+        Turn::Refuses(413, None),
+        Turn::Refuses(413, None),
+        Turn::Says("the summary"),
+        Turn::Says("now"),
+    ]);
+    let values = alice.says("and now?").await;
+    assert_eq!(transcript(&values).pop().unwrap(), "ai: now");
+    let lengths: Vec<usize> = server.models.asked().iter().map(|asked| asked.body.len()).collect();
+    assert_eq!(lengths.len(), 5);
+    assert!(lengths[3] * 4 < lengths[2] * 3, "{lengths:?}");
 }
 
 async fn an_agent_without_summarisation_sends_everything(server: TestServer) {

@@ -24,6 +24,7 @@ fn busy_tools(base: &str) -> String {
 on_both_engines! {
     a_failed_call_is_retried_under_its_idempotency_key,
     context_editing_clears_old_results_for_the_model_only,
+    context_editing_keeps_the_results_of_excluded_tools,
     the_prompt_of_the_todo_middleware_can_be_set,
     invalid_arguments_are_refused_by_field,
     a_failing_tool_is_reported_and_its_siblings_go_on,
@@ -77,6 +78,24 @@ async fn context_editing_clears_old_results_for_the_model_only(server: TestServe
     let bob = server.human("mindful").await;
     bob.says(script()).await;
     assert_eq!(bob.transcript().await[3], "ai: LAST_TOOL<<found otters and much more>>");
+}
+
+async fn context_editing_keeps_the_results_of_excluded_tools(server: TestServer) {
+    let settings = "trigger = 1, keep = 0, exclude_tools = [\"lookup\"]";
+    let agent = format!(
+        "[agents.choosy]\nmodel = \"scripted:x\"\ntools = [\"lookup\"]\n\
+         middleware = [{{ name = \"ContextEditingMiddleware\", {settings} }}]\n"
+    );
+    server.is_configured_with(&agent).await;
+    let alice = server.human("choosy").await;
+    let script = script()
+        .calls(lookup("c1", "otters and much more"))
+        .turn(json!({"echo_last_tool": true}));
+    alice.says(script).await;
+    assert_eq!(
+        alice.transcript().await[3],
+        "ai: LAST_TOOL<<found otters and much more>>"
+    );
 }
 
 async fn the_prompt_of_the_todo_middleware_can_be_set(server: TestServer) {

@@ -5,6 +5,7 @@ mod console;
 mod contract;
 mod deepagents;
 mod mcp_client;
+mod mcp_servers;
 mod other_systems;
 pub(crate) mod sdk;
 mod tool_servers;

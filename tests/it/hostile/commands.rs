@@ -18,6 +18,7 @@ on_both_engines! {
     commands_see_no_process_and_no_descriptor_of_the_server,
     a_fork_bomb_is_killed,
     memory_and_files_are_bounded,
+    a_command_does_not_fill_the_disk,
     endless_output_is_bounded,
     a_command_that_takes_too_long_is_killed_with_all_that_it_has_started,
     what_a_command_leaves_behind_is_killed_with_its_shell,
@@ -32,6 +33,7 @@ with_each_layer! {
     commands_see_no_process_and_no_descriptor_of_the_server("") => sees_nothing,
     a_fork_bomb_is_killed(", max_processes = 40") => kills_a_fork_bomb,
     memory_and_files_are_bounded(", memory_mb = 128, max_file_mb = 4, cpu_s = 1") => bounds_memory_and_files,
+    a_command_does_not_fill_the_disk(", min_free_mb = 1000000000") => leaves_space,
     endless_output_is_bounded(", max_output_bytes = 2000") => bounds_output,
     a_command_that_takes_too_long_is_killed_with_all_that_it_has_started(", timeout_s = 1") => kills_what_takes_too_long,
     what_a_command_leaves_behind_is_killed_with_its_shell("") => kills_what_is_left,
@@ -241,6 +243,14 @@ async fn bounds_memory_and_files(server: &TestServer, layer: &str) {
         many.contains("[Command was killed: it used more than 128 MiB of memory]"),
         "{layer}: {many}"
     );
+    let shared = "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nfor _ in range(400): m.write(b\"x\" * (1 << 20))\ntime.sleep(600)";
+    let shared = said(server, &format!("python3 -c '{shared}'")).await;
+    assert!(
+        shared.contains("[Command was killed: it used more than 128 MiB of memory]"),
+        "{layer}: {shared}"
+    );
+    let unmapped = said(server, "python3 -c 'import os; os.memfd_create(\"a\")'").await;
+    assert!(unmapped.contains("Function not implemented"), "{layer}: {unmapped}");
     let file = format!("big-{layer}");
     let big = said(server, &format!("dd if=/dev/zero of={file} bs=1M count=16 2>&1; true")).await;
     let length = fs::metadata(server.path_of("work").join(&file)).expect("a file").len();
@@ -250,6 +260,15 @@ async fn bounds_memory_and_files(server: &TestServer, layer: &str) {
         busy.contains("[Command failed with exit code ") || busy.contains("signal"),
         "{layer}: {busy}"
     );
+}
+
+async fn leaves_space(server: &TestServer, layer: &str) {
+    let filled = said(server, "touch filled").await;
+    assert!(
+        filled.contains("[Command was killed: less than 1000000000 MiB of the disk are free]"),
+        "{layer}: {filled}"
+    );
+    assert!(!server.path_of("work/filled").exists(), "{layer}");
 }
 
 async fn bounds_output(server: &TestServer, layer: &str) {

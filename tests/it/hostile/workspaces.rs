@@ -202,6 +202,10 @@ async fn huge_and_binary_files_are_met_with_their_size_or_as_blocks(server: Test
                 "edit_file",
                 json!({"file_path": "/zero.txt", "old_string": "needle", "new_string": "y"}),
             ),
+            (
+                "grep",
+                json!({"pattern": "needle", "path": "/long.txt", "output_mode": "content"}),
+            ),
         ],
     )
     .await;
@@ -214,6 +218,7 @@ async fn huge_and_binary_files_are_met_with_their_size_or_as_blocks(server: Test
         said[3]
     );
     assert!(said[4].contains("is a binary file"), "{}", said[4]);
+    assert!(said[5].contains("xneedle") && said[5].len() < 2_000, "{}", said[5]);
 }
 
 async fn searches_of_many_files_and_with_odd_patterns_end(server: TestServer) {

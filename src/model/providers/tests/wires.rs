@@ -228,6 +228,22 @@ async fn requests_carry_key_system_tools_and_settings() {
 }
 
 #[tokio::test]
+async fn a_request_without_tools_does_not_say_whether_they_are_called_in_parallel() {
+    let kind = ProviderKind::OpenAi;
+    for has_tools in [true, false] {
+        let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
+        let mut asked = hello();
+        asked.settings.insert("parallel_tool_calls".to_owned(), json!(false));
+        if !has_tools {
+            asked.tools.clear();
+        }
+        let _ = ask(&model, asked).await;
+        let sent = server.last().body.get("parallel_tool_calls").cloned();
+        assert_eq!(sent, has_tools.then(|| json!(false)));
+    }
+}
+
+#[tokio::test]
 async fn limits_say_how_long_to_wait_and_do_not_repeat_the_key() {
     for kind in WIRES {
         let body = json!({"error": {"message": "slow down, sk-secret", "type": "rate_limit_error", "code": "slow"}});
@@ -303,6 +319,18 @@ async fn every_way_to_say_too_long_is_recognised() {
                 "{kind}: {text}: {answer:?}"
             );
         }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_a_rate_limit_never_admits_is_too_long() {
+    let text = "Request too large for m-1 in organization org-1 on tokens per min (TPM): Limit 30000, Requested 38513. \
+        The input or output tokens must be reduced in order to run successfully.";
+    let body = json!({"error": {"message": text, "type": "tokens", "code": "rate_limit_exceeded"}});
+    for kind in WIRES {
+        let (model, _) = fake(kind, vec![Reply::error(429, &[("retry-after", "3")], body.clone())]).await;
+        let answer = ask(&model, hello()).await.1;
+        assert!(matches!(answer, Err(ModelError::TooLong { .. })), "{kind}: {answer:?}");
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) fn grep(dir: &Dir, query: &FileQuery, text: &str, uses_ignore_files: 
                 return Ok(false);
             }
             let number = usize::try_from(number).unwrap_or(usize::MAX);
-            lines.push((number, shortened(line.trim_end_matches(['\r', '\n']))));
+            lines.push((number, shortened(line.trim_end_matches(['\r', '\n']), text)));
             Ok(true)
         });
         let timed = Timed {
