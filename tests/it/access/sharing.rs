@@ -8,6 +8,7 @@ use crate::support::{Human, Keys, TestServer, approval, mail, on_both_engines, s
 on_both_engines! {
     a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_by_nobody_else,
     who_may_only_read_a_thread_answers_no_question_on_it,
+    the_stream_of_a_thread_ends_when_it_is_shared_no_more,
     a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
 }
@@ -87,6 +88,19 @@ async fn who_may_only_read_a_thread_answers_no_question_on_it(server: TestServer
     assert_eq!(server.tools.calls_of("send_email").len(), 0);
     ann.approves(&question).await.finishes().await;
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn the_stream_of_a_thread_ends_when_it_is_shared_no_more(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "team").await;
+    let bob = beside(&keys, "bob", &ann);
+    let mut stream = bob.client().get_stream(&bob.path("/stream"), None).await;
+    ann.says(script().says("for the team")).await;
+    stream.until(|frame| frame.data["status"] == "run_done").await;
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&ann.path(""), metadata).await.ok();
+    ann.says(script().says("for nobody else")).await;
+    assert_eq!(stream.next().await, None);
 }
 
 async fn a_thread_that_is_shared_for_writing_is_continued_by_the_tenant(server: TestServer) {
