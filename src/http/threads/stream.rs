@@ -179,7 +179,7 @@ impl ThreadRunsProjection {
         match item {
             ThreadItem::RunStarted(_) | ThreadItem::StateUpdated(..) => {
                 let thread = ResourceRef::Thread(self.thread);
-                self.api.may(Action::ThreadsRead, thread).await
+                Box::pin(self.api.may(Action::ThreadsRead, thread)).await
             }
             ThreadItem::Event(_) | ThreadItem::RunEnded(..) => Ok(true),
         }

@@ -21,10 +21,16 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Connects, and sends the head of a POST whose body has `length` bytes, and the start of the body.
 async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8]) -> TcpStream {
+    half_body_with(client, path, "x-api-key: none", length, beginning).await
+}
+
+/// The same with one more header.
+async fn half_body_with(client: &Client, path: &str, header: &str, length: usize, beginning: &[u8]) -> TcpStream {
     let address = client.base().replacen("http://", "", 1);
     let mut stream = TcpStream::connect(&address).await.expect("a connection");
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.expect("the server listens");
     stream.write_all(beginning).await.expect("the server listens");
@@ -50,6 +56,7 @@ on_both_engines! {
     a_body_that_does_not_arrive_times_out,
     a_body_that_does_not_arrive_delays_no_restart,
     concurrent_bodies_share_one_bound,
+    the_bodies_of_one_user_leave_room_for_those_of_others,
     a_response_to_a_body_that_is_not_read_announces_the_close,
     a_connection_survives_a_refusal_before_a_short_body,
 }
@@ -204,6 +211,26 @@ async fn concurrent_bodies_share_one_bound(server: TestServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_bodies_of_one_user_leave_room_for_those_of_others(server: TestServer) {
+    server.is_configured("max_body_bytes_total = 4194304").await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let header = format!("x-api-key: {}", keys.text("ann"));
+    let large = 2_000_000;
+    let mut slow = vec![];
+    for _ in 0..3 {
+        let beginning = vec![b' '; large - 1];
+        slow.push(half_body_with(&ann, "/threads", &header, large, &beginning).await);
+    }
+    let other = json!({"supersteps": [{"updates": [{"values": {"messages": "x".repeat(260_000)}}]}]});
+    eventually(async || ann.post("/threads", other.clone()).await.status == 503).await;
+    for caller in ["bob", "root", "root-of-other"] {
+        keys.client(caller).post("/threads", other.clone()).await.ok();
+    }
+    drop(slow);
+    eventually(async || ann.post("/threads", other.clone()).await.status == 200).await;
+}
+
 async fn a_body_counts_with_its_parsed_size() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("max_body_bytes_total = 2097152").await;
