@@ -210,7 +210,6 @@ async fn concurrent_bodies_share_one_bound(server: TestServer) {
     eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_bodies_of_one_user_leave_room_for_those_of_others(server: TestServer) {
     server.is_configured("max_body_bytes_total = 4194304").await;
     let keys = server.is_protected().await;
@@ -231,6 +230,7 @@ async fn the_bodies_of_one_user_leave_room_for_those_of_others(server: TestServe
     eventually(async || ann.post("/threads", other.clone()).await.status == 200).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_counts_with_its_parsed_size() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("max_body_bytes_total = 2097152").await;
