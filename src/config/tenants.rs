@@ -158,8 +158,8 @@ impl Check<'_> {
         }
         let defines_agents = self.config.agents_api.enabled && name != Tenant::default().as_str();
         if defines_agents && section.agents.is_none() {
-            let message = "is absent, and `[agents_api]` is enabled: clients of this tenant may change and delete what those of \
-                           others define; list the names of its own agents";
+            let message = "is absent, and `[agents_api]` is enabled: clients of this tenant may change and delete what \
+                           those of others define; list the names of its own agents";
             self.findings
                 .push(Diagnostic::warning(self.top.then("agents"), message));
         }
