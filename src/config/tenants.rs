@@ -156,6 +156,13 @@ impl Check<'_> {
                            callers";
             self.error(self.top.clone(), message);
         }
+        let defines_agents = self.config.agents_api.enabled && name != Tenant::default().as_str();
+        if defines_agents && section.agents.is_none() {
+            let message = "is absent, and `[agents_api]` is enabled: clients of this tenant may change and delete what \
+                           those of others define; list the names of its own agents";
+            self.findings
+                .push(Diagnostic::warning(self.top.then("agents"), message));
+        }
         self.names("agents", section.agents.as_ref(), Self::agent_problem);
         self.names("tools", section.tools.as_ref(), Self::tool_problem);
         self.names("models", section.models.as_ref(), Self::model_problem);

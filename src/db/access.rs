@@ -377,6 +377,17 @@ where
     Ok(())
 }
 
+/// Returns whether a thread is in the scope.
+pub async fn contains_thread(tx: &mut Tx<'_>, scope: &AccessScope, thread: ThreadId) -> DbResult<bool> {
+    let found: Option<i64> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select cast(1 as bigint) from threads wanted where wanted.thread_id = ");
+        sql.push_bind(thread.0);
+        push_scope_of_thread(&mut sql, scope, "wanted.thread_id")?;
+        sql.build_query_scalar().fetch_optional(conn).await
+    })?;
+    Ok(found.is_some())
+}
+
 /// Appends the condition that the thread named by `column` is in the scope, after `and`.
 pub(super) fn push_scope_of_thread<DB>(
     sql: &mut QueryBuilder<DB>,

@@ -1,6 +1,7 @@
 //! The table of the audit. Rows are inserted and, when they are old, deleted; no function changes one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
@@ -95,12 +96,25 @@ pub async fn insert_all(tx: &mut Tx<'_>, entries: &[Arc<AuditEntry>]) -> DbResul
 /// The most resources that one statement asks for.
 const MOST_RESOURCES: usize = 500;
 
-/// Returns the entries of a tenant about these resources with this action, oldest first.
+/// The most by which the time in the id of an entry differs from that of the entry: a request that waits for the database
+/// has the earlier one of its beginning.
+const ID_TOLERANCE: Duration = Duration::from_hours(1);
+
+/// Returns the smallest id of entries that are made at this time. Ids begin with their time in milliseconds, so a range of
+/// times is a range of the primary key.
+fn first_id_at(at: Timestamp) -> Uuid {
+    const MOST_MILLIS: u128 = (1 << 48) - 1;
+    let millis = u128::try_from(at.millis()).unwrap_or(0).min(MOST_MILLIS);
+    Uuid::from_u128(millis << 80)
+}
+
+/// Returns the entries of a tenant about these resources with this action, from this time on, oldest first.
 pub async fn of_resources(
     tx: &mut Tx<'_>,
     tenant: &Tenant,
     action: &str,
     resources: &[String],
+    since: Timestamp,
 ) -> DbResult<Vec<AuditEntry>> {
     let mut all = vec![];
     for part in resources.chunks(MOST_RESOURCES) {
@@ -110,6 +124,8 @@ pub async fn of_resources(
                  from audit where tenant = ",
             );
             sql.push_bind(tenant.as_str());
+            sql.push(" and entry_id >= ")
+                .push_bind(first_id_at(since.minus(ID_TOLERANCE)));
             sql.push(" and action = ").push_bind(action);
             sql.push(" and resource in (");
             let mut list = sql.separated(", ");
@@ -151,8 +167,8 @@ pub struct AuditSearch {
 /// Returns a page of entries that takes at most about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbResult<ListPart<AuditEntry>> {
     let mut page = ListBuilder::new(wanted.limit, bytes);
+    let mut before = wanted.before;
     while let Some(next) = page.next() {
-        let skipped = page.count();
         let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(
                 "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
@@ -173,17 +189,21 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
             }
             if let Some(since) = wanted.since {
                 sql.push(" and created_at >= ").push_bind(since.0);
+                sql.push(" and entry_id >= ")
+                    .push_bind(first_id_at(since.minus(ID_TOLERANCE)));
             }
             if let Some(until) = wanted.until {
                 sql.push(" and created_at < ").push_bind(until.0);
+                sql.push(" and entry_id < ")
+                    .push_bind(first_id_at(until.plus(ID_TOLERANCE)));
             }
-            if let Some(before) = wanted.before {
+            if let Some(before) = before {
                 sql.push(" and entry_id < ").push_bind(before);
             }
             sql.push(" order by entry_id desc limit ").push_bind(next);
-            sql.push(" offset ").push_bind(skipped);
             sql.build_query_as().fetch_all(conn).await
         })?;
+        before = rows.last().map(|row| row.entry_id).or(before);
         page.take(next, rows, |row| row.detail.len() + 300, AuditEntry::try_from)?;
     }
     Ok(page.finish())

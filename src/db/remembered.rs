@@ -3,9 +3,11 @@
 use sqlx::{query, query_as};
 use uuid::Uuid;
 
+use super::access::contains_thread;
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
 use super::{DbError, DbResult, Tx};
+use crate::domain::access::InterruptScope;
 use crate::domain::id::{DecisionId, RunId, ThreadId};
 use crate::domain::remembered::RememberedDecision;
 
@@ -58,6 +60,20 @@ pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Rememb
     const SQL: &str = "select decision_id, body from remembered_decisions where thread_id = $1 order by decision_id";
     let rows: Vec<DecisionRow> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
     readable(rows)
+}
+
+/// Returns the decisions of a thread that a caller reaches, oldest first: all of them if the thread is in the scope, and
+/// otherwise those whose approvers the caller is among.
+pub async fn visible(tx: &mut Tx<'_>, thread: ThreadId, scope: &InterruptScope) -> DbResult<Vec<RememberedDecision>> {
+    let mut found = of_thread(tx, thread).await?;
+    if !contains_thread(tx, &scope.threads, thread).await? {
+        let is_assigned = |decision: &RememberedDecision| {
+            let assignee = scope.assigned.as_ref();
+            assignee.is_some_and(|assignee| decision.approvers.contains(&assignee.user, &assignee.roles))
+        };
+        found.retain(is_assigned);
+    }
+    Ok(found)
 }
 
 /// Deletes a decision of a thread. Returns false if there is none with this id.

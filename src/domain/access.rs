@@ -537,6 +537,36 @@ mod tests {
     }
 
     #[test]
+    fn a_developer_reaches_the_agents_and_assistants_of_the_tenant_only() {
+        let developer = caller("acme", "dev", &[UserRole::Developer]);
+        let theirs = of(&caller("acme", "bob", &[UserRole::User]));
+        for action in [
+            Action::AgentsPut,
+            Action::AgentsDelete,
+            Action::AssistantsRead,
+            Action::AssistantsUpdate,
+            Action::AssistantsDelete,
+        ] {
+            assert!(may(&developer, action, &theirs), "{action}");
+        }
+        for action in [
+            Action::ThreadsRead,
+            Action::ThreadsUpdate,
+            Action::InterruptsResolve,
+            Action::CronsDelete,
+            Action::DeliveriesRead,
+            Action::StoreGet,
+            Action::KeysRead,
+            Action::KeysWrite,
+            Action::AuditRead,
+            Action::UsersExport,
+        ] {
+            assert!(!may(&developer, action, &theirs), "{action}");
+        }
+        assert!(may(&developer, Action::ThreadsRead, &of(&developer)));
+    }
+
+    #[test]
     fn an_approver_reaches_assigned_interrupts_only() {
         let approver = caller("acme", "eve", &[UserRole::Approver]);
         let theirs = of(&caller("acme", "bob", &[UserRole::User]));

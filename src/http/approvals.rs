@@ -10,19 +10,22 @@ use super::extract::{ApiPath, ApprovalPath, ThreadPath};
 use super::wire::approval::ApprovalList;
 use super::{Api, JsonResult};
 use crate::db::{remembered, threads};
+use crate::domain::access::Action;
 
-/// Lists the decisions that are remembered for the rest of the thread, oldest first.
+/// Lists the decisions that are remembered for the rest of the thread, oldest first. A caller who may not read the thread
+/// gets those whose approvers the caller is among.
 #[utoipa::path(get, path = "/threads/{thread_id}/approvals", tag = "Approvals", params(ThreadPath),
     responses((status = 200, description = "The remembered decisions", body = ApprovalList),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> JsonResult<ApprovalList> {
     let thread = path.thread_id;
+    let scope = api.interrupt_scope(Action::InterruptsRead);
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);
             }
-            remembered::of_thread(tx, thread).await.map(Some)
+            remembered::visible(tx, thread, &scope).await.map(Some)
         })
     });
     let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
@@ -36,6 +39,8 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> JsonRe
         (status = 404, description = "Remembered decision not found", body = ErrorBody)))]
 pub(super) async fn revoke(api: Api, ApiPath(path): ApiPath<ApprovalPath>) -> Result<StatusCode, ApiError> {
     let caller = Arc::clone(&api.caller);
-    api.interrupts.revoke(path.thread_id, path.approval_id, caller).await?;
+    let scope = api.interrupt_scope(Action::InterruptsResolve);
+    let revoked = api.interrupts.revoke(path.thread_id, path.approval_id, caller, scope);
+    revoked.await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -7,6 +7,7 @@ use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -17,6 +18,7 @@ use super::wire::{Object, json};
 use crate::db::DbError;
 use crate::db::audit::{self, AuditSearch};
 use crate::domain::access::Action;
+use crate::domain::api_key::ApiKey;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
@@ -62,6 +64,29 @@ pub(super) fn record(api: &Api, action: Action, resource: impl FnOnce() -> Strin
     api.audit.record(entry.because_of(policies));
 }
 
+/// Records which API key a request has created, for whom, and with which rights. The entry of the request was stored with
+/// the key, and does not name it.
+pub(super) fn record_new_key(api: &Api, key: &ApiKey) {
+    let action = Action::KeysWrite;
+    let outcome = AuditOutcome::Allowed;
+    if !api.audit.contains(&api.caller, action, outcome) {
+        return;
+    }
+    let roles: Vec<&str> = key.roles.iter().map(|role| role.word()).collect();
+    let mut detail = Map::new();
+    detail.insert("user".to_owned(), Value::from(key.user.as_str()));
+    detail.insert("roles".to_owned(), Value::from(roles));
+    if let Some(scopes) = &key.scopes {
+        detail.insert("scopes".to_owned(), Value::from(scopes.clone()));
+    }
+    let resource = format!("key:{}", key.id);
+    api.audit.record(AuditEntry {
+        address: api.address,
+        detail,
+        ..AuditEntry::new(&api.caller, action, resource, outcome, api.audit.now())
+    });
+}
+
 /// An entry of the audit.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AuditEntryView {
@@ -83,7 +108,8 @@ pub(super) struct AuditEntryView {
     outcome: &'static str,
     /// The address of the client.
     address: Option<String>,
-    /// Further facts, such as the types of an approval's decisions, or the `@id` of the policies that forbid the request.
+    /// Further facts, such as the types of an approval's decisions, the rights of a new API key, or the `@id` of the policies
+    /// that forbid the request.
     detail: Object,
 }
 
@@ -151,9 +177,10 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     };
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
+    // A filter that matches few of many entries may take long.
     let read = api
         .db
-        .read(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
+        .search(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
     let entries: Vec<AuditEntryView> = read.await?.into_items().into_iter().map(AuditEntryView::from).collect();
     match format {
         AuditFormat::Json => permit.answer(&entries),

@@ -3,7 +3,8 @@
 //! A body is read before the handler runs, so one piece of code limits all endpoints. Its share of the common budget is
 //! released after the handler has answered: by then the body is parsed, admitted and stored.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
@@ -17,13 +18,19 @@ use futures::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::client::ClientId;
 use super::connections::ConnectionHandle;
 use super::error::ApiError;
+use crate::domain::access::Ownership;
+use crate::domain::identity::Identity;
 use crate::domain::json_limits::{VALUE_BYTES, count_values};
 use crate::events::Events;
 
 /// The unit of the budget, in bytes.
 const UNIT: usize = 1024;
+
+/// The number of users with bodies under way from which on those without any are forgotten.
+const MANY_USERS: usize = 1024;
 
 /// The longest time that a body waits for its share of the budget.
 const BUDGET_WAIT: Duration = Duration::from_secs(1);
@@ -65,18 +72,47 @@ pub(super) struct BodyReader {
     budget: Arc<Semaphore>,
     /// The size of the budget in units.
     units: u32,
+    of_users: Arc<UserBudgets>,
     events: Events,
+}
+
+/// The parts of the budget that single users may take: a half, or one body if that is more. So nobody who sends large bodies
+/// slowly shuts the others out. Requests without authentication have no user.
+struct UserBudgets {
+    /// The size of such a part in units.
+    units: u32,
+    /// Those with bodies under way.
+    known: Mutex<HashMap<ClientId, Weak<Semaphore>>>,
+}
+
+impl UserBudgets {
+    fn of(&self, user: ClientId) -> Arc<Semaphore> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(budget) = known.get(&user).and_then(Weak::upgrade) {
+            return budget;
+        }
+        if known.len() >= MANY_USERS {
+            known.retain(|_, budget| budget.strong_count() > 0);
+        }
+        let budget = budget_of(self.units);
+        known.insert(user, Arc::downgrade(&budget));
+        budget
+    }
 }
 
 impl BodyReader {
     /// Creates a reader that stops reading when the server shuts down, as `events` reports.
     pub(super) fn new(limits: BodyLimits, events: Events) -> Self {
-        let units = units(limits.total);
-        let budget = Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)));
+        let all = units(limits.total);
+        let of_users = UserBudgets {
+            units: (all / 2).max(units(limits.max)).min(all),
+            known: Mutex::default(),
+        };
         Self {
             limits,
-            budget,
-            units,
+            budget: budget_of(all),
+            units: all,
+            of_users: Arc::new(of_users),
             events,
         }
     }
@@ -110,7 +146,7 @@ impl BodyReader {
     /// # Errors
     /// If the budget is exhausted for [`BUDGET_WAIT`].
     pub(super) async fn reserve(&self, command: &[u8]) -> Result<BudgetShare, ApiError> {
-        let mut share = BudgetShare(None);
+        let mut share = BudgetShare::default();
         self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES)
             .await?;
         Ok(share)
@@ -131,20 +167,33 @@ impl BodyReader {
             .extensions
             .get::<ConnectionHandle>()
             .map(ConnectionHandle::receive);
+        let caller = parts.extensions.get::<Arc<Identity>>();
+        let user = caller.filter(|caller| caller.credential.is_proof());
+        let share = BudgetShare {
+            of_user: user.map(|user| UserShare {
+                budget: self.of_users.of(ClientId::of_owner(&Ownership::of(user))),
+                taken: None,
+            }),
+            ..BudgetShare::default()
+        };
         tokio::select! {
             biased;
-            read = self.collect(body, refusal) => read,
+            read = self.collect(body, refusal, share) => read,
             () = self.events.shutdown_started() => Err(ApiError::body_aborted()),
         }
     }
 
     /// Reads the whole body. A body that is not empty is refused with `refusal`, if there is one.
-    async fn collect(&self, body: Body, refusal: Option<ApiError>) -> Result<(Bytes, BudgetShare), ApiError> {
+    async fn collect(
+        &self,
+        body: Body,
+        refusal: Option<ApiError>,
+        mut share: BudgetShare,
+    ) -> Result<(Bytes, BudgetShare), ApiError> {
         let deadline = Instant::now() + self.limits.timeout.saturating_mul(TOTAL_TIMEOUT_FACTOR);
         let mut pieces = body.into_data_stream();
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        let mut share = BudgetShare(None);
         let mut length = 0;
         let mut values = 0;
         loop {
@@ -189,26 +238,40 @@ impl BodyReader {
 
     /// Extends the share to what a body of this cost needs.
     async fn grow(&self, share: &mut BudgetShare, cost: usize) -> Result<(), ApiError> {
-        let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let held = u32::try_from(held).unwrap_or(u32::MAX);
-        // A body that needs more than the whole budget waits until it is the only one.
-        let missing = units(cost).min(self.units).saturating_sub(held);
-        if missing == 0 {
-            return Ok(());
-        }
-        let more = match Arc::clone(&self.budget).try_acquire_many_owned(missing) {
-            Ok(more) => more,
-            Err(_) => {
-                let waiting = timeout(BUDGET_WAIT, Arc::clone(&self.budget).acquire_many_owned(missing)).await;
-                waiting.ok().and_then(Result::ok).ok_or_else(ApiError::bodies_busy)?
-            }
+        let cost = units(cost);
+        let Some(of_user) = &mut share.of_user else {
+            // A body that needs more than the whole budget waits until it is the only one.
+            return extend(&self.budget, &mut share.all, cost.min(self.units)).await;
         };
-        match &mut share.0 {
-            Some(share) => share.merge(more),
-            None => share.0 = Some(more),
-        }
-        Ok(())
+        let cost = cost.min(self.of_users.units);
+        extend(&of_user.budget, &mut of_user.taken, cost).await?;
+        extend(&self.budget, &mut share.all, cost).await
     }
+}
+
+/// Extends what is taken of a budget to this number of units.
+async fn extend(
+    budget: &Arc<Semaphore>,
+    taken: &mut Option<OwnedSemaphorePermit>,
+    wanted: u32,
+) -> Result<(), ApiError> {
+    let held = taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+    let missing = wanted.saturating_sub(u32::try_from(held).unwrap_or(u32::MAX));
+    if missing == 0 {
+        return Ok(());
+    }
+    let more = match Arc::clone(budget).try_acquire_many_owned(missing) {
+        Ok(more) => more,
+        Err(_) => {
+            let waiting = timeout(BUDGET_WAIT, Arc::clone(budget).acquire_many_owned(missing)).await;
+            waiting.ok().and_then(Result::ok).ok_or_else(ApiError::bodies_busy)?
+        }
+    };
+    match taken {
+        Some(taken) => taken.merge(more),
+        None => *taken = Some(more),
+    }
+    Ok(())
 }
 
 /// Refuses a request before its body was read. A short body is read and dropped, so that the connection can serve the
@@ -233,7 +296,21 @@ fn close_after(version: Version, mut response: Response) -> Response {
 }
 
 /// A body's share of the budget, held until it is dropped.
-pub(super) struct BudgetShare(Option<OwnedSemaphorePermit>);
+#[derive(Default)]
+pub(super) struct BudgetShare {
+    all: Option<OwnedSemaphorePermit>,
+    of_user: Option<UserShare>,
+}
+
+/// A body's share of the part that its user may take.
+struct UserShare {
+    budget: Arc<Semaphore>,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+fn budget_of(units: u32) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
+}
 
 /// The number of budget units for this many bytes.
 fn units(bytes: usize) -> u32 {

@@ -11,7 +11,7 @@ use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
 use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView, events_of};
 use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterrupts};
-use crate::db::{DbResult, Tx, audit, threads};
+use crate::db::{audit, threads};
 use crate::domain::access::Action;
 use crate::domain::audit::AuditEntry;
 use crate::domain::identity::Tenant;
@@ -78,17 +78,15 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
                 return Ok(None);
             };
             let found = interrupts::visible(tx, &wanted).await?;
-            let entries = match with_audit {
-                true => audit_of(tx, &owned.ownership.tenant, &found).await?,
-                false => vec![],
-            };
-            Ok(Some((found, entries)))
+            Ok(Some((found, owned.ownership.tenant)))
         })
     });
     let mut entries = vec![];
     let found = match read.await? {
-        Some((found, recorded)) => {
-            entries = recorded;
+        Some((found, tenant)) => {
+            if with_audit {
+                entries = audit_of(&api, tenant, &found).await?;
+            }
             found
         }
         None => {
@@ -118,13 +116,20 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
     Ok(Json(list))
 }
 
-/// Returns the entries of the audit about these interrupts.
-async fn audit_of(tx: &mut Tx<'_>, tenant: &Tenant, found: &[InterruptRecord]) -> DbResult<Vec<AuditEntry>> {
+/// Returns the entries of the audit about these interrupts. None is older than the first of them.
+async fn audit_of(api: &Api, tenant: Tenant, found: &[InterruptRecord]) -> Result<Vec<AuditEntry>, ApiError> {
+    let Some(since) = found.iter().map(|record| record.created_at).min() else {
+        return Ok(vec![]);
+    };
     let resources: Vec<String> = found
         .iter()
         .map(|record| interrupt_text(record.thread, &record.interrupt.id))
         .collect();
-    audit::of_resources(tx, tenant, Action::InterruptsResolve.word(), &resources).await
+    let action = Action::InterruptsResolve.word();
+    let search = api
+        .db
+        .search(move |tx| Box::pin(async move { audit::of_resources(tx, &tenant, action, &resources, since).await }));
+    Ok(search.await?)
 }
 
 /// Shows an interrupt with its question and the JSON Schema of a valid answer.

@@ -7,6 +7,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use secrecy::ExposeSecret;
 
+use super::audit;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, KeyPath, Params};
 use super::wire::key::{ApiKeyView, CallerView, IssuedKeyView, KeyCreate, KeyRotate, TicketView};
@@ -64,7 +65,9 @@ pub(super) async fn create(api: Api, ApiJson(body): ApiJson<KeyCreate>) -> Resul
         scopes: body.scopes,
         expires_at: body.expires_at.as_deref().map(read_time).transpose()?,
     };
-    Ok(issued(&keys.create(Some(&api.caller), new).await?))
+    let new = keys.create(Some(&api.caller), new).await?;
+    audit::record_new_key(&api, &new.key);
+    Ok(issued(&new))
 }
 
 fn read_time(text: &str) -> Result<Timestamp, Invalid> {

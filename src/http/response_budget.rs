@@ -1,9 +1,10 @@
 //! Limits for large responses: the size of one, and the memory of all.
 
-use std::convert::Infallible;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use axum::BoxError;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -11,6 +12,7 @@ use futures::stream;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::error::ApiError;
 use super::extract::Page;
@@ -22,14 +24,21 @@ const CONCURRENT: usize = 4;
 const UNIT: usize = 1024;
 /// The size of the pieces in which a body is sent, in bytes.
 const CHUNK: usize = 64 * 1024;
-/// The longest time that a response waits for memory.
-const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time that a response waits for memory, in seconds.
+const PERMIT_TIMEOUT_S: u32 = 10;
+/// The time without a piece taken after which a response is given up, if others wait for its memory.
+const STALLED: Duration = Duration::from_secs(5);
+/// The time after which any response is given up, if others wait for its memory.
+const LONGEST_SENDING: Duration = Duration::from_mins(1);
+/// The number of responses being sent from which on those that are over are forgotten.
+const MANY: usize = 256;
 
 /// The memory budget of responses whose size depends on stored data: states, histories, lists of threads.
 #[derive(Debug, Clone)]
 pub struct ResponseBudget {
     bytes: usize,
     memory: Arc<Semaphore>,
+    sending: Arc<LargeResponses>,
 }
 
 impl ResponseBudget {
@@ -39,6 +48,7 @@ impl ResponseBudget {
         Self {
             bytes,
             memory: Arc::new(Semaphore::new(bytes.div_ceil(UNIT) * CONCURRENT)),
+            sending: Arc::default(),
         }
     }
 
@@ -47,19 +57,123 @@ impl ResponseBudget {
         self.bytes
     }
 
-    /// Reserves the memory for one response, before its data is read.
+    /// Reserves the memory for one response, before its data is read. Responses that their clients do not take give theirs
+    /// up for it.
     pub(super) async fn permit(&self) -> Result<Permit, ApiError> {
         let units = u32::try_from(self.bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
-        let memory = Arc::clone(&self.memory).acquire_many_owned(units);
-        match tokio::time::timeout(PERMIT_TIMEOUT, memory).await {
-            Ok(Ok(memory)) => Ok(Permit(memory)),
-            Ok(Err(_)) | Err(_) => Err(ApiError::answers_busy()),
+        let mut acquiring = pin!(Arc::clone(&self.memory).acquire_many_owned(units));
+        for _ in 0..PERMIT_TIMEOUT_S {
+            match tokio::time::timeout(Duration::from_secs(1), acquiring.as_mut()).await {
+                Ok(Ok(memory)) => {
+                    return Ok(Permit {
+                        memory,
+                        sending: Arc::clone(&self.sending),
+                    });
+                }
+                Ok(Err(_)) => break,
+                Err(_) => self.sending.give_up_slow_ones(),
+            }
+        }
+        Err(ApiError::answers_busy())
+    }
+}
+
+/// The large responses that are being sent.
+#[derive(Debug, Default)]
+struct LargeResponses(Mutex<Vec<Weak<dyn Sending>>>);
+
+impl LargeResponses {
+    fn add(&self, response: &Arc<dyn Sending>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MANY {
+            all.retain(|one| one.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(response));
+    }
+
+    fn give_up_slow_ones(&self) {
+        let now = Instant::now();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| {
+            let one = one.upgrade();
+            one.inspect(|one| one.give_up_if_slow(now)).is_some()
+        });
+    }
+}
+
+/// A response that is being sent.
+trait Sending: Send + Sync {
+    /// Drops the rest of the response and frees its memory, if its client takes it too slowly. The connection is aborted when
+    /// the client goes on reading.
+    fn give_up_if_slow(&self, now: Instant);
+}
+
+/// The progress of a response that is being sent.
+struct Progress<I> {
+    /// The rest of it; none if it was given up.
+    rest: Mutex<Option<Rest<I>>>,
+}
+
+/// The rest of a response that is being sent.
+struct Rest<I> {
+    chunks: I,
+    /// The rest of the current chunk.
+    current: Bytes,
+    /// True if that was larger than a piece.
+    is_split: bool,
+    begun_at: Instant,
+    moved_at: Instant,
+    _memory: OwnedSemaphorePermit,
+}
+
+impl<I: Iterator<Item = serde_json::Result<Bytes>>> Rest<I> {
+    fn next(&mut self) -> Option<serde_json::Result<Bytes>> {
+        self.moved_at = Instant::now();
+        if self.current.is_empty() {
+            match self.chunks.next()? {
+                Ok(chunk) => self.current = chunk,
+                Err(error) => return Some(Err(error)),
+            }
+            self.is_split = self.current.len() > CHUNK;
+        }
+        let piece = self.current.split_to(self.current.len().min(CHUNK));
+        // A part would keep the whole chunk in memory for as long as it waits in the connection.
+        Some(Ok(if self.is_split {
+            Bytes::copy_from_slice(&piece)
+        } else {
+            piece
+        }))
+    }
+}
+
+impl<I: Iterator<Item = serde_json::Result<Bytes>>> Progress<I> {
+    fn next(&self) -> Option<Result<Bytes, BoxError>> {
+        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        match rest.as_mut() {
+            Some(rest) => Some(rest.next()?.map_err(BoxError::from)),
+            None => Some(Err("the client took the response too slowly".into())),
+        }
+    }
+}
+
+impl<I: Send> Sending for Progress<I> {
+    fn give_up_if_slow(&self, now: Instant) {
+        // One that is being encoded moves.
+        let Ok(mut rest) = self.rest.try_lock() else { return };
+        let is_slow = |rest: &Rest<I>| {
+            now.duration_since(rest.moved_at) >= STALLED || now.duration_since(rest.begun_at) >= LONGEST_SENDING
+        };
+        if rest.as_ref().is_some_and(is_slow) {
+            *rest = None;
         }
     }
 }
 
 /// The reserved memory of one response.
-pub(super) struct Permit(OwnedSemaphorePermit);
+pub(super) struct Permit {
+    memory: OwnedSemaphorePermit,
+    sending: Arc<LargeResponses>,
+}
 
 impl Permit {
     /// Sends a value as JSON.
@@ -78,12 +192,9 @@ impl Permit {
         if bytes.len() <= CHUNK {
             return (kind, bytes).into_response();
         }
-        let sending = (self.shrink_to(bytes.len()), Bytes::from(bytes));
-        let pieces = stream::unfold(sending, |(memory, mut rest)| async move {
-            let piece = rest.split_to(rest.len().min(CHUNK));
-            (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), (memory, rest)))
-        });
-        (kind, Body::from_stream(pieces)).into_response()
+        let size = bytes.len();
+        let body = self.body(size, std::iter::once(Ok(Bytes::from(bytes))));
+        (kind, body).into_response()
     }
 
     /// Sends a list of about `bytes` bytes. Each item is encoded when its turn comes. If an item cannot be encoded, the
@@ -110,13 +221,38 @@ impl Permit {
             items,
             before,
             after,
-            _memory: self.shrink_to(bytes),
             is_first: true,
             is_over: false,
         };
-        as_json(stream::unfold(writer, |mut writer| async move {
-            let chunk = writer.next()?;
-            Some((chunk, writer))
+        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        (kind, self.body(bytes, writer)).into_response()
+    }
+
+    /// Returns the body of a response of about `bytes` bytes, which holds the memory until it is sent.
+    fn body<I>(self, bytes: usize, chunks: I) -> Body
+    where
+        I: Iterator<Item = serde_json::Result<Bytes>> + Send + 'static,
+    {
+        let Self { memory, sending } = self.shrink_to(bytes);
+        let now = Instant::now();
+        let progress = Arc::new(Progress {
+            rest: Mutex::new(Some(Rest {
+                chunks,
+                current: Bytes::new(),
+                is_split: false,
+                begun_at: now,
+                moved_at: now,
+                _memory: memory,
+            })),
+        });
+        // A small one fits into the buffers of its connection.
+        if bytes > CHUNK {
+            let response: Arc<dyn Sending> = Arc::clone(&progress) as _;
+            sending.add(&response);
+        }
+        Body::from_stream(stream::unfold(progress, |progress| async move {
+            let piece = progress.next()?;
+            Some((piece, progress))
         }))
     }
 
@@ -139,7 +275,7 @@ impl Permit {
 
     /// Encodes as many items as a response may hold, at least one. Items that the client must not see are skipped.
     pub(super) fn texts<T>(&self, part: ListPart<T>, to_json: impl Fn(T) -> Option<Value>) -> Result<Texts, ApiError> {
-        let most = self.0.num_permits() * UNIT;
+        let most = self.memory.num_permits() * UNIT;
         let mut texts = Texts {
             items: vec![],
             bytes: 0,
@@ -164,8 +300,8 @@ impl Permit {
     /// Releases the memory that the response does not need.
     fn shrink_to(mut self, bytes: usize) -> Self {
         let units = bytes.div_ceil(UNIT);
-        let surplus = self.0.num_permits().saturating_sub(units);
-        drop(self.0.split(surplus));
+        let surplus = self.memory.num_permits().saturating_sub(units);
+        drop(self.memory.split(surplus));
         self
     }
 }
@@ -187,12 +323,13 @@ struct ListWriter<I> {
     /// The text before the first item and after the last.
     before: Vec<u8>,
     after: &'static [u8],
-    _memory: Permit,
     is_first: bool,
     is_over: bool,
 }
 
-impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> ListWriter<I> {
+impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> Iterator for ListWriter<I> {
+    type Item = serde_json::Result<Bytes>;
+
     fn next(&mut self) -> Option<serde_json::Result<Bytes>> {
         if self.is_over {
             return None;
@@ -217,16 +354,4 @@ impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> ListWriter<I> {
         self.is_first = false;
         Some(Ok(chunk.into()))
     }
-}
-
-fn as_json<S, E>(chunks: S) -> Response
-where
-    S: stream::Stream<Item = Result<Bytes, E>> + Send + 'static,
-    E: Into<axum::BoxError> + 'static,
-{
-    let mut response = Body::from_stream(chunks).into_response();
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }

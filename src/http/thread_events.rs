@@ -9,3 +9,18 @@
 pub(super) mod commands;
 pub(super) mod socket;
 pub(super) mod sse;
+
+use super::Api;
+use crate::db::DbResult;
+use crate::domain::access::Action;
+use crate::domain::id::ThreadId;
+use crate::runtime::ResourceRef;
+
+/// Returns whether the caller may read a thread. On another thread, or one that does not exist yet, a stream waits for a run
+/// that the caller may read. Until then it says nothing about the thread, and takes no place of its readers.
+async fn may_read(api: &Api, thread: ThreadId) -> DbResult<bool> {
+    let allows = api
+        .access
+        .allows(&api.caller, Action::ThreadsRead, ResourceRef::Thread(thread));
+    Box::pin(allows).await
+}

@@ -8,6 +8,7 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::audit;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader, Raw};
@@ -28,7 +29,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::{CreateThreadError, CreatedThread, ResourceRef, open_interrupts};
+use crate::runtime::{AccessError, CreateThreadError, CreatedThread, ResourceRef, open_interrupts};
 
 pub(super) mod stream;
 
@@ -186,10 +187,17 @@ pub(super) async fn copy(
     responses((status = 200, description = "The number of pruned threads", body = ThreadsPruned)))]
 pub(super) async fn prune(api: Api, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
+    let action = Action::ThreadsDelete;
     let mut allowed = vec![];
     for thread in threads {
-        if api.may(Action::ThreadsDelete, ResourceRef::Thread(thread)).await? {
-            allowed.push(thread);
+        let resource = ResourceRef::Thread(thread);
+        let checked = api.access.check(&api.caller, action, resource).await;
+        // The entry of the request names none of them.
+        audit::record(&api, action, || resource.to_string(), &checked);
+        match checked {
+            Ok(()) => allowed.push(thread),
+            Err(AccessError::Refused { .. }) => {}
+            Err(AccessError::Fault(error)) => return Err(error.into()),
         }
     }
     Ok(Json(ThreadsPruned {

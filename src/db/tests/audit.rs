@@ -25,6 +25,8 @@ on_both!(
     side_by_side_writes_of_a_request_store_one_entry,
     a_task_of_its_own_writes_for_the_request_that_it_carries_on,
     old_entries_are_deleted,
+    a_page_goes_on_behind_the_last_entry,
+    a_search_finds_the_entries_of_its_time,
 );
 
 fn entry() -> AuditEntry {
@@ -236,4 +238,61 @@ async fn old_entries_are_deleted(db: Db) {
     assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 2);
     assert_eq!(write!(db, |tx| audit::sweep(tx, Timestamp(3), 4)), 0);
     assert_eq!(stored(&db).await, 2);
+}
+
+async fn a_page_goes_on_behind_the_last_entry(db: Db) {
+    let entries: Vec<Arc<AuditEntry>> = (0..60).map(|_| Arc::new(entry())).collect();
+    let mut ids: Vec<Uuid> = entries.iter().map(|entry| entry.id).collect();
+    write!(db, |tx| audit::insert_all(tx, &entries));
+    ids.reverse();
+    let mut found = vec![];
+    // A page is read in batches, the first of which is smaller than this.
+    for expected in [50, 10, 0] {
+        let wanted = AuditSearch {
+            before: found.last().copied(),
+            limit: 50,
+            ..search_for_all()
+        };
+        let page = read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items();
+        assert_eq!(page.len(), expected);
+        found.extend(page.iter().map(|entry| entry.id));
+    }
+    assert_eq!(found, ids);
+}
+
+async fn a_search_finds_the_entries_of_its_time(db: Db) {
+    const HALF_HOUR: i64 = 30 * 60 * 1_000_000;
+    let at = |half_hours: i64| Timestamp(1_790_000_000_000_000 + half_hours * HALF_HOUR);
+    // The id of an entry is made last, by half an hour here.
+    let made_at = |half_hours: i64| AuditEntry {
+        id: Uuid::from_u128(u128::try_from(at(half_hours + 1).millis()).expect("after 1970") << 80),
+        resource: "thread:1".to_owned(),
+        created_at: at(half_hours),
+        ..entry()
+    };
+    let entries: Vec<Arc<AuditEntry>> = (0..20).map(|number| Arc::new(made_at(number))).collect();
+    write!(db, |tx| audit::insert_all(tx, &entries));
+    let wanted = AuditSearch {
+        since: Some(at(5)),
+        until: Some(at(8)),
+        ..search_for_all()
+    };
+    let found = read!(db, |tx| audit::search(tx, &wanted, 1 << 20)).into_items();
+    let times: Vec<Timestamp> = found.iter().map(|entry| entry.created_at).collect();
+    assert_eq!(times, [at(7), at(6), at(5)]);
+    let tenant = Tenant::default();
+    let resources = ["thread:1".to_owned()];
+    let found = read!(db, |tx| audit::of_resources(
+        tx,
+        &tenant,
+        "threads:create",
+        &resources,
+        at(15)
+    ));
+    let times: Vec<Timestamp> = found.iter().map(|entry| entry.created_at).collect();
+    assert!(times.ends_with(&[15, 16, 17, 18, 19].map(at)), "{times:?}");
+    assert!(
+        !times.contains(&at(5)),
+        "entries from long before are not read: {times:?}"
+    );
 }

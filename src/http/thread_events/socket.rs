@@ -52,7 +52,8 @@ pub(in crate::http) async fn get(
     // The extractor follows the upgrade, because only upgrades have a body reader.
     Extension(bodies): Extension<BodyReader>,
 ) -> Result<Response, ApiError> {
-    let permit = api.open_stream(Some(path.thread_id), client)?;
+    let may_read = super::may_read(&api, path.thread_id).await?;
+    let permit = api.open_stream(may_read.then_some(path.thread_id), client)?;
     let most = api.settings.bodies.max;
     // The connection counts as busy for as long as the socket is open.
     let connection = connection.map(|Extension(connection)| connection.begin());
@@ -244,7 +245,12 @@ impl SocketSession {
         if since == 0 {
             return self.subscribe(params, since).await;
         }
-        match self.api.events.gap(self.thread, since / FRAMES).await {
+        let gap = match super::may_read(&self.api, self.thread).await {
+            Ok(true) => self.api.events.gap(self.thread, since / FRAMES).await,
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
+        match gap {
             Ok(Some(first)) => {
                 let mut refusal =
                     CommandError::new(RESUME_GAP, "The log no longer contains the events after this number.");

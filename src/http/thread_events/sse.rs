@@ -33,9 +33,11 @@ pub(in crate::http) async fn post(
     within_limits(&body)?;
     let request: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
     let filter = Filter::read(&request).map_err(ApiError::bad_stream_request)?;
-    let permit = api.open_stream(Some(path.thread_id), client)?;
+    let may_read = super::may_read(&api, path.thread_id).await?;
+    let permit = api.open_stream(may_read.then_some(path.thread_id), client)?;
     let since = whole_number(&request, "since").unwrap_or(0);
     if since > 0
+        && may_read
         && let Some(first) = api.events.gap(path.thread_id, since / FRAMES).await?
     {
         return Err(ApiError::resume_gap(

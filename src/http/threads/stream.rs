@@ -6,6 +6,7 @@ use bytes::BytesMut;
 use serde_json::json;
 
 use crate::db::{DbResult, threads, warn_of};
+use crate::domain::access::Action;
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
@@ -21,6 +22,7 @@ use crate::http::stream::{
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
+use crate::runtime::ResourceRef;
 
 /// The stream modes of a thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -141,7 +143,11 @@ impl Projection for ThreadRunsProjection {
 
     async fn take(&mut self, source: &mut RunSequence, item: Self::Item, buffer: &mut BytesMut) -> Flow {
         let result = match item {
-            Ok(Some(item)) => self.take_item(item, buffer).await,
+            Ok(Some(item)) => match self.is_shown(&item).await {
+                Ok(true) => self.take_item(item, buffer).await,
+                Ok(false) => return Flow::End,
+                Err(error) => Err(error),
+            },
             Ok(None) if source.is_cut() => return Flow::Break,
             Ok(None) => return Flow::End,
             // The client resumes when the database is back.
@@ -167,6 +173,18 @@ impl Projection for ThreadRunsProjection {
 }
 
 impl ThreadRunsProjection {
+    /// Returns whether the caller may see what begins with this item. The thread may be shared no more, or it is one that
+    /// another user has created anew.
+    async fn is_shown(&self, item: &ThreadItem) -> Result<bool, ApiError> {
+        match item {
+            ThreadItem::RunStarted(_) | ThreadItem::StateUpdated(..) => {
+                let thread = ResourceRef::Thread(self.thread);
+                Box::pin(self.api.may(Action::ThreadsRead, thread)).await
+            }
+            ThreadItem::Event(_) | ThreadItem::RunEnded(..) => Ok(true),
+        }
+    }
+
     async fn take_item(&mut self, item: ThreadItem, buffer: &mut BytesMut) -> Result<(), ApiError> {
         match item {
             ThreadItem::RunStarted(run) => {

@@ -10,7 +10,7 @@ use super::Interrupts;
 use crate::db::interrupts::InterruptRecord;
 use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::Invalid;
-use crate::domain::access::{Action, is_entitled};
+use crate::domain::access::{Action, InterruptScope, is_entitled};
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::{DecisionId, ThreadId};
 use crate::domain::identity::Identity;
@@ -85,16 +85,23 @@ fn is_replaced(earlier: &RememberedDecision, later: &RememberedDecision) -> bool
 }
 
 impl Interrupts {
-    /// Revokes a remembered decision of a thread. The next such call is asked about again.
+    /// Revokes a remembered decision of a thread. The next such call is asked about again. `scope` has the interrupts that
+    /// the caller may answer.
     ///
     /// # Errors
     /// Returns the refusal; the decision stays then.
-    pub async fn revoke(&self, thread: ThreadId, id: DecisionId, caller: Arc<Identity>) -> Result<(), RevokeError> {
+    pub async fn revoke(
+        &self,
+        thread: ThreadId,
+        id: DecisionId,
+        caller: Arc<Identity>,
+        scope: InterruptScope,
+    ) -> Result<(), RevokeError> {
         let now = self.core.clock.now();
         let write = self.core.db.write(move |tx| {
             let caller = Arc::clone(&caller);
             Box::pin(async move {
-                let known = db::remembered::of_thread(tx, thread).await?;
+                let known = db::remembered::visible(tx, thread, &scope).await?;
                 let Some(found) = known.iter().find(|decision| decision.id == id) else {
                     return Err(RevokeError::NoDecision);
                 };

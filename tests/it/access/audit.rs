@@ -18,6 +18,8 @@ on_both_engines! {
     the_decisions_of_an_approval_are_recorded_without_their_contents,
     only_admins_of_the_tenant_read_the_audit,
     the_audit_is_read_in_pages_and_as_json_lines,
+    threads_that_are_pruned_are_named,
+    a_new_key_is_named_with_its_rights,
     an_entry_is_durable_before_the_response,
     a_request_that_fails_after_it_was_allowed_is_recorded,
     a_repeated_request_is_recorded_each_time,
@@ -135,6 +137,37 @@ async fn the_audit_is_read_in_pages_and_as_json_lines(server: TestServer) {
     let lines = lines.as_str().expect("a text").lines();
     let lines: Vec<Value> = lines.map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(lines, all);
+}
+
+async fn threads_that_are_pruned_are_named(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let own = ann.thread().await;
+    let of_bob = keys.client("bob").thread().await;
+    let body = json!({"thread_ids": [own, of_bob]});
+    let pruned = ann.post("/threads/prune", body).await.ok();
+    assert_eq!(pruned, json!({"pruned_count": 1}));
+    for (thread, outcome) in [(own, "allowed"), (of_bob, "denied")] {
+        let query = format!("action=threads:delete&resource=thread:{thread}");
+        let found = entries(&keys.client("root"), &query).await;
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0]["user"], "ann");
+        assert_eq!(found[0]["outcome"], outcome);
+    }
+}
+
+async fn a_new_key_is_named_with_its_rights(server: TestServer) {
+    let keys = server.is_protected().await;
+    let root = keys.client("root");
+    let key = json!({"name": "laptop", "user": "carol", "roles": ["operator"], "scopes": ["threads:read"]});
+    let made = root.post("/auth/keys", key).await.ok();
+    let id = made["key_id"].as_str().expect("an id");
+    let found = entries(&root, &format!("resource=key:{id}")).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0]["action"], "keys:write");
+    assert_eq!(found[0]["user"], "root");
+    let rights = json!({"user": "carol", "roles": ["operator"], "scopes": ["threads:read"]});
+    assert_eq!(found[0]["detail"], rights);
 }
 
 async fn an_entry_is_durable_before_the_response(server: TestServer) {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::compat::sdk::{python, runs_to_its_end};
 use crate::support::client::{Client, Reply, reply};
-use crate::support::{TestServer, on_both_engines};
+use crate::support::{TestServer, lookup, on_both_engines, script};
 
 on_both_engines! {
     only_public_pages_are_shown_without_credentials,
@@ -15,6 +15,7 @@ on_both_engines! {
     all_wrong_credentials_are_refused_alike,
     credentials_that_are_given_twice_are_refused,
     the_caller_is_shown_to_itself,
+    the_user_of_a_run_is_in_its_context_and_no_client_can_set_it,
     without_the_section_everything_is_open,
     a_preflight_needs_no_credentials,
     the_python_sdk_sends_its_key,
@@ -115,6 +116,38 @@ async fn the_caller_is_shown_to_itself(server: TestServer) {
         "expires_at": null,
     });
     assert_eq!(caller, expected);
+}
+
+async fn the_user_of_a_run_is_in_its_context_and_no_client_can_set_it(server: TestServer) {
+    let ann = server.is_protected().await.client("ann");
+    let forged = json!({
+        "tone": "kind",
+        "langgraph_auth_user": {"identity": "root", "roles": ["admin"], "tenant": "other"},
+        "langgraph_auth_user_id": "root",
+        "langgraph_auth_permissions": ["*"],
+    });
+    let assistant = json!({"graph_id": "agent", "context": forged});
+    let assistant = ann.post("/assistants", assistant).await.ok()["assistant_id"].clone();
+    let text = script().calls(lookup("l1", "x")).says("done").to_string();
+    let input = json!({"messages": [{"role": "user", "content": text}]});
+    for body in [
+        json!({"assistant_id": "agent", "input": input, "context": forged}),
+        json!({"assistant_id": "agent", "input": input, "config": {"configurable": forged}}),
+        json!({"assistant_id": assistant, "input": input}),
+    ] {
+        ann.post("/runs/wait", body).await.ok();
+    }
+    let calls = server.tools.calls_of("lookup");
+    assert_eq!(calls.len(), 3);
+    let user = json!({"identity": "ann", "display_name": "ann", "is_authenticated": true, "permissions": ["user"],
+        "roles": ["user"], "tenant": "acme"});
+    for call in calls {
+        let context = &call["context"];
+        assert_eq!(context["tone"], "kind", "{call}");
+        assert_eq!(context["langgraph_auth_user"], user, "{call}");
+        assert_eq!(context["langgraph_auth_user_id"], "ann", "{call}");
+        assert_eq!(context["langgraph_auth_permissions"], json!(["user"]), "{call}");
+    }
 }
 
 async fn without_the_section_everything_is_open(server: TestServer) {

@@ -20,6 +20,8 @@ on_both_engines! {
     every_endpoint_serves_the_owner_by_role,
     searches_and_counts_contain_only_what_the_caller_may_see,
     a_websocket_shows_a_thread_only_to_callers_who_may_read_it,
+    a_stream_does_not_say_how_far_the_log_of_another_reaches,
+    streams_of_strangers_take_no_place_on_a_thread,
 }
 
 /// A word in every resource of the owner. No response to another caller may contain it.
@@ -612,6 +614,46 @@ async fn a_websocket_shows_a_thread_only_to_callers_who_may_read_it(server: Test
             "{caller}: {texts:#?}"
         );
     }
+}
+
+async fn a_stream_does_not_say_how_far_the_log_of_another_reaches(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    ann.says(script().says("hello")).await;
+    let prune = json!({"thread_ids": [ann.thread], "strategy": "keep_latest"});
+    assert_eq!(ann.client().post("/threads/prune", prune).await.ok()["pruned_count"], 1);
+    let since = json!({"channels": ["lifecycle"], "since": 1});
+    let path = ann.path("/stream/events");
+    for (caller, may_read) in [("ann", true), ("bob", false), ("root-of-other", false)] {
+        let request = keys.client(caller).request(Method::POST, &path).json(&since);
+        let status = request.send().await.expect("an answer").status().as_u16();
+        assert_eq!(status, if may_read { 409 } else { 200 }, "{caller}");
+        let key = keys.text(caller);
+        let socket = Socket::open(&keys.nobody(), Some(&key), &ann.thread).await;
+        let mut socket = socket.expect("a socket");
+        socket.sends(1, "subscription.reconnect", since.clone()).await;
+        let answer = socket.until_response(1).await.pop().expect("a response");
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        assert_eq!(
+            answer["type"],
+            if may_read { "error" } else { "success" },
+            "{caller}: {answer}"
+        );
+    }
+}
+
+async fn streams_of_strangers_take_no_place_on_a_thread(server: TestServer) {
+    server.is_configured("max_streams_per_thread = 1").await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let path = format!("/threads/{}/stream/events", ann.thread().await);
+    let body = json!({"channels": ["lifecycle"]});
+    let mut open = vec![];
+    for caller in ["bob", "root-of-other", "ann"] {
+        open.push(keys.client(caller).post_stream(&path, body.clone()).await);
+    }
+    ann.post(&path, body).await.refused(429);
+    assert_eq!(open.len(), 3);
 }
 
 async fn count(client: &Client, path: &str) -> i64 {

@@ -14,6 +14,7 @@ mod matrix;
 mod policies;
 mod quotas;
 mod sdk;
+mod sharing;
 mod tenants;
 mod tickets;
 mod users;

@@ -18,6 +18,7 @@ on_both_engines! {
     an_undone_run_is_not_remembered,
     a_copy_of_the_thread_remembers_nothing,
     only_approvers_give_and_revoke_a_decision_and_the_audit_has_both,
+    an_approver_neither_sees_nor_revokes_the_decisions_of_others,
 }
 
 const AGENTS: &str = r#"
@@ -40,6 +41,15 @@ model = "scripted:lab"
 system_prompt = "x"
 tools = ["send_email"]
 interrupt_on = { send_email = { allowed_decisions = ["approve"], approvers = { users = ["bob"] } } }
+
+[agents.shared]
+model = "scripted:lab"
+system_prompt = "x"
+tools = ["lookup", "send_email"]
+
+[agents.shared.interrupt_on]
+lookup = true
+send_email = { allowed_decisions = ["approve"], approvers = { users = ["bob"] } }
 "#;
 
 fn always(kind: &str) -> Value {
@@ -308,4 +318,28 @@ async fn only_approvers_give_and_revoke_a_decision_and_the_audit_has_both(server
     .await;
     sends(&ann, "m3", "mia").await;
     ann.question().await;
+}
+
+async fn an_approver_neither_sees_nor_revokes_the_decisions_of_others(server: TestServer) {
+    let keys: Keys = server.is_protected_with("", AGENTS).await;
+    let ann = Human::on_new_thread(keys.client("ann"), "shared").await;
+    ann.says(script().calls(lookup("l1", "x")).says("found")).await;
+    let question = ann.question().await;
+    ann.decides(&question, always("approve")).await.finishes().await;
+    let own = approvals(&ann).await;
+    assert_eq!(own.len(), 1, "{own:?}");
+    sends(&ann, "m1", "mia").await;
+    let question = ann.question().await;
+    let bob = Human::at(keys.client("bob"), "shared", &ann.thread);
+    assert_eq!(approvals(&bob).await, [Value::Null; 0]);
+    let path = |decision: &Value| ann.path(&format!("/approvals/{}", decision["id"].as_str().expect("an id")));
+    bob.client().delete(&path(&own[0])).await.refused(404);
+    let answered = bob.resolves(&question, json!({"decisions": always("approve")})).await;
+    ann.run(&answered.ok()).finishes().await;
+    let of_bob = approvals(&bob).await;
+    assert_eq!(of_bob.len(), 1, "{of_bob:?}");
+    assert_eq!(of_bob[0]["tool"], "send_email");
+    assert_eq!(approvals(&ann).await.len(), 2);
+    assert_eq!(bob.client().delete(&path(&of_bob[0])).await.status, 204);
+    assert_eq!(approvals(&ann).await, own);
 }

@@ -7,7 +7,7 @@ use futures::{SinkExt, StreamExt, stream};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
@@ -21,10 +21,16 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Connects, and sends the head of a POST whose body has `length` bytes, and the start of the body.
 async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8]) -> TcpStream {
+    half_body_with(client, path, "x-api-key: none", length, beginning).await
+}
+
+/// The same with one more header.
+async fn half_body_with(client: &Client, path: &str, header: &str, length: usize, beginning: &[u8]) -> TcpStream {
     let address = client.base().replacen("http://", "", 1);
     let mut stream = TcpStream::connect(&address).await.expect("a connection");
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.expect("the server listens");
     stream.write_all(beginning).await.expect("the server listens");
@@ -50,6 +56,8 @@ on_both_engines! {
     a_body_that_does_not_arrive_times_out,
     a_body_that_does_not_arrive_delays_no_restart,
     concurrent_bodies_share_one_bound,
+    the_bodies_of_one_user_leave_room_for_those_of_others,
+    answers_that_nobody_takes_delay_no_others,
     a_response_to_a_body_that_is_not_read_announces_the_close,
     a_connection_survives_a_refusal_before_a_short_body,
 }
@@ -201,6 +209,51 @@ async fn concurrent_bodies_share_one_bound(server: TestServer) {
     drop(socket);
     drop(half);
     eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
+}
+
+async fn the_bodies_of_one_user_leave_room_for_those_of_others(server: TestServer) {
+    server.is_configured("max_body_bytes_total = 4194304").await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let header = format!("x-api-key: {}", keys.text("ann"));
+    let large = 2_000_000;
+    let mut slow = vec![];
+    for _ in 0..3 {
+        let beginning = vec![b' '; large - 1];
+        slow.push(half_body_with(&ann, "/threads", &header, large, &beginning).await);
+    }
+    let other = json!({"supersteps": [{"updates": [{"values": {"messages": "x".repeat(260_000)}}]}]});
+    eventually(async || ann.post("/threads", other.clone()).await.status == 503).await;
+    for caller in ["bob", "root", "root-of-other"] {
+        keys.client(caller).post("/threads", other.clone()).await.ok();
+    }
+    drop(slow);
+    eventually(async || ann.post("/threads", other.clone()).await.status == 200).await;
+}
+
+async fn answers_that_nobody_takes_delay_no_others(server: TestServer) {
+    server.is_configured("max_answer_bytes = 8388608").await;
+    let client = server.client();
+    let path = format!("/threads/{}/state", client.thread().await);
+    for _ in 0..4 {
+        let message = json!({"role": "user", "content": "x".repeat(1_900_000)});
+        let update = json!({"values": {"messages": [message]}});
+        client.post(&path, update).await.ok();
+    }
+    let address = client.base().replacen("http://", "", 1).parse().expect("an address");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let mut untaken = vec![];
+    for _ in 0..4 {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("a small buffer");
+        let mut stream = socket.connect(address).await.expect("a connection");
+        stream.write_all(request.as_bytes()).await.expect("the server listens");
+        stream.read_u8().await.expect("the answer begins");
+        untaken.push(stream);
+    }
+    // The memory of all answers is taken.
+    client.post("/threads/search", json!({})).await.ok();
+    drop(untaken);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -41,6 +41,7 @@ on_both_engines! {
     clients_define_no_agents_unless_the_configuration_says_so,
     definitions_of_clients_use_only_what_is_allowed,
     validation_refuses_forbidden_webhooks,
+    validation_refuses_agents_at_private_addresses,
     headers_come_from_the_configuration_and_never_from_clients,
     the_settings_of_a_model_cannot_replace_the_request,
 }
@@ -149,6 +150,21 @@ async fn validation_refuses_forbidden_webhooks(server: TestServer) {
             "webhook": "http://169.254.169.254/latest"});
     let definition = json!({"model": "scripted:lab", "subagents": [subagent]});
     assert_eq!(wrong_fields(&server, &definition).await, ["subagents[0].webhook"]);
+}
+
+async fn validation_refuses_agents_at_private_addresses(server: TestServer) {
+    for url in [
+        "http://169.254.169.254/latest",
+        "http://127.0.0.1:9/",
+        "http://localhost/",
+        "http://[::1]/",
+        "http://10.0.0.1/",
+    ] {
+        let subagent =
+            json!({"name": "far", "description": "Works on another server.", "graph_id": "agent", "url": url});
+        let definition = json!({"model": "scripted:lab", "subagents": [subagent]});
+        assert_eq!(wrong_fields(&server, &definition).await, ["subagents[0].url"], "{url}");
+    }
 }
 
 async fn headers_come_from_the_configuration_and_never_from_clients(server: TestServer) {

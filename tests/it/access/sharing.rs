@@ -1,0 +1,133 @@
+//! Sharing: what owners give their tenant by metadata, and that it is no more than that.
+
+use serde_json::{Value, json};
+
+use crate::support::client::Client;
+use crate::support::{Human, Keys, TestServer, approval, mail, on_both_engines, script};
+
+on_both_engines! {
+    a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_by_nobody_else,
+    who_may_only_read_a_thread_answers_no_question_on_it,
+    the_stream_of_a_thread_ends_when_it_is_shared_no_more,
+    a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
+    a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
+}
+
+const SHARING: &str = "
+[auth.sharing.threads]
+read = { visibility = \"team\" }
+write = { visibility = \"open\" }
+
+[auth.sharing.assistants]
+read = { visibility = \"team\" }
+";
+
+async fn shared(server: &TestServer) -> Keys {
+    server.is_protected_with("", SHARING).await
+}
+
+/// Returns ann on a new thread with this visibility.
+async fn ann_on(keys: &Keys, visibility: &str) -> Human {
+    let ann = keys.client("ann");
+    let body = json!({"metadata": {"visibility": visibility}});
+    let made = ann.post("/threads", body).await.ok();
+    Human::at(ann, "agent", made["thread_id"].as_str().expect("an id"))
+}
+
+/// Returns this caller on the thread of somebody else.
+fn beside(keys: &Keys, caller: &str, owner: &Human) -> Human {
+    Human::at(keys.client(caller), "agent", &owner.thread)
+}
+
+async fn threads_of(client: &Client) -> Value {
+    client.post("/threads/count", json!({})).await.ok()
+}
+
+async fn a_thread_that_is_shared_for_reading_is_read_by_the_tenant_and_changed_by_nobody_else(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "team").await;
+    ann.says(script().says("hello")).await;
+    let bob = beside(&keys, "bob", &ann);
+    assert_eq!(bob.state().await, ann.state().await);
+    assert_eq!(bob.runs().await.len(), 1);
+    assert_eq!(threads_of(bob.client()).await, json!(1));
+    let before = ann.record().await;
+    let client = bob.client();
+    let metadata = json!({"metadata": {"visibility": "open"}});
+    client.patch(&bob.path(""), metadata).await.refused(404);
+    let run = bob.run_body(script().says("hi"), json!({}));
+    client.post(&bob.path("/runs"), run).await.refused(404);
+    let write = json!({"values": {"messages": []}});
+    client.post(&bob.path("/state"), write).await.refused(404);
+    client.delete(&bob.path("")).await.refused(404);
+    assert_eq!(ann.record().await, before);
+    let stranger = beside(&keys, "root-of-other", &ann);
+    stranger.client().get(&stranger.path("")).await.refused(404);
+    assert_eq!(threads_of(stranger.client()).await, json!(0));
+    let eve = beside(&keys, "eve", &ann);
+    eve.client().get(&eve.path("")).await.refused(403);
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&ann.path(""), metadata).await.ok();
+    client.get(&bob.path("")).await.refused(404);
+    assert_eq!(threads_of(client).await, json!(0));
+}
+
+async fn who_may_only_read_a_thread_answers_no_question_on_it(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "team").await;
+    ann.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = ann.question().await;
+    let bob = beside(&keys, "bob", &ann);
+    assert_eq!(bob.question().await.id(), question.id());
+    bob.resolves(&question, approval()).await.refused(404);
+    bob.tries_to_resume(approval()).await.refused(404);
+    let params = json!({"interrupt_id": question.id(), "response": approval()});
+    let respond = json!({"id": 1, "method": "input.respond", "params": params});
+    let answer = bob.client().post(&bob.path("/commands"), respond).await.ok();
+    assert_eq!(answer["type"], "error", "{answer}");
+    assert_eq!(server.tools.calls_of("send_email").len(), 0);
+    ann.approves(&question).await.finishes().await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn the_stream_of_a_thread_ends_when_it_is_shared_no_more(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "team").await;
+    let bob = beside(&keys, "bob", &ann);
+    let mut stream = bob.client().get_stream(&bob.path("/stream"), None).await;
+    ann.says(script().says("for the team")).await;
+    stream.until(|frame| frame.data["status"] == "run_done").await;
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&ann.path(""), metadata).await.ok();
+    ann.says(script().says("for nobody else")).await;
+    assert_eq!(stream.next().await, None);
+}
+
+async fn a_thread_that_is_shared_for_writing_is_continued_by_the_tenant(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    let bob = beside(&keys, "bob", &ann);
+    bob.says(script().says("from bob")).await;
+    assert_eq!(ann.transcript().await.last().expect("a message"), "ai: from bob");
+    let stranger = beside(&keys, "root-of-other", &ann);
+    let run = stranger.run_body(script().says("hi"), json!({}));
+    stranger.client().post(&stranger.path("/runs"), run).await.refused(404);
+}
+
+async fn a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else(server: TestServer) {
+    let keys = shared(&server).await;
+    let body = json!({"graph_id": "agent", "metadata": {"visibility": "team"}});
+    let made = keys.client("ann").post("/assistants", body).await.ok();
+    let id = made["assistant_id"].as_str().expect("an id");
+    let path = format!("/assistants/{id}");
+    let message = json!({"role": "user", "content": script().says("done").to_string()});
+    let run = json!({"assistant_id": id, "input": {"messages": [message]}});
+    let bob = keys.client("bob");
+    assert_eq!(bob.get(&path).await.ok()["assistant_id"], id);
+    bob.post("/runs/wait", run.clone()).await.ok();
+    bob.patch(&path, json!({"name": "of bob"})).await.refused(404);
+    bob.delete(&path).await.refused(404);
+    let stranger = keys.client("root-of-other");
+    stranger.get(&path).await.refused(404);
+    stranger.post("/runs/wait", run).await.refused(404);
+}
