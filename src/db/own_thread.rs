@@ -4,6 +4,14 @@ use std::panic::resume_unwind;
 use std::thread::{Builder, JoinHandle};
 
 use futures::future::BoxFuture;
+#[cfg(target_os = "linux")]
+use rustix::process::getpriority_process;
+#[cfg(target_os = "linux")]
+use thread_priority::unix::{
+    NormalThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy, thread_native_id,
+};
+#[cfg(target_os = "linux")]
+use thread_priority::{ThreadPriority, ThreadPriorityValue};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +47,8 @@ pub(super) async fn on_own_thread(name: &'static str, task: BoxFuture<'static, (
     let (ended, has_ended) = oneshot::channel();
     let is_dropped = dropped.clone();
     let work = move || {
+        #[cfg(target_os = "linux")]
+        wait_for_others();
         runtime.block_on(async move {
             tokio::select! {
                 biased;
@@ -61,6 +71,26 @@ pub(super) async fn on_own_thread(name: &'static str, task: BoxFuture<'static, (
         && let Some(Err(panic)) = running.thread.take().map(JoinHandle::join)
     {
         resume_unwind(panic);
+    }
+}
+
+/// Has this thread begin only when a processor is free, instead of at once in the place of the thread that wakes it.
+///
+/// The thread of the connection wakes the writer with the end of each statement, also of those that are sent together. The writer
+/// took its processor each time, to wait again for the next one: half of all switches between threads in a run.
+#[cfg(target_os = "linux")]
+fn wait_for_others() {
+    // The library also sets the niceness, here to 0. An operator may have chosen another one.
+    let Ok(niceness_0) = ThreadPriorityValue::try_from(49) else {
+        return;
+    };
+    if getpriority_process(None) != Ok(0) {
+        return;
+    }
+    let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Batch);
+    let set = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Crossplatform(niceness_0), policy);
+    if let Err(error) = set {
+        tracing::debug!(?error, "the scheduling policy of a thread cannot be set");
     }
 }
 
