@@ -32,6 +32,10 @@ const UNIT: usize = 1024;
 /// The number of users with bodies under way from which on those without any are forgotten.
 const MANY_USERS: usize = 1024;
 
+/// The largest cost of a body that does not count for its user if it arrives as one piece, in bytes: it is there already,
+/// and most requests need not look for their user.
+const QUICK: usize = 16 * 1024;
+
 /// The longest time that a body waits for its share of the budget.
 const BUDGET_WAIT: Duration = Duration::from_secs(1);
 
@@ -77,7 +81,7 @@ pub(super) struct BodyReader {
 }
 
 /// The parts of the budget that single users may take: a half, or one body if that is more. So nobody who sends large bodies
-/// slowly shuts the others out. Requests without authentication have no user.
+/// slowly shuts the others out. Requests without authentication have no user, and [quick](QUICK) bodies take no part.
 struct UserBudgets {
     /// The size of such a part in units.
     units: u32,
@@ -86,7 +90,8 @@ struct UserBudgets {
 }
 
 impl UserBudgets {
-    fn of(&self, user: ClientId) -> Arc<Semaphore> {
+    fn of(&self, user: &Identity) -> Arc<Semaphore> {
+        let user = ClientId::of_owner(&Ownership::of(user));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(budget) = known.get(&user).and_then(Weak::upgrade) {
             return budget;
@@ -169,16 +174,9 @@ impl BodyReader {
             .map(ConnectionHandle::receive);
         let caller = parts.extensions.get::<Arc<Identity>>();
         let user = caller.filter(|caller| caller.credential.is_proof());
-        let share = BudgetShare {
-            of_user: user.map(|user| UserShare {
-                budget: self.of_users.of(ClientId::of_owner(&Ownership::of(user))),
-                taken: None,
-            }),
-            ..BudgetShare::default()
-        };
         tokio::select! {
             biased;
-            read = self.collect(body, refusal, share) => read,
+            read = self.collect(body, refusal, user) => read,
             () = self.events.shutdown_started() => Err(ApiError::body_aborted()),
         }
     }
@@ -188,10 +186,12 @@ impl BodyReader {
         &self,
         body: Body,
         refusal: Option<ApiError>,
-        mut share: BudgetShare,
+        user: Option<&Arc<Identity>>,
     ) -> Result<(Bytes, BudgetShare), ApiError> {
         let deadline = Instant::now() + self.limits.timeout.saturating_mul(TOTAL_TIMEOUT_FACTOR);
+        let whole = body.size_hint().exact();
         let mut pieces = body.into_data_stream();
+        let mut share = BudgetShare::default();
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
         let mut length = 0;
@@ -211,7 +211,12 @@ impl BodyReader {
                 return Err(ApiError::too_large());
             }
             values += count_values(&piece);
-            self.grow(&mut share, length + values * VALUE_BYTES).await?;
+            let cost = length + values * VALUE_BYTES;
+            let is_quick = cost <= QUICK && whole == u64::try_from(length).ok();
+            if share.of_user.is_none() && !is_quick {
+                share.of_user = user.map(|user| UserShare::new(self.of_users.of(user)));
+            }
+            self.grow(&mut share, cost).await?;
             if first.is_empty() {
                 // Most bodies arrive in one piece, which needs no copy.
                 first = piece;
@@ -306,6 +311,12 @@ pub(super) struct BudgetShare {
 struct UserShare {
     budget: Arc<Semaphore>,
     taken: Option<OwnedSemaphorePermit>,
+}
+
+impl UserShare {
+    fn new(budget: Arc<Semaphore>) -> Self {
+        Self { budget, taken: None }
+    }
 }
 
 fn budget_of(units: u32) -> Arc<Semaphore> {

@@ -1,5 +1,6 @@
 //! Limits for large responses: the size of one, and the memory of all.
 
+use std::cmp::Reverse;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -26,9 +27,9 @@ const UNIT: usize = 1024;
 const CHUNK: usize = 64 * 1024;
 /// The longest time that a response waits for memory, in seconds.
 const PERMIT_TIMEOUT_S: u32 = 10;
-/// The time without a piece taken after which a response is given up, if others wait for its memory.
+/// The time without a piece taken after which a response is slow.
 const STALLED: Duration = Duration::from_secs(5);
-/// The time after which any response is given up, if others wait for its memory.
+/// The time after which any response is slow.
 const LONGEST_SENDING: Duration = Duration::from_mins(1);
 /// The number of responses being sent from which on those that are over are forgotten.
 const MANY: usize = 256;
@@ -57,10 +58,11 @@ impl ResponseBudget {
         self.bytes
     }
 
-    /// Reserves the memory for one response, before its data is read. Responses that their clients do not take give theirs
-    /// up for it.
+    /// Reserves the memory for one response, before its data is read. If responses that their clients take slowly, or not at
+    /// all, hold as much, some of them give it up.
     pub(super) async fn permit(&self) -> Result<Permit, ApiError> {
-        let units = u32::try_from(self.bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let wanted = self.bytes.div_ceil(UNIT);
+        let units = u32::try_from(wanted).unwrap_or(u32::MAX);
         let mut acquiring = pin!(Arc::clone(&self.memory).acquire_many_owned(units));
         for _ in 0..PERMIT_TIMEOUT_S {
             match tokio::time::timeout(Duration::from_secs(1), acquiring.as_mut()).await {
@@ -71,7 +73,7 @@ impl ResponseBudget {
                     });
                 }
                 Ok(Err(_)) => break,
-                Err(_) => self.sending.give_up_slow_ones(),
+                Err(_) => self.sending.give_up_slow_ones(wanted),
             }
         }
         Err(ApiError::answers_busy())
@@ -91,21 +93,50 @@ impl LargeResponses {
         all.push(Arc::downgrade(response));
     }
 
-    fn give_up_slow_ones(&self) {
+    /// Gives slow responses up, the largest first, until `wanted` units are free. If all of them together hold less, they are
+    /// not what others wait for, and none is given up.
+    fn give_up_slow_ones(&self, wanted: usize) {
+        let mut slow = self.slow_ones();
+        if slow.iter().map(|(units, _)| units).sum::<usize>() < wanted {
+            return;
+        }
+        slow.sort_unstable_by_key(|(units, _)| Reverse(*units));
+        let mut freed = 0;
+        for (units, response) in slow {
+            if freed >= wanted {
+                break;
+            }
+            response.give_up();
+            freed += units;
+        }
+    }
+
+    /// Returns the slow responses, each with the units that it holds.
+    fn slow_ones(&self) -> Vec<(usize, Arc<dyn Sending>)> {
         let now = Instant::now();
+        let mut slow = vec![];
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|one| {
-            let one = one.upgrade();
-            one.inspect(|one| one.give_up_if_slow(now)).is_some()
+            let Some(response) = one.upgrade() else {
+                return false;
+            };
+            let units = response.slow_units(now);
+            if units > 0 {
+                slow.push((units, response));
+            }
+            true
         });
+        slow
     }
 }
 
 /// A response that is being sent.
 trait Sending: Send + Sync {
-    /// Drops the rest of the response and frees its memory, if its client takes it too slowly. The connection is aborted when
-    /// the client goes on reading.
-    fn give_up_if_slow(&self, now: Instant);
+    /// Returns the units that the response holds if its client takes it too slowly; otherwise 0.
+    fn slow_units(&self, now: Instant) -> usize;
+
+    /// Drops the rest of the response and frees its memory. The connection is aborted when the client goes on reading.
+    fn give_up(&self);
 }
 
 /// The progress of a response that is being sent.
@@ -123,7 +154,7 @@ struct Rest<I> {
     is_split: bool,
     begun_at: Instant,
     moved_at: Instant,
-    _memory: OwnedSemaphorePermit,
+    memory: OwnedSemaphorePermit,
 }
 
 impl<I: Iterator<Item = serde_json::Result<Bytes>>> Rest<I> {
@@ -157,13 +188,18 @@ impl<I: Iterator<Item = serde_json::Result<Bytes>>> Progress<I> {
 }
 
 impl<I: Send> Sending for Progress<I> {
-    fn give_up_if_slow(&self, now: Instant) {
+    fn slow_units(&self, now: Instant) -> usize {
         // One that is being encoded moves.
-        let Ok(mut rest) = self.rest.try_lock() else { return };
-        let is_slow = |rest: &Rest<I>| {
+        let Ok(rest) = self.rest.try_lock() else { return 0 };
+        let is_slow = |rest: &&Rest<I>| {
             now.duration_since(rest.moved_at) >= STALLED || now.duration_since(rest.begun_at) >= LONGEST_SENDING
         };
-        if rest.as_ref().is_some_and(is_slow) {
+        let slow = rest.as_ref().filter(is_slow);
+        slow.map_or(0, |rest| rest.memory.num_permits())
+    }
+
+    fn give_up(&self) {
+        if let Ok(mut rest) = self.rest.try_lock() {
             *rest = None;
         }
     }
@@ -242,7 +278,7 @@ impl Permit {
                 is_split: false,
                 begun_at: now,
                 moved_at: now,
-                _memory: memory,
+                memory,
             })),
         });
         // A small one fits into the buffers of its connection.
@@ -353,5 +389,68 @@ impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> Iterator for ListWriter<I>
         }
         self.is_first = false;
         Some(Ok(chunk.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    const LARGEST: usize = 1 << 20;
+
+    async fn response_of(budget: &ResponseBudget, bytes: usize) -> Response {
+        budget.permit().await.expect("memory is free").bytes(vec![b'x'; bytes])
+    }
+
+    /// Returns the length of the body, if all of it can be read.
+    async fn length_of(response: Response) -> Option<usize> {
+        let read = to_bytes(response.into_body(), usize::MAX).await;
+        read.ok().map(|bytes| bytes.len())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_largest_response_that_is_not_taken_gives_its_memory_up_for_another() {
+        let budget = ResponseBudget::new(LARGEST);
+        let sizes = [LARGEST / 2, LARGEST, LARGEST / 2, LARGEST, LARGEST];
+        let mut untaken = vec![];
+        for bytes in sizes {
+            untaken.push(response_of(&budget, bytes).await);
+        }
+        let begun = Instant::now();
+        drop(budget.permit().await.expect("one gives its memory up"));
+        assert!(begun.elapsed() >= STALLED);
+        let mut complete = 0;
+        for (response, bytes) in untaken.into_iter().zip(sizes) {
+            let length = length_of(response).await;
+            assert!(length.is_none_or(|length| length == bytes));
+            assert!(length.is_some() || bytes == LARGEST);
+            complete += usize::from(length.is_some());
+        }
+        assert_eq!(complete, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_response_goes_on_when_others_wait_for_what_it_does_not_hold() {
+        let budget = ResponseBudget::new(LARGEST);
+        let slow = response_of(&budget, LARGEST / 2).await;
+        let mut reading = vec![];
+        for _ in 0..3 {
+            reading.push(budget.permit().await.expect("memory is free"));
+        }
+        assert!(budget.permit().await.is_err(), "the memory is taken");
+        assert_eq!(length_of(slow).await, Some(LARGEST / 2));
+        drop(reading);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_taken_slowly_is_complete_when_nobody_waits() {
+        let budget = ResponseBudget::new(LARGEST);
+        let response = response_of(&budget, LARGEST).await;
+        tokio::time::advance(LONGEST_SENDING * 2).await;
+        drop(budget.permit().await.expect("memory is free"));
+        assert_eq!(length_of(response).await, Some(LARGEST));
+        assert_eq!(budget.memory.available_permits(), CONCURRENT * LARGEST / UNIT);
     }
 }
