@@ -520,6 +520,7 @@ mod tests {
             (json!({"max_processes": 0}), "execute.max_processes"),
             (json!({"cpu_s": 0}), "execute.cpu_s"),
             (json!({"max_file_mb": 0}), "execute.max_file_mb"),
+            (json!({"min_free_mb": MOST_FREE_MB + 1}), "execute.min_free_mb"),
             (json!({"shell": "sh"}), "execute.shell"),
             (json!({"env": ["A=B"]}), "execute.env[0]"),
             (json!({"read_paths": ["/"]}), "execute.read_paths[0]"),
