@@ -170,6 +170,7 @@ fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
         .saturating_add(own);
     let watched = pidfd_open(leader, PidfdFlags::empty()).ok();
     let input = stdin();
+    let mut memory = processes::MemoryCount::new(plan.limits.memory_bytes);
     let mut ticks: u32 = 0;
     loop {
         if let Some(status) = processes::status_of(leader) {
@@ -180,7 +181,7 @@ fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
         if found.len() > most {
             return Waited::Stopped(CommandEnd::Processes);
         }
-        if processes::exceed(&found, plan.limits.memory_bytes) {
+        if memory.is_exceeded(&found) {
             return Waited::Stopped(CommandEnd::Memory);
         }
         ticks = ticks.wrapping_add(1);
