@@ -61,8 +61,10 @@ pub struct ExecuteSettings {
     pub cpu_s: u64,
     /// The size of a file that a command writes, in MiB.
     pub max_file_mb: u64,
-    /// The space of the disk that has to stay free while a command runs, in MiB; 0 for none.
-    pub min_free_mb: u64,
+    /// The space of the disk that has to stay free while a command runs, in MiB; 0 for none. Without it that depends on the
+    /// size of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_free_mb: Option<u64>,
     /// The environment variables of the server that commands get, by name.
     pub env: Vec<String>,
     /// Further files and directories of the machine that commands may read.
@@ -88,7 +90,7 @@ impl Default for ExecuteSettings {
             max_processes: 128,
             cpu_s: 600,
             max_file_mb: 1_024,
-            min_free_mb: 256,
+            min_free_mb: None,
             env: vec![],
             read_paths: vec![],
             shell: PathBuf::from("/bin/sh"),
@@ -217,7 +219,7 @@ impl ExecuteSettings {
             ("max_processes", u64::from(self.max_processes), 1, 10_000),
             ("cpu_s", self.cpu_s, 1, u64::from(LONGEST_TIMEOUT_S)),
             ("max_file_mb", self.max_file_mb, 1, 1_048_576),
-            ("min_free_mb", self.min_free_mb, 0, MOST_FREE_MB),
+            ("min_free_mb", self.min_free_mb.unwrap_or(0), 0, MOST_FREE_MB),
         ];
         for (name, number, least, most) in numbers {
             if !(least..=most).contains(&number) {
@@ -518,6 +520,7 @@ mod tests {
             (json!({"max_processes": 0}), "execute.max_processes"),
             (json!({"cpu_s": 0}), "execute.cpu_s"),
             (json!({"max_file_mb": 0}), "execute.max_file_mb"),
+            (json!({"min_free_mb": MOST_FREE_MB + 1}), "execute.min_free_mb"),
             (json!({"shell": "sh"}), "execute.shell"),
             (json!({"env": ["A=B"]}), "execute.env[0]"),
             (json!({"read_paths": ["/"]}), "execute.read_paths[0]"),

@@ -98,8 +98,9 @@ pub struct CommandLimits {
     pub cpu_s: u64,
     /// The size of a file that it writes, in bytes.
     pub file_bytes: u64,
-    /// The space that has to stay free on the disks to which it can write, in bytes.
-    pub free_bytes: u64,
+    /// The space that has to stay free on the disks to which it can write, in bytes. Without it that depends on the size of
+    /// the disk.
+    pub free_bytes: Option<u64>,
 }
 
 /// The end of a command.
@@ -185,7 +186,7 @@ pub fn try_layer(program: &Path, layer: SandboxLayer) -> Result<(), String> {
             processes: 16,
             cpu_s: 5,
             file_bytes: 1 << 20,
-            free_bytes: 0,
+            free_bytes: Some(0),
         },
     };
     let mut line = serde_json::to_string(&plan).map_err(|error| error.to_string())?;

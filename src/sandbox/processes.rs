@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process_group, pidfd_open,
@@ -21,6 +21,12 @@ const MOST: usize = 4_096;
 const NUMBER_BYTES: usize = 11;
 /// The most ancestors of a process that are looked at.
 const MOST_ANCESTORS: usize = 100_000;
+/// How many times the memory of a command may be in its processes, counted in each that shares it. It takes the longer the more
+/// that is to tell the part of each, so processes with still more are killed without that.
+const MOST_SHARING: u64 = 8;
+/// The pause after such a count, as a multiple of the time that it took: a command must not keep its supervisor busy, which
+/// runs before all others.
+const PAUSE_AFTER_COUNT: u32 = 3;
 
 /// Returns whether the kernel lists the children of processes.
 pub(super) fn can_list() -> bool {
@@ -56,16 +62,53 @@ pub(super) fn below(top: Pid, most: usize) -> Vec<Pid> {
     found
 }
 
-/// Returns whether processes have more than this number of bytes of memory together: what each has for itself, and what
-/// they share with each other. Files that are mapped do not count.
-pub(super) fn exceed(processes: &[Pid], most: u64) -> bool {
-    let sum = |bytes: fn(Pid) -> u64| {
-        let each = processes.iter().map(|pid| bytes(*pid));
-        each.fold(0, u64::saturating_add)
-    };
-    // Each of these is slower than the one before and at most as large: the first counts files, too, and the second counts
-    // shared memory in every process that uses it.
-    sum(resident_bytes) > most && sum(memory_bytes) > most && sum(proportional_bytes) > most
+/// The count of the memory of processes.
+pub(super) struct MemoryCount {
+    /// The most that they may have together, in bytes.
+    most: u64,
+    /// The time until which the part of each in shared memory is not counted again.
+    paused_until: Option<Instant>,
+}
+
+impl MemoryCount {
+    /// Creates the count of processes that may have this number of bytes together.
+    pub(super) fn new(most: u64) -> Self {
+        Self {
+            most,
+            paused_until: None,
+        }
+    }
+
+    /// Returns whether processes have too much memory together: what each has for itself, and what they share with each other.
+    /// Files that are mapped do not count.
+    pub(super) fn is_exceeded(&mut self, processes: &[Pid]) -> bool {
+        let sum = |bytes: fn(Pid) -> u64| {
+            let each = processes.iter().map(|pid| bytes(*pid));
+            each.fold(0, u64::saturating_add)
+        };
+        // Each of these is slower than the one before and at most as large: the first counts files, too, and the second counts
+        // shared memory in every process that uses it.
+        sum(resident_bytes) > self.most && self.is_too_much(sum(memory_bytes), || sum(proportional_bytes))
+    }
+
+    /// Returns whether processes have too much memory of which `bytes` counts what they share in each of them, and `divided`
+    /// counts it once.
+    fn is_too_much(&mut self, bytes: u64, divided: impl FnOnce() -> u64) -> bool {
+        if bytes <= self.most {
+            return false;
+        }
+        if bytes > self.most.saturating_mul(MOST_SHARING) {
+            return true;
+        }
+        let began = Instant::now();
+        if self.paused_until.is_some_and(|until| began < until) {
+            return false;
+        }
+        let is_too_much = divided() > self.most;
+        let pause = began.elapsed().saturating_mul(PAUSE_AFTER_COUNT);
+        self.paused_until = Instant::now().checked_add(pause);
+        is_too_much
+    }
 }
 
 /// Returns the children of a process, at most this number.
@@ -206,8 +249,21 @@ mod tests {
             let own = bytes(getpid());
             assert!(own > 0 && own < 1 << 40, "{own}");
         }
-        assert!(exceed(&[getpid()], 0));
-        assert!(!exceed(&[getpid()], u64::MAX));
-        assert!(!exceed(&[], 0));
+        assert!(MemoryCount::new(0).is_exceeded(&[getpid()]));
+        assert!(!MemoryCount::new(u64::MAX).is_exceeded(&[getpid()]));
+        assert!(!MemoryCount::new(0).is_exceeded(&[]));
+    }
+
+    #[test]
+    fn shared_memory_is_divided_only_where_that_matters_and_a_part_of_the_time() {
+        let mut count = MemoryCount::new(100);
+        assert!(!count.is_too_much(100, || panic!("it is within the limit")));
+        assert!(count.is_too_much(801, || panic!("it takes too long")));
+        assert!(count.is_too_much(800, || 101));
+        count.paused_until = None;
+        assert!(!count.is_too_much(800, || 100));
+        count.paused_until = Instant::now().checked_add(Duration::from_secs(600));
+        assert!(!count.is_too_much(800, || panic!("it was counted just before")));
+        assert!(count.is_too_much(801, || panic!("it takes too long")));
     }
 }

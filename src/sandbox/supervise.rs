@@ -26,6 +26,10 @@ const TICK: Timespec = Timespec {
 };
 /// The number of these times between two looks at the free space of disks.
 const TICKS_OF_DISKS: u32 = 4;
+/// The space that has to stay free on a disk if the plan does not say it, in bytes.
+const USUAL_FREE_BYTES: u64 = 256 << 20;
+/// Of a small disk, one of this many parts is enough: some are smaller than the usual space.
+const FREE_PARTS: u64 = 10;
 /// The first descriptor after those of standard input, output and errors.
 const FIRST_OTHER_DESCRIPTOR: i32 = 3;
 /// The most that is read of what the confined process says of its start.
@@ -166,6 +170,7 @@ fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
         .saturating_add(own);
     let watched = pidfd_open(leader, PidfdFlags::empty()).ok();
     let input = stdin();
+    let mut memory = processes::MemoryCount::new(plan.limits.memory_bytes);
     let mut ticks: u32 = 0;
     loop {
         if let Some(status) = processes::status_of(leader) {
@@ -176,11 +181,11 @@ fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
         if found.len() > most {
             return Waited::Stopped(CommandEnd::Processes);
         }
-        if processes::exceed(&found, plan.limits.memory_bytes) {
+        if memory.is_exceeded(&found) {
             return Waited::Stopped(CommandEnd::Memory);
         }
         ticks = ticks.wrapping_add(1);
-        if ticks % TICKS_OF_DISKS == 0 && is_full(disks, plan.limits.free_bytes) {
+        if ticks.is_multiple_of(TICKS_OF_DISKS) && is_full(disks, plan.limits.free_bytes) {
             return Waited::Stopped(CommandEnd::Disk);
         }
         let mut events = vec![PollFd::new(&input, PollFlags::IN)];
@@ -194,13 +199,17 @@ fn wait(plan: &CommandPlan, leader: Pid, disks: &[&Path]) -> Waited {
 }
 
 /// Returns whether less than this number of bytes is free on one of the disks with these directories.
-fn is_full(disks: &[&Path], least: u64) -> bool {
-    let free = |disk: &&Path| {
-        // Of a disk that does not tell it nothing is known.
-        let found = statvfs(*disk).ok()?;
-        Some(found.f_bavail.saturating_mul(found.f_frsize))
-    };
-    disks.iter().filter_map(free).any(|free| free < least)
+fn is_full(disks: &[&Path], least: Option<u64>) -> bool {
+    // Of a disk that does not tell it nothing is known.
+    let found = disks.iter().filter_map(|disk| statvfs(*disk).ok());
+    let mut sizes = found.map(|disk| [disk.f_bavail, disk.f_blocks].map(|blocks| blocks.saturating_mul(disk.f_frsize)));
+    sizes.any(|[free, total]| is_too_little(free, total, least))
+}
+
+/// Returns whether so little of a disk of `total` bytes is free that no command may run.
+fn is_too_little(free: u64, total: u64, least: Option<u64>) -> bool {
+    // Some file systems do not count their blocks.
+    total > 0 && free < least.unwrap_or_else(|| USUAL_FREE_BYTES.min(total / FREE_PARTS))
 }
 
 fn end_of(status: &WaitIdStatus) -> CommandEnd {
@@ -222,5 +231,28 @@ fn what_started(reader: PipeReader) -> Result<(), String> {
         Ok(Started::Yes) => Ok(()),
         Ok(Started::No(reason)) => Err(reason),
         Err(_) => Err("the process ended before it was confined".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_small_disk_needs_less_free_space_than_a_large_one() {
+        assert!(is_too_little(255 * MIB, 100_000 * MIB, None));
+        assert!(!is_too_little(256 * MIB, 100_000 * MIB, None));
+        assert!(is_too_little(6 * MIB, 64 * MIB, None));
+        assert!(!is_too_little(7 * MIB, 64 * MIB, None));
+    }
+
+    #[test]
+    fn the_space_of_the_plan_precedes_and_a_disk_without_a_size_is_not_full() {
+        assert!(is_too_little(7 * MIB, 64 * MIB, Some(256 * MIB)));
+        assert!(!is_too_little(0, 64 * MIB, Some(0)));
+        assert!(!is_too_little(0, 0, None));
+        assert!(!is_too_little(0, 0, Some(MIB)));
     }
 }

@@ -38,7 +38,8 @@ const FOLDER: &str = "/conversation_history";
 const MAX_ARGUMENT_CHARS: u32 = 2_000;
 /// The maximum length of a summary, in tokens; for small windows a fifth of the window.
 const MAX_SUMMARY_TOKENS: u64 = 8_000;
-/// The tokens that a model may write for a summary at least, whatever the agent's own answers may have.
+/// The tokens that a model may write for a summary at least, whatever the agent's own answers may have; for small windows a
+/// fifth of the window.
 const LEAST_OUTPUT_TOKENS: u64 = 2_000;
 /// The number of times that a summary is tried again with half of the transcript, if that is too long for its model.
 const MAX_HALVINGS: u32 = 3;
@@ -137,9 +138,14 @@ impl<'a> Conversation<'a> {
     /// Returns the summary, if the model reads one, and the messages from the first one after it up to `end`.
     fn older(&self, end: usize) -> Vec<Arc<Message>> {
         let cutoff = self.event.cutoff(self.messages);
-        let summary = self.view.first().filter(|_| cutoff > 0).cloned();
         let shown = self.messages.get(cutoff..end).unwrap_or_default();
-        summary.into_iter().chain(shown.iter().cloned()).collect()
+        self.last_summary().into_iter().chain(shown).cloned().collect()
+    }
+
+    /// Returns the message with the last summary, if the model reads it.
+    fn last_summary(&self) -> Option<&Arc<Message>> {
+        let cutoff = self.event.cutoff(self.messages);
+        self.view.first().filter(|_| cutoff > 0)
     }
 
     /// Returns the last message of the user before `end`, and the number of answers between the two; none if there is a
@@ -171,9 +177,11 @@ impl Summarization {
         summarizer: Option<MiddlewareModel>,
         has_files: bool,
     ) -> Self {
+        let lengths = Lengths::new(settings, model);
+        let least_output = LEAST_OUTPUT_TOKENS.min(lengths.window() / 5);
         Self(Arc::new(Parts {
-            lengths: Lengths::new(settings, model),
-            summarizer: summarizer.unwrap_or_else(|| for_summaries(model)),
+            lengths,
+            summarizer: summarizer.unwrap_or_else(|| for_summaries(model, least_output)),
             summary_prompt: settings.summary_prompt.clone(),
             max_argument_chars: settings.max_argument_chars.unwrap_or(MAX_ARGUMENT_CHARS),
             has_tool: settings.tool,
@@ -236,7 +244,7 @@ impl Summarization {
                 Err(Halt::Fail(failure)) if cause == CompactionCause::Overflow && is_lasting(&failure) => {
                     tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
                         "no summary could be written; the older part of the conversation is left out without one");
-                    wording::NO_SUMMARY.to_owned()
+                    wording::without_summary(conversation.last_summary())
                 }
                 Err(halt) => {
                     let class = halt.failure().map_or("", |failure| failure.class.as_str());
@@ -480,14 +488,14 @@ impl Middleware for Summarization {
 }
 
 /// Returns the agent's models without the settings of the form of an answer, which concern the agent's own answers, and
-/// with room for a summary.
-fn for_summaries(model: &MiddlewareModel) -> MiddlewareModel {
+/// with room for a summary: at least this number of tokens.
+fn for_summaries(model: &MiddlewareModel, least_output: u64) -> MiddlewareModel {
     let is_about_answers = |name: &str| matches!(name, "response_format" | "stop" | "format");
     let with_room = |(name, value): (String, Value)| {
         let most = value
             .as_u64()
             .filter(|_| length::OUTPUT_SETTINGS.contains(&name.as_str()));
-        let value = most.map_or(value, |most| json!(most.max(LEAST_OUTPUT_TOKENS)));
+        let value = most.map_or(value, |most| json!(most.max(least_output)));
         (name, value)
     };
     let models = model.models().iter().cloned().map(|own| {

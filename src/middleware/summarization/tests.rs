@@ -155,6 +155,30 @@ async fn a_request_that_is_too_long_goes_on_without_the_older_part_if_that_canno
 }
 
 #[tokio::test]
+async fn the_last_summary_is_kept_if_what_came_since_cannot_be_summarised() {
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let mut state = state_of(conversation(3, "words"));
+    let answer = ask(&policy(settings), &state, 0).await.1.expect("an answer");
+    state.apply(&answer.extra);
+    let refusing = json!({"summary_prompt": r#"{"script": [{"error": 400}]}"#});
+    for turns in [8, 12] {
+        let known = state.messages.len();
+        state
+            .messages
+            .extend(conversation(turns, "words").into_iter().skip(known));
+        let (seen, answer) = ask(&policy(refusing.clone()), &state, 1).await;
+        let shown = &seen[1][0];
+        assert_eq!(
+            shown.matches("SUMMARY\n\nNo summary of the messages since").count(),
+            1,
+            "{shown}"
+        );
+        assert_eq!(shown.matches("No summary").count(), 1, "{shown}");
+        state.apply(&answer.expect("an answer").extra);
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_is_too_long_fails_if_the_summary_fails_for_a_passing_reason() {
     let prompt = r#"{"script": [{"error": 503}]}"#;
     let state = state_of(conversation(4, "words"));
@@ -226,15 +250,38 @@ fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
 }
 
 #[test]
+fn an_earlier_summary_leaves_room_for_later_messages_in_every_script() {
+    let mut summary = Message::human("要".repeat(20_000));
+    summary
+        .additional_kwargs
+        .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
+    let messages = [Arc::new(summary), Arc::new(Message::human("the next step"))];
+    let request = wording::summary_request("Summarise.", &messages, 30_000);
+    assert!(request.contains("the next step"), "{}", request.len());
+    assert!(request.len() > 15_000 && request.len() < 16_000, "{}", request.len());
+}
+
+#[test]
 fn a_summary_has_room_where_the_answers_of_the_agent_are_short() {
     let settings = json!({"max_tokens": 300, "max_completion_tokens": 9_000, "stop": ["x"], "temperature": 0});
     let own = ModelWithSettings {
         model: Ok(Arc::new(Scripted::new("lab"))),
         settings: settings.as_object().cloned().expect("settings"),
     };
-    let made = for_summaries(&MiddlewareModel::new([own]));
+    let made = for_summaries(&MiddlewareModel::new([own]), 2_000);
     let expected = json!({"max_tokens": 2_000, "max_completion_tokens": 9_000, "temperature": 0});
     assert_eq!(Value::Object(made.models()[0].settings.clone()), expected);
+}
+
+#[test]
+fn a_summary_gets_no_more_room_than_a_small_window_has() {
+    let short = ModelWithSettings {
+        model: Ok(Arc::new(Scripted::new("lab"))),
+        settings: Map::from_iter([("max_tokens".to_owned(), json!(300))]),
+    };
+    let settings: SummarizationSettings = serde_json::from_value(json!({"max_input_tokens": 4_000})).expect("settings");
+    let made = Summarization::new(&settings, &MiddlewareModel::new([short]), None, true);
+    assert_eq!(made.0.summarizer.models()[0].settings["max_tokens"], 800);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl LocalSandbox {
                 processes: self.settings.max_processes,
                 cpu_s: self.settings.cpu_s,
                 file_bytes: self.settings.max_file_mb.saturating_mul(MIB),
-                free_bytes: self.settings.min_free_mb.saturating_mul(MIB),
+                free_bytes: self.settings.min_free_mb.map(|space| space.saturating_mul(MIB)),
             },
         })
     }

@@ -213,9 +213,9 @@ impl ExecuteTool {
             SandboxEnd::Ended(CommandEnd::Memory) => {
                 killed(format!("it used more than {} MiB of memory", self.settings.memory_mb))
             }
-            SandboxEnd::Ended(CommandEnd::Disk) => killed(format!(
-                "less than {} MiB of the disk are free",
-                self.settings.min_free_mb
+            SandboxEnd::Ended(CommandEnd::Disk) => killed(self.settings.min_free_mb.map_or_else(
+                || "too little of the disk is free".to_owned(),
+                |least| format!("less than {least} MiB of the disk are free"),
             )),
             SandboxEnd::Ended(CommandEnd::Killed | CommandEnd::NotStarted(_)) => {
                 killed("its sandbox was ended".to_owned())
