@@ -23,7 +23,7 @@ use super::run_context::{RunContext, fault};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{QueueLook, Turns, claim_next};
-use super::unheard_runs::UnheardRuns;
+use super::unfollowed_runs::UnfollowedRuns;
 use super::{CancelAction, Runs, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
@@ -136,7 +136,7 @@ impl Dispatcher {
             turns: Turns::default(),
             jobs: JobQueue::default(),
             queue: QueueRoom::new(parts.bounds.waiting),
-            unheard: UnheardRuns::default(),
+            unfollowed: UnfollowedRuns::default(),
         };
         Self {
             core: Arc::new(core),

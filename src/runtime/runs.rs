@@ -7,7 +7,7 @@ use super::admission::{self, Admission, AdmissionContext, Admitted, Checked};
 use super::dispatcher::Dispatcher;
 use super::retry::retry_while_busy;
 use super::shared::Core;
-use super::unheard_runs::{UnansweredRun, Written};
+use super::unfollowed_runs::{CommitFlag, UnansweredRun};
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
@@ -39,7 +39,8 @@ impl Runs {
     /// Returns the refusal; nothing is stored then.
     pub async fn start(&self, new_run: NewRun) -> Result<Run, StartError> {
         let (new_runs, checked) = self.prepare(new_run).await?;
-        self.admit(RunId::mint(), new_runs, checked, Written::default()).await
+        self.admit(RunId::mint(), new_runs, checked, CommitFlag::default())
+            .await
     }
 
     /// Starts a run, or queues it, for a client that cancels the run by disconnecting. The run is cancelled, too, if the
@@ -52,7 +53,7 @@ impl Runs {
         new_run.request.followers = vec![self.core.id];
         let (new_runs, checked) = self.prepare(new_run).await?;
         let id = RunId::mint();
-        let written = Written::default();
+        let written = CommitFlag::default();
         let unanswered = UnansweredRun::new(self, id, &written);
         let started = self.admit(id, new_runs, checked, written).await;
         unanswered.settle(&started);
@@ -73,14 +74,14 @@ impl Runs {
         id: RunId,
         new_runs: Arc<Vec<NewRun>>,
         checked: Vec<Checked>,
-        written: Written,
+        written: CommitFlag,
     ) -> Result<Run, StartError> {
         let dispatcher = Arc::clone(&self.dispatcher);
         let admitted = self.admission.admit(checked, move |tx, context| {
             Box::pin(async move {
                 let admitted = admit(tx, &dispatcher, id, &new_runs[0], &context, false).await;
                 if admitted.is_ok() {
-                    written.note();
+                    written.set();
                 }
                 admitted
             })

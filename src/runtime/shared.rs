@@ -11,7 +11,7 @@ use super::jobs::JobQueue;
 use super::registry::Registry;
 use super::stored_bytes::StoredSums;
 use super::turns::Turns;
-use super::unheard_runs::UnheardRuns;
+use super::unfollowed_runs::UnfollowedRuns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks, trace};
 use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
 use crate::domain::backoff::spread;
@@ -67,7 +67,7 @@ pub(super) struct Core {
     /// The room in the queue of runs.
     pub(super) queue: QueueRoom,
     /// The runs that are to be cancelled once they are stored.
-    pub(super) unheard: UnheardRuns,
+    pub(super) unfollowed: UnfollowedRuns,
 }
 
 impl Core {
