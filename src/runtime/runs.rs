@@ -11,7 +11,7 @@ use super::unfollowed_runs::{CommitFlag, UnansweredRun};
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::machine::Plan;
 use crate::domain::run::Run;
 use crate::metrics::Backlog;
@@ -99,7 +99,7 @@ impl Runs {
         new_run: NewRun,
         key: IdempotencyKey,
         shown: Option<RunResponse>,
-    ) -> Result<Once<Run>, StartError> {
+    ) -> Result<IdempotentOutcome<Run>, StartError> {
         let new_runs = Arc::new(vec![new_run]);
         let checked = match self.admission.prepare(&new_runs).await {
             Ok(checked) => checked,
@@ -128,7 +128,7 @@ impl Runs {
         new_runs: Vec<NewRun>,
         key: Option<IdempotencyKey>,
         shown: RunResponse,
-    ) -> Result<Once<Vec<Run>>, BatchError> {
+    ) -> Result<IdempotentOutcome<Vec<Run>>, BatchError> {
         for (at, new_run) in new_runs.iter().enumerate() {
             admission::check_stateless(new_run).map_err(|error| BatchError { at, error })?;
         }
@@ -268,7 +268,7 @@ async fn admit_with_key(
     new_runs: Arc<Vec<NewRun>>,
     context: AdmissionContext,
     shown: Option<RunResponse>,
-) -> Result<Once<Admitted>, StartError> {
+) -> Result<IdempotentOutcome<Admitted>, StartError> {
     let now = context.now;
     let is_followed = shown.is_none();
     let kept = move |admitted: &Admitted| match shown {
