@@ -262,7 +262,7 @@ impl JobRunner {
                 Ok(next) => next,
                 Err(error) => {
                     warn_of!(error, "could not look for jobs that are due");
-                    Some(self.soon())
+                    Some(self.retry_time())
                 }
             };
             let pause = pause_until(earliest(next_job, next_fact), self.core.clock.now(), longest);
@@ -293,7 +293,7 @@ impl JobRunner {
     }
 
     /// Returns the time at which the loop looks again for what could not be done at once.
-    fn soon(&self) -> Timestamp {
+    fn retry_time(&self) -> Timestamp {
         self.core.clock.now().plus(RETRY_PAUSE)
     }
 
@@ -313,7 +313,7 @@ impl JobRunner {
                 continue;
             }
             // There may be more than one transaction schedules.
-            next = earliest(next, Some(self.soon()));
+            next = earliest(next, Some(self.retry_time()));
             if let Err(error) = handler(kind).schedule(&self.runtime).await {
                 warn_of!(error, kind = kind.word(), "could not schedule what is to be done");
             }
@@ -335,7 +335,7 @@ impl JobRunner {
                     warn_of!(error, kind = kind.word(), "could not look for what is to be done");
                     let unknown = Unscheduled {
                         any: false,
-                        next: Some(self.soon()),
+                        next: Some(self.retry_time()),
                         comes_with_runs: true,
                     };
                     found.push((*kind, unknown));
