@@ -85,7 +85,7 @@ impl BackgroundTasks {
     pub(super) async fn read_task(&self, task: ThreadId) -> Result<TaskSnapshot, String> {
         self.core
             .db
-            .read(move |tx| Box::pin(async move { status::look(tx, task).await }))
+            .read(move |tx| Box::pin(async move { status::snapshot(tx, task).await }))
             .await
             .map_err(storage_error)
     }
@@ -99,7 +99,7 @@ impl BackgroundTasks {
     ) -> Result<TaskSnapshot, String> {
         self.core
             .db
-            .read(move |tx| Box::pin(async move { status::look_as_known(tx, task, &known).await }))
+            .read(move |tx| Box::pin(async move { status::snapshot_as_known(tx, task, &known).await }))
             .await
             .map_err(storage_error)
     }
@@ -226,7 +226,7 @@ struct CancelledWork {
 async fn look_at_work(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<CancelledWork> {
     let asked = db::interrupts::of_thread(tx, task, Some(InterruptState::Pending)).await?;
     Ok(CancelledWork {
-        seen: status::look(tx, task).await?,
+        seen: status::snapshot(tx, task).await?,
         in_flight: db::runs::ids_in_flight(tx, task).await?,
         is_asking: !asked.is_empty(),
     })

@@ -133,7 +133,7 @@ async fn start_notifying_run(
     let mut unread = vec![];
     for record in db::background::watched(tx, parent).await? {
         let seen = match &record.url {
-            None => status::look(tx, record.task).await?,
+            None => status::snapshot(tx, record.task).await?,
             Some(_) => match &record.remote.seen {
                 Some(seen) => seen.clone(),
                 None => continue,
