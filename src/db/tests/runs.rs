@@ -629,7 +629,10 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         (6, 4),
         "a write without progress does not reset the count"
     );
-    let trace = runs::RunRowUpdate { gets_on: true, ..trace };
+    let trace = runs::RunRowUpdate {
+        makes_progress: true,
+        ..trace
+    };
     assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 6), trace)));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }

@@ -43,7 +43,7 @@ impl JobHandler for NotifyParentHandler {
         LEASE
     }
 
-    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move {
             if !db::background::any_watched(tx).await? {
                 return Ok(Unscheduled::default());
