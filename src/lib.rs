@@ -134,10 +134,13 @@
 //! `sweep_deliveries.rs` is one.
 //!
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
-//! [`http`], a test in `tests/it/api`, and `openapi/` anew.
+//! [`http`], its rule in `http/access/rules.rs`, a test in `tests/it/api`, its callers in `tests/it/access/matrix.rs`, and
+//! `openapi/` anew. The compaction of a thread, in `http/compaction.rs`, is one.
 //!
-//! **a table**: its part of `migrations/sqlite/` and `migrations/postgres/`, one file of functions in `db/`, a test on
-//! both engines.
+//! **a table**: a new file in `migrations/sqlite/` and in `migrations/postgres/`, there with a policy for the rows of
+//! tenants; one file of functions in `db/`; its lines in `db/erasure.rs`, if it is about users, and in
+//! `db/sealing/rekey.rs`, if it holds secrets; its name in `db/tests/tables.rs`, and a test on both engines. The servers of
+//! the former release go on with the new tables until an upgrade is finished. `db/mcp_logins.rs` is one.
 
 #![cfg_attr(
     test,
