@@ -19,7 +19,7 @@ fn nodes(frames: &[Frame]) -> Vec<(usize, String)> {
 }
 
 /// Returns a delegation to the researcher, who calls a tool.
-fn delegation() -> String {
+pub(super) fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
     script()
         .calls(task("t1", "researcher", research))
