@@ -189,7 +189,7 @@ async fn every_token_has_the_metadata_and_the_tags_of_its_run(server: TestServer
             .is_some_and(|tags| tags.contains(&json!("t1")))
     };
     assert!(!records.is_empty(), "{frames:#?}");
-    assert!(records.iter().all(|record| is_tagged(record)), "{frames:#?}");
+    assert!(records.into_iter().all(is_tagged), "{frames:#?}");
 }
 
 async fn metadata_by_which_servers_know_their_runs_stay_on_the_thread(server: TestServer) {
