@@ -49,9 +49,11 @@
 //! ```
 //!
 //! `tests/it/meta/layers.rs` reads the `use` lines and fails on an arrow that is not in this table;
-//! `tests/it/meta/language.rs` fails on two public types of one name.
+//! `tests/it/meta/language.rs` fails on two public types of one name, and on a longer glossary.
 //!
 //! # Glossary
+//!
+//! Words that are in most rooms, at most 30. The documentation of a module explains the words of its own.
 //!
 //! | Term | Meaning |
 //! |---|---|
@@ -61,22 +63,10 @@
 //! | run | one execution on a thread |
 //! | child run | the run of a subagent: executes a delegated call and has a parent run |
 //! | identity | who sends a request: a user of a tenant, with roles |
-//! | credential | what proves an identity: an API key, a token, or the answer of the hook |
 //! | tenant | an organisation or team whose resources are invisible to all others |
 //! | row access | the rows that a task may read and write: those of a tenant, or of all for the server itself |
-//! | login | the consent of a user, given at a browser, because of which an MCP server accepts this one; with its tokens |
-//! | master key | a key outside the database, under which data keys are encrypted |
-//! | data key | the random key of a tenant, under which the values of its rows are sealed |
-//! | ticket | a secret for one stream and one minute, which a browser sends in the query instead of headers |
-//! | call token | a secret for one call of a tool, with which the tool reads what it may of the run that calls it |
 //! | tree | a run of a main agent with all child runs below it, and their shared budget |
 //! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
-//! | cron | a schedule that starts runs |
-//! | delivery | a webhook request that reports the end of a run, repeated until it succeeds or attempts run out |
-//! | account | on whose behalf a run works: a user of a tenant, with an API key or without |
-//! | quota | what an API key, a user or a tenant may use of something, at a time or on a day |
-//! | blob | base64 content of texts, stored once for each tenant under the digest of its bytes |
-//! | short form | a stored text in which codes stand for what many texts have in common |
 //! | item | a JSON object in the Store; outlives threads |
 //! | namespace | for items, the path of labels they are stored under; for agents, the path of tasks from the main agent |
 //! | state | the messages, files and fields of a thread at one checkpoint |
@@ -85,15 +75,7 @@
 //! | lane | the checkpoints of one agent on a thread: the main agent's, or one child run's |
 //! | event | an entry of a thread's log (a checkpoint or a fact), or a piece of an answer that is only streamed |
 //! | projection | the translation of events into the frames of one stream protocol or mode |
-//! | sandbox | a place apart from the server, where the files of an agent are and its commands run |
-//! | sandbox service | another program that has sandboxes, behind HTTP |
 //! | interrupt | a question to a human for which a run waits |
-//! | approvers | the users and roles to whom an interrupt is assigned |
-//! | access policy | a policy in the language Cedar that permits or forbids actions, beyond the roles |
-//! | ruling | what the access policies say about an action of a caller: conditions on resources |
-//! | summary | the text that stands for the older part of a conversation in requests to a model |
-//! | compaction | the making of a summary, and the event of the log that says what it stands for |
-//! | decision | a reviewer's answer about one tool call: approve, edit, reject or respond |
 //! | call | a tool call of the model; its *call status* says whether it is ready, started, waiting, delegated or complete |
 //! | machine | the state, phase and open interrupts of one agent; a pure state machine that decides the next step |
 //! | step | one turn of the agent's loop: a hook, a model call, or all tool calls of one answer |
@@ -104,8 +86,6 @@
 //! | worker | the part of a server process that claims and executes runs |
 //! | lease | a worker's claim on a run, which expires unless the worker renews it |
 //! | fence | the number of a claim, which grows with each claim; a commit with an older number is refused |
-//! | span | the record of one piece of work, with a start, an end and attributes |
-//! | trace | the spans of one request or run, over all servers that took part |
 //! | job | durable work with a due time, attempts and a claim: a webhook delivery, a cron, a poll or a cancellation of a remote run, the end of a sandbox, a sweep |
 //!
 //! # One request: `POST /threads/{id}/runs/stream`
@@ -154,10 +134,13 @@
 //! `sweep_deliveries.rs` is one.
 //!
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
-//! [`http`], a test in `tests/it/api`, and `openapi/` anew.
+//! [`http`], its rule in `http/access/rules.rs`, a test in `tests/it/api`, its callers in `tests/it/access/matrix.rs`, and
+//! `openapi/` anew. The compaction of a thread, in `http/compaction.rs`, is one.
 //!
-//! **a table**: its part of `migrations/sqlite/` and `migrations/postgres/`, one file of functions in `db/`, a test on
-//! both engines.
+//! **a table**: a new file in `migrations/sqlite/` and in `migrations/postgres/`, there with a policy for the rows of
+//! tenants; one file of functions in `db/`; its lines in `db/erasure.rs`, if it is about users, and in
+//! `db/sealing/rekey.rs`, if it holds secrets; its name in `db/tests/tables.rs`, and a test on both engines. The servers of
+//! the former release go on with the new tables until an upgrade is finished. `db/mcp_logins.rs` is one.
 
 #![cfg_attr(
     test,

@@ -287,7 +287,9 @@ fn tools(config: &Config, client: &Client) -> Vec<PlannedCheck> {
         let client = client.clone();
         let url = url.clone();
         let advice = format!("start the service, or correct `url` in [tools.{name}]");
-        PlannedCheck::new("tool", name.clone(), async move { knock(&client, &url, &advice).await })
+        PlannedCheck::new("tool", name.clone(), async move {
+            check_reachable(&client, &url, &advice).await
+        })
     };
     http.map(|(name, tool)| (name, &tool.url)).map(check).collect()
 }
@@ -347,7 +349,7 @@ fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
         let client = client.clone();
         let url = hook.url.clone();
         planned.push(PlannedCheck::new("hook", "auth.hook", async move {
-            knock(&client, &url, "start the service, or correct `url` in [auth.hook]").await
+            check_reachable(&client, &url, "start the service, or correct `url` in [auth.hook]").await
         }));
     }
     planned
@@ -355,7 +357,7 @@ fn authentication(config: &Config, client: &Client) -> Vec<PlannedCheck> {
 
 /// Finds out whether a server answers at an address, without calling what is there: a HEAD, and OPTIONS if the path is
 /// unknown to HEAD. Headers with secrets are not sent.
-async fn knock(client: &Client, url: &str, advice: &str) -> Finding {
+async fn check_reachable(client: &Client, url: &str, advice: &str) -> Finding {
     let mut last = None;
     for method in [Method::HEAD, Method::OPTIONS] {
         let name = method.to_string();

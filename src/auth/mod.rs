@@ -146,10 +146,10 @@ pub struct AuthSettings {
 
 /// Finds out who sends a request. Cloning copies a pointer.
 #[derive(Clone)]
-pub struct Authenticator(Option<Arc<Ways>>);
+pub struct Authenticator(Option<Arc<AuthMethods>>);
 
 /// The configured ways.
-struct Ways {
+struct AuthMethods {
     clock: Arc<dyn Clock>,
     keys: ApiKeys,
     accepts_stored_keys: bool,
@@ -177,7 +177,7 @@ impl Authenticator {
         let issuers = settings.issuers.into_iter();
         let issuers = issuers.map(|issuer| Issuer::new(issuer, Arc::clone(&clock)));
         let hook = settings.hook.map(|hook| Hook::new(hook, Arc::clone(&clock)));
-        Ok(Self(Some(Arc::new(Ways {
+        Ok(Self(Some(Arc::new(AuthMethods {
             keys: ApiKeys::new(Arc::clone(&store), Arc::clone(&clock)),
             accepts_stored_keys: settings.stored_keys,
             configured: ConfiguredKeys::new(settings.configured_keys),
@@ -258,7 +258,7 @@ impl Authenticator {
     }
 }
 
-impl Ways {
+impl AuthMethods {
     async fn credential_ended(&self, identity: &Identity) {
         let key = stored_key_of(identity);
         let mut changes = self.keys.watch_changes();

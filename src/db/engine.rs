@@ -534,7 +534,7 @@ async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection
 }
 
 /// Converts an error of the driver into an error of this module.
-pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
+pub(super) fn classify_error(error: sqlx::Error) -> DbError {
     if matches!(error, sqlx::Error::PoolClosed) {
         return DbError::Closed;
     }

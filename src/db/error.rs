@@ -104,7 +104,7 @@ impl DbError {
 
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
-        super::engine::tell_apart(error)
+        super::engine::classify_error(error)
     }
 }
 

@@ -9,7 +9,7 @@ use super::engine::on_engine;
 use super::json::ColumnRef;
 use super::{Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, REMEMBERED, StoredResponse};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "idempotency_keys";
@@ -82,7 +82,7 @@ impl Db {
         now: Timestamp,
         kept: K,
         job: J,
-    ) -> Result<Once<T>, E>
+    ) -> Result<IdempotentOutcome<T>, E>
     where
         T: Send + 'static,
         E: From<DbError> + Send + 'static,
@@ -92,16 +92,16 @@ impl Db {
         let write = self.write(move |tx| {
             Box::pin(async move {
                 let Some(key) = key else {
-                    return job(tx).await.map(Once::First);
+                    return job(tx).await.map(IdempotentOutcome::First);
                 };
                 match claim(tx, &key, now).await? {
-                    Once::First(()) => {}
-                    Once::Again(kept) => return Ok(Once::Again(kept)),
-                    Once::Reused => return Ok(Once::Reused),
+                    IdempotentOutcome::First(()) => {}
+                    IdempotentOutcome::Replayed(kept) => return Ok(IdempotentOutcome::Replayed(kept)),
+                    IdempotentOutcome::KeyReused => return Ok(IdempotentOutcome::KeyReused),
                 }
                 let made = job(tx).await?;
                 store_response(tx, &key, &kept(&made)).await?;
-                Ok(Once::First(made))
+                Ok(IdempotentOutcome::First(made))
             })
         });
         write.await
@@ -110,7 +110,7 @@ impl Db {
 
 /// Claims the key for a request. Must be the first statement of its transaction: a second request with the key waits
 /// here for the end of the first one's transaction, and must hold no locks meanwhile.
-async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<Once<()>> {
+async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<IdempotentOutcome<()>> {
     const DELETE_EXPIRED: &str = "delete from idempotency_keys where idempotency_key = $1 and created_at <= $2";
     const INSERT: &str = "insert into idempotency_keys (idempotency_key, fingerprint, created_at, tenant) \
         values ($1, $2, $3, $4) on conflict (idempotency_key) do nothing";
@@ -132,13 +132,13 @@ async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResul
         .await
         .map(|done| done.rows_affected()))?;
     if inserted == 1 {
-        return Ok(Once::First(()));
+        return Ok(IdempotentOutcome::First(()));
     }
     let row: KeyRow = on_engine!(tx, |conn| query_as(FIND).bind(key.name()).fetch_one(conn).await)?;
     if row.fingerprint != key.fingerprint() {
-        return Ok(Once::Reused);
+        return Ok(IdempotentOutcome::KeyReused);
     }
-    row.response(key).map(Once::Again)
+    row.response(key).map(IdempotentOutcome::Replayed)
 }
 
 /// Returns the stored response for a key, if the key was used; the inner none when the key belongs to another request.

@@ -49,7 +49,7 @@ const GRACE_US: i64 = 400_000;
 
 /// Renews the lease of `worker` for the time `lease`. Without a valid lease its runs are orphans, and others claim
 /// them. With a `session_lock` the lease also ends when this lock is released.
-pub async fn beat(
+pub async fn renew_lease(
     tx: &mut Tx<'_>,
     worker: WorkerId,
     lease: Duration,

@@ -640,7 +640,8 @@ mod tests {
         };
         assert_eq!(waiting.new_outcomes(&at_work), [&at_work.earlier[0]]);
         let told = waiting.with_snapshot(&at_work, now);
-        assert_eq!((told.run_id.as_str(), told.status), ("r2", TaskStatus::Running));
+        assert_eq!(told.run_id.as_str(), "r2");
+        assert_eq!(told.status, TaskStatus::Running);
         assert_eq!(told.superseded_run_ids, ["r1", "r3"]);
         assert_eq!(told.reported_run(), Some("r3"));
         let done = TaskSnapshot::of("r2", TaskStatus::Success);

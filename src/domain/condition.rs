@@ -14,6 +14,7 @@ use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Number, Value};
 
+use super::json_equality::{are_equal, compare_numbers};
 use super::path::normalise;
 use super::pattern::Pattern;
 
@@ -303,10 +304,10 @@ impl CompiledTest {
     fn evaluate(&self, value: Option<&Value>) -> Option<bool> {
         let test = &self.test;
         let text = value.and_then(Value::as_str);
-        let is = |wanted: &Value| value.is_some_and(|value| is_same(value, wanted));
+        let is = |wanted: &Value| value.is_some_and(|value| are_equal(value, wanted));
         let compares = |bound: &Number, wanted: &[Ordering]| {
             let number = value.and_then(Value::as_number)?;
-            Some(wanted.contains(&compare(number, bound)?))
+            Some(wanted.contains(&compare_numbers(number, bound)?))
         };
         let outcomes = [
             test.exists.map(|exists| Some(exists == value.is_some())),
@@ -345,29 +346,6 @@ fn all(outcomes: impl Iterator<Item = Option<bool>>) -> Option<bool> {
 /// Returns whether one outcome is true; a true one decides, whatever is unknown.
 fn any(outcomes: impl Iterator<Item = Option<bool>>) -> Option<bool> {
     all(outcomes.map(|outcome| outcome.map(|outcome| !outcome))).map(|none| !none)
-}
-
-/// Returns whether two values are the same. Numbers are compared by what they are worth.
-fn is_same(one: &Value, other: &Value) -> bool {
-    match (one, other) {
-        (Value::Number(one), Value::Number(other)) => compare(one, other) == Some(Ordering::Equal),
-        (Value::Array(one), Value::Array(other)) => {
-            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
-        }
-        (Value::Object(one), Value::Object(other)) => {
-            let is_in_other = |(name, value): (&String, &Value)| other.get(name).is_some_and(|own| is_same(value, own));
-            one.len() == other.len() && one.iter().all(is_in_other)
-        }
-        (_, _) => one == other,
-    }
-}
-
-/// Compares two numbers: whole ones exactly, others as floating-point numbers.
-fn compare(one: &Number, other: &Number) -> Option<Ordering> {
-    match (one.as_i128(), other.as_i128()) {
-        (Some(one), Some(other)) => Some(one.cmp(&other)),
-        (_, _) => one.as_f64()?.partial_cmp(&other.as_f64()?),
-    }
 }
 
 #[cfg(test)]

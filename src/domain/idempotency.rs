@@ -87,22 +87,22 @@ pub enum StoredResponse {
 
 /// The outcome of a request with a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Once<T> {
+pub enum IdempotentOutcome<T> {
     /// The first request with its key, with its result.
     First(T),
     /// A repeated request, with the stored response.
-    Again(StoredResponse),
+    Replayed(StoredResponse),
     /// A key that belongs to another request.
-    Reused,
+    KeyReused,
 }
 
-impl<T> Once<T> {
+impl<T> IdempotentOutcome<T> {
     /// Returns the same outcome with another result.
-    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Once<U> {
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> IdempotentOutcome<U> {
         match self {
-            Self::First(made) => Once::First(change(made)),
-            Self::Again(kept) => Once::Again(kept),
-            Self::Reused => Once::Reused,
+            Self::First(made) => IdempotentOutcome::First(change(made)),
+            Self::Replayed(kept) => IdempotentOutcome::Replayed(kept),
+            Self::KeyReused => IdempotentOutcome::KeyReused,
         }
     }
 }

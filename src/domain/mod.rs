@@ -36,6 +36,7 @@ pub mod input;
 pub mod interrupt;
 pub mod item;
 pub mod job;
+pub mod json_equality;
 pub mod json_limits;
 pub mod json_size;
 pub mod json_texts;

@@ -161,7 +161,8 @@ mod tests {
         let Some(NatsLogin::Password { user, password }) = several.login else {
             panic!("a password");
         };
-        assert_eq!((user.as_str(), password.expose_secret()), ("me", "p@ss"));
+        assert_eq!(user.as_str(), "me");
+        assert_eq!(password.expose_secret(), "p@ss");
         let Some(NatsLogin::Token(token)) = read("nats://t0ken@one").unwrap().login else {
             panic!("a token");
         };

@@ -18,7 +18,7 @@ use super::client::ClientId;
 use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
 use crate::domain::id::ThreadId;
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 
 /// The request header with the key.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -97,11 +97,11 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
 ///
 /// # Errors
 /// If the key belongs to another request.
-pub(super) fn respond<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
+pub(super) fn respond<T>(once: IdempotentOutcome<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
     match once {
-        Once::First(created) => Ok(first(created)),
-        Once::Again(stored) => Ok(mark_replayed(response(stored))),
-        Once::Reused => Err(ApiError::key_reused()),
+        IdempotentOutcome::First(created) => Ok(first(created)),
+        IdempotentOutcome::Replayed(stored) => Ok(mark_replayed(response(stored))),
+        IdempotentOutcome::KeyReused => Err(ApiError::key_reused()),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::db::runs::RunList;
 use crate::db::{runs, threads};
 use crate::domain::access::Action;
 use crate::domain::id::ThreadId;
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::events::After;
@@ -150,12 +150,12 @@ pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<Idempotenc
         });
     };
     match api.runs.start_once(checked.new_run, key, None).await? {
-        Once::First(run) => Ok(StartedRun {
+        IdempotentOutcome::First(run) => Ok(StartedRun {
             run,
             cancel_on_disconnect,
             is_replay: false,
         }),
-        Once::Again(StoredResponse::Run { thread, run }) => {
+        IdempotentOutcome::Replayed(StoredResponse::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
             Ok(StartedRun {
@@ -165,7 +165,9 @@ pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<Idempotenc
             })
         }
         // The path is part of the key, so the stored response was also of a waiting or streaming endpoint.
-        Once::Again(StoredResponse::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
+        IdempotentOutcome::Replayed(StoredResponse::Answer { .. }) | IdempotentOutcome::KeyReused => {
+            Err(ApiError::key_reused())
+        }
     }
 }
 

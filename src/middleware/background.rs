@@ -34,7 +34,7 @@ impl BackgroundWork {
 
     /// Returns the current snapshot of a task; none if it is unavailable.
     async fn fetch_snapshot(scope: &Scope, task: &BackgroundTask) -> Option<TaskSnapshot> {
-        let fetching = scope.tasks.look(scope, task);
+        let fetching = scope.tasks.snapshot(scope, task);
         match tokio::time::timeout(SNAPSHOT_TIMEOUT, fetching).await {
             Ok(Ok(seen)) => Some(seen),
             Ok(Err(reason)) => {

@@ -144,7 +144,7 @@ impl RemoteThread {
         }
         let mut runs = self.latest_runs().await?;
         for _ in 0..ATTEMPTS {
-            let Some(seen) = self.standing(&runs).await? else {
+            let Some(seen) = self.snapshot_of(&runs).await? else {
                 return Ok(None);
             };
             let past = match before {
@@ -190,7 +190,7 @@ impl RemoteThread {
 
     /// Returns how the work stands according to the latest runs. They end in another order than they were created: an
     /// answer may go before queued messages.
-    async fn standing(&self, runs: &[PeerRun]) -> PeerResult<Option<TaskSnapshot>> {
+    async fn snapshot_of(&self, runs: &[PeerRun]) -> PeerResult<Option<TaskSnapshot>> {
         if let Some(at_work) = runs.iter().find(|run| run.status == RunStatus::Running) {
             return Ok(Some(at_work.snapshot()));
         }

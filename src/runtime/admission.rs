@@ -24,7 +24,7 @@ use crate::db::{DbError, Tx};
 use crate::definition::Digest;
 use crate::domain::access::Ownership;
 use crate::domain::id::{RunId, WorkerId};
-use crate::domain::idempotency::Once;
+use crate::domain::idempotency::IdempotentOutcome;
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
 use crate::domain::trace::SpanContext;
@@ -314,10 +314,10 @@ impl MayStart for Option<Admitted> {
     }
 }
 
-impl MayStart for Once<Admitted> {
-    type Started = Once<Run>;
+impl MayStart for IdempotentOutcome<Admitted> {
+    type Started = IdempotentOutcome<Run>;
 
-    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Once<Run> {
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> IdempotentOutcome<Run> {
         self.map(begin)
     }
 }

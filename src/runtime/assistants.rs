@@ -17,7 +17,7 @@ use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::identity::Tenant;
 use crate::domain::time::Timestamp;
 
@@ -140,7 +140,7 @@ impl Assistants {
         new: NewAssistant,
         key: Option<IdempotencyKey>,
         shown: fn(&Assistant) -> StoredResponse,
-    ) -> Result<Once<Assistant>, AssistantError> {
+    ) -> Result<IdempotentOutcome<Assistant>, AssistantError> {
         let NewAssistant {
             id,
             ownership,

@@ -20,7 +20,7 @@ use crate::domain::Invalid;
 use crate::domain::access::{Action, Ownership};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{AssistantId, CronId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::identity::Identity;
 use crate::domain::run::RunRequest;
 use crate::domain::thread::Thread;
@@ -215,7 +215,7 @@ impl Crons {
         new_cron: NewCron,
         key: Option<IdempotencyKey>,
         shown: fn(&Cron) -> StoredResponse,
-    ) -> Result<Once<Cron>, CronError> {
+    ) -> Result<IdempotentOutcome<Cron>, CronError> {
         let id = CronId::mint();
         let now = self.core.clock.now();
         let checked = match self.precheck_cron(&new_cron, id, now).await {

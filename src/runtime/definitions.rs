@@ -58,7 +58,7 @@ pub enum DefinitionError {
 }
 
 /// A definition from a client.
-struct Brought {
+struct ClientDefinition {
     definition: AgentDefinition,
     now: Timestamp,
 }
@@ -226,10 +226,10 @@ async fn forget_old(tx: &mut Tx<'_>, newest: &DefinitionVersion, now: Timestamp)
 async fn store(
     tx: &mut Tx<'_>,
     graph_id: &str,
-    brought: &Brought,
+    from_client: &ClientDefinition,
 ) -> Result<Option<(DefinitionVersion, i64)>, DefinitionError> {
     let in_use = db::definitions::of_client(tx, graph_id).await?;
-    if in_use.is_some_and(|version| version.definition == brought.definition) {
+    if in_use.is_some_and(|version| version.definition == from_client.definition) {
         return Ok(None);
     }
     // A concurrent change waits at this statement and then sees this change.
@@ -238,9 +238,16 @@ async fn store(
     if old.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
         return Err(DefinitionError::TooMany);
     }
-    let version = keep(tx, graph_id, &brought.definition, &Provenance::Client, brought.now).await?;
+    let version = keep(
+        tx,
+        graph_id,
+        &from_client.definition,
+        &Provenance::Client,
+        from_client.now,
+    )
+    .await?;
     db::definitions::put(tx, graph_id, version.number).await?;
-    let assistant = assistants::automatic(graph_id, &brought.definition, brought.now);
+    let assistant = assistants::automatic(graph_id, &from_client.definition, from_client.now);
     assistants::register(tx, std::slice::from_ref(&assistant)).await?;
     Ok(Some((version, change)))
 }
@@ -278,14 +285,14 @@ impl Definitions {
                 let finding = Diagnostic::error(FieldPath::default(), error.to_string());
                 DefinitionError::Unusable(vec![finding.into()])
             })?;
-        let brought = Brought {
+        let from_client = ClientDefinition {
             definition,
             now: registry.clock.now(),
         };
         let key = graph_id.to_owned();
         let write = registry
             .db
-            .write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
+            .write(move |tx| Box::pin(async move { store(tx, &key, &from_client).await }));
         // Definitions and their default assistants belong to the server, whoever changes them.
         match RowAccess::Server.scope(write).await? {
             Some((version, change)) => {
@@ -414,16 +421,21 @@ impl Definitions {
             .agents
             .extend(files.agents.iter().map(|agent| agent.graph_id.clone()));
         validation_context.mcp_servers = files.servers.keys().cloned().collect();
-        let mut misfits: Vec<_> = files
+        let mut incompatible: Vec<_> = files
             .agents
             .iter()
-            .flat_map(|agent| self.misfits(agent, &validation_context))
+            .flat_map(|agent| self.incompatible_parts(agent, &validation_context))
             .collect();
         let tools = &registry.factory.servers;
         let servers = files.all_servers();
-        misfits.extend(tools.verify(&servers).err().map(|invalid| (None, misfit(invalid))));
-        if !misfits.is_empty() {
-            self.refuse_files(misfits).await;
+        incompatible.extend(
+            tools
+                .verify(&servers)
+                .err()
+                .map(|invalid| (None, server_diagnostic(invalid))),
+        );
+        if !incompatible.is_empty() {
+            self.refuse_files(incompatible).await;
             return Ok(());
         }
         let mut sources = registry.sources.lock().await;
@@ -453,7 +465,7 @@ impl Definitions {
     }
 
     /// Returns the reasons for which an agent of a file does not fit the tools and providers of this process.
-    fn misfits(
+    fn incompatible_parts(
         &self,
         agent: &FileAgent,
         validation_context: &ValidationContext,
@@ -483,7 +495,7 @@ impl Definitions {
 }
 
 /// Returns the diagnostic of an MCP server that cannot be used.
-fn misfit(invalid: Invalid) -> StoredDiagnostic {
+fn server_diagnostic(invalid: Invalid) -> StoredDiagnostic {
     StoredDiagnostic {
         field: invalid.field,
         ..Diagnostic::error(FieldPath::default(), invalid.reason).into()

@@ -16,14 +16,15 @@ use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
 use super::jobs::JobQueue;
-use super::journal::{LaneJournal, patiently};
+use super::journal::LaneJournal;
 use super::prepare::{self, BegunRun, FirstStep, ReadyMachine};
 use super::registry::Registry;
+use super::retry::retry_until_available;
 use super::run_context::{RunContext, fault};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{QueueLook, Turns, claim_next};
-use super::unheard_runs::UnheardRuns;
+use super::unfollowed_runs::UnfollowedRuns;
 use super::{CancelAction, Runs, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
@@ -136,7 +137,7 @@ impl Dispatcher {
             turns: Turns::default(),
             jobs: JobQueue::default(),
             queue: QueueRoom::new(parts.bounds.waiting),
-            unheard: UnheardRuns::default(),
+            unfollowed: UnfollowedRuns::default(),
         };
         Self {
             core: Arc::new(core),
@@ -619,7 +620,7 @@ impl Dispatcher {
                 }
                 stored.map_err(|stop| format!("{stop:?}"))
             }
-            Some(CancelAction::Rollback) => patiently(run_context.run.id, || self.roll_back(run_context))
+            Some(CancelAction::Rollback) => retry_until_available(run_context.run.id, || self.roll_back(run_context))
                 .await
                 .map(|()| journal.record_rollback())
                 .map_err(|error| error.to_string()),

@@ -4,15 +4,14 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder, Retryable};
+use backon::BackoffBuilder;
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
-use super::retry::TransactionError;
+use super::retry::{pauses_while_unavailable, retry_until_available};
 use super::run_context::{RunContext, fault};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
@@ -145,7 +144,7 @@ impl LaneJournal {
         }
         let registry = &self.run_context.core.registry;
         let tenant = &self.run_context.ownership.tenant;
-        let known = patiently(self.run_context.run.id, || registry.of_run_of_tenant(child, tenant)).await;
+        let known = retry_until_available(self.run_context.run.id, || registry.of_run_of_tenant(child, tenant)).await;
         known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
@@ -335,7 +334,7 @@ impl LaneJournal {
             let db = &self.run_context.core.db;
             db.read(move |tx| Box::pin(interrupts::pending(tx, thread)))
         };
-        let open = patiently(self.run_context.run.id, read).await?;
+        let open = retry_until_available(self.run_context.run.id, read).await?;
         notes.retain_mut(|note| match note {
             PendingWrite::Repeated { interrupts, .. } => {
                 interrupts.retain(|asked| open.iter().any(|record| record.interrupt.id == asked.id));
@@ -438,7 +437,7 @@ impl LaneJournal {
     /// try first looks for the batch.
     async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
-        let mut pauses = pauses().build();
+        let mut pauses = pauses_while_unavailable().build();
         let mut batch = Arc::new(batch);
         let outcome = loop {
             let before = tried
@@ -539,30 +538,6 @@ impl Drop for LaneJournal {
             self.record_cancellation();
         }
     }
-}
-
-/// Returns the pauses between tries: from 50 milliseconds to two seconds.
-fn pauses() -> ExponentialBuilder {
-    ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(2))
-        .with_jitter()
-        .without_max_times()
-}
-
-/// Retries while the database is unavailable. The attempt must be idempotent.
-pub(super) async fn patiently<T, E, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> Result<T, E>
-where
-    E: TransactionError,
-    F: Future<Output = Result<T, E>> + Send,
-{
-    let is_transient = |error: &E| error.fault().is_some_and(DbError::is_transient);
-    let said = |error: &E, _| {
-        if let Some(fault) = error.fault() {
-            warn_of!(fault, %run, "the database failed under a run, which waits");
-        }
-    };
-    attempt.retry(pauses()).when(is_transient).notify(said).await
 }
 
 /// The stored usage of a run and of the runs below it.
@@ -672,7 +647,7 @@ impl Journal for LaneJournal {
             };
             let rest = match ends {
                 true => Some(
-                    patiently(self.run_context.run.id, || self.rest())
+                    retry_until_available(self.run_context.run.id, || self.rest())
                         .await
                         .map_err(fault)?,
                 ),
@@ -759,7 +734,7 @@ impl Journal for LaneJournal {
                 let db = &self.run_context.core.db;
                 db.write(move |tx| Box::pin(async move { request.admit(tx, &run_context).await }))
             };
-            let admitted = patiently(self.run_context.run.id, admit)
+            let admitted = retry_until_available(self.run_context.run.id, admit)
                 .await
                 .map_err(|error| fault(self.run_context.run.id, &error))?
                 .ok_or(ExitReason::LeaseLost)?;
@@ -803,7 +778,7 @@ impl Journal for LaneJournal {
                 let db = &self.run_context.core.db;
                 db.read(move |tx| Box::pin(StoredChild::find(tx, thread, child)))
             };
-            let found = patiently(self.run_context.run.id, find)
+            let found = retry_until_available(self.run_context.run.id, find)
                 .await
                 .map_err(|error| fault(self.run_context.run.id, &error))?;
             let known = match &found {
@@ -858,7 +833,7 @@ impl Journal for LaneJournal {
                     .db
                     .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
             };
-            if !patiently(self.run_context.run.id, read)
+            if !retry_until_available(self.run_context.run.id, read)
                 .await
                 .map_err(|error| fault(self.run_context.run.id, &error))?
             {
@@ -875,7 +850,7 @@ impl Journal for LaneJournal {
                 let db = &self.run_context.core.db;
                 db.read(move |tx| Box::pin(async move { interrupts::waiting_agents(tx, thread, child).await }))
             };
-            patiently(self.run_context.run.id, read)
+            retry_until_available(self.run_context.run.id, read)
                 .await
                 .map_err(|error| fault(self.run_context.run.id, &error))
         })

@@ -30,7 +30,7 @@ impl Dispatcher {
                 if alone {
                     db::workers::retire_all(tx).await?;
                 }
-                db::workers::beat(tx, id, lease, session_lock).await?;
+                db::workers::renew_lease(tx, id, lease, session_lock).await?;
                 db::workers::has_company(tx, id).await
             })
         });
@@ -158,7 +158,7 @@ impl Dispatcher {
         let lease = self.lease;
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
-                db::workers::beat(tx, id, lease, session_lock).await?;
+                db::workers::renew_lease(tx, id, lease, session_lock).await?;
                 DbResult::Ok((
                     db::workers::has_company(tx, id).await?,
                     db::runs::cancels_of(tx, id).await?,

@@ -80,7 +80,7 @@ mod sweeper;
 mod threads;
 mod trace;
 mod turns;
-mod unheard_runs;
+mod unfollowed_runs;
 mod webhooks;
 
 pub use access::{AccessControl, AccessError, AccessRefusal, ResourceRef, SharingRules};

@@ -248,7 +248,7 @@ impl ReadyMachine {
             if place.as_ref().is_some_and(|place| abandons(machine, place)) {
                 drop_waiting(run_context, start, machine).await?;
             }
-            self.only_notes = obey(command, place.as_ref(), machine, plan, notes);
+            self.only_notes = apply_command(command, place.as_ref(), machine, plan, notes);
             return Ok(());
         }
         match (&run.request.input, stored) {
@@ -480,7 +480,7 @@ fn abandons(machine: &Machine, place: &Destination) -> bool {
 }
 
 /// Applies a command. Returns true if there is nothing to drive after it.
-fn obey(
+fn apply_command(
     command: &Command,
     place: Option<&Destination>,
     machine: &mut Machine,

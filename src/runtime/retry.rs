@@ -1,7 +1,7 @@
-//! Repeats transactions that the database ended because others were in their way.
+//! Repeats transactions that the database ended because others were in their way, and those of runs while it is unavailable.
 //!
-//! Transactions lock rows in [one order](crate::db#the-order-of-locks), so that is rare. Nothing is stored then, and the
-//! caller does not notice.
+//! Transactions lock rows in [one order](crate::db#the-order-of-locks), so that others are rarely in the way. Nothing is
+//! stored then, and the caller does not notice.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::{BatchError, CancelError, DeleteRunError, StartError};
-use crate::db::{Db, DbError, Tx};
+use crate::db::{Db, DbError, Tx, warn_of};
+use crate::domain::id::RunId;
 
 /// The pause before the second try.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -103,6 +104,34 @@ where
     let begun = Instant::now();
     let is_in_time = |error: &E| error.is_busy() && begun.elapsed() < PATIENCE;
     attempt.retry(pauses).when(is_in_time).await
+}
+
+/// Returns the pauses between tries: from 50 milliseconds to two seconds.
+pub(super) fn pauses_while_unavailable() -> ExponentialBuilder {
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(50))
+        .with_max_delay(Duration::from_secs(2))
+        .with_jitter()
+        .without_max_times()
+}
+
+/// Retries while the database is unavailable. The attempt must be idempotent.
+pub(super) async fn retry_until_available<T, E, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> Result<T, E>
+where
+    E: TransactionError,
+    F: Future<Output = Result<T, E>> + Send,
+{
+    let is_transient = |error: &E| error.fault().is_some_and(DbError::is_transient);
+    let said = |error: &E, _| {
+        if let Some(fault) = error.fault() {
+            warn_of!(fault, %run, "the database failed under a run, which waits");
+        }
+    };
+    attempt
+        .retry(pauses_while_unavailable())
+        .when(is_transient)
+        .notify(said)
+        .await
 }
 
 #[cfg(test)]

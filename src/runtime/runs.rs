@@ -7,11 +7,11 @@ use super::admission::{self, Admission, AdmissionContext, Admitted, Checked};
 use super::dispatcher::Dispatcher;
 use super::retry::retry_while_busy;
 use super::shared::Core;
-use super::unheard_runs::{UnansweredRun, Written};
+use super::unfollowed_runs::{CommitFlag, UnansweredRun};
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::machine::Plan;
 use crate::domain::run::Run;
 use crate::metrics::Backlog;
@@ -39,7 +39,8 @@ impl Runs {
     /// Returns the refusal; nothing is stored then.
     pub async fn start(&self, new_run: NewRun) -> Result<Run, StartError> {
         let (new_runs, checked) = self.prepare(new_run).await?;
-        self.admit(RunId::mint(), new_runs, checked, Written::default()).await
+        self.admit(RunId::mint(), new_runs, checked, CommitFlag::default())
+            .await
     }
 
     /// Starts a run, or queues it, for a client that cancels the run by disconnecting. The run is cancelled, too, if the
@@ -52,7 +53,7 @@ impl Runs {
         new_run.request.followers = vec![self.core.id];
         let (new_runs, checked) = self.prepare(new_run).await?;
         let id = RunId::mint();
-        let written = Written::default();
+        let written = CommitFlag::default();
         let unanswered = UnansweredRun::new(self, id, &written);
         let started = self.admit(id, new_runs, checked, written).await;
         unanswered.settle(&started);
@@ -73,14 +74,14 @@ impl Runs {
         id: RunId,
         new_runs: Arc<Vec<NewRun>>,
         checked: Vec<Checked>,
-        written: Written,
+        written: CommitFlag,
     ) -> Result<Run, StartError> {
         let dispatcher = Arc::clone(&self.dispatcher);
         let admitted = self.admission.admit(checked, move |tx, context| {
             Box::pin(async move {
                 let admitted = admit(tx, &dispatcher, id, &new_runs[0], &context, false).await;
                 if admitted.is_ok() {
-                    written.note();
+                    written.set();
                 }
                 admitted
             })
@@ -98,7 +99,7 @@ impl Runs {
         new_run: NewRun,
         key: IdempotencyKey,
         shown: Option<RunResponse>,
-    ) -> Result<Once<Run>, StartError> {
+    ) -> Result<IdempotentOutcome<Run>, StartError> {
         let new_runs = Arc::new(vec![new_run]);
         let checked = match self.admission.prepare(&new_runs).await {
             Ok(checked) => checked,
@@ -127,7 +128,7 @@ impl Runs {
         new_runs: Vec<NewRun>,
         key: Option<IdempotencyKey>,
         shown: RunResponse,
-    ) -> Result<Once<Vec<Run>>, BatchError> {
+    ) -> Result<IdempotentOutcome<Vec<Run>>, BatchError> {
         for (at, new_run) in new_runs.iter().enumerate() {
             admission::check_stateless(new_run).map_err(|error| BatchError { at, error })?;
         }
@@ -267,7 +268,7 @@ async fn admit_with_key(
     new_runs: Arc<Vec<NewRun>>,
     context: AdmissionContext,
     shown: Option<RunResponse>,
-) -> Result<Once<Admitted>, StartError> {
+) -> Result<IdempotentOutcome<Admitted>, StartError> {
     let now = context.now;
     let is_followed = shown.is_none();
     let kept = move |admitted: &Admitted| match shown {

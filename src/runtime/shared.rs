@@ -11,12 +11,12 @@ use super::jobs::JobQueue;
 use super::registry::Registry;
 use super::stored_bytes::StoredSums;
 use super::turns::Turns;
-use super::unheard_runs::UnheardRuns;
+use super::unfollowed_runs::UnfollowedRuns;
 use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks, trace};
 use crate::db::{self, Db, DbError, DbResult, PendingEntries, RowAccess};
 use crate::domain::backoff::spread;
 use crate::domain::id::WorkerId;
-use crate::domain::idempotency::{IdempotencyKey, Once};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome};
 use crate::domain::quota::Quotas;
 use crate::domain::ruling::AccessPolicies;
 use crate::domain::size::SizeLimits;
@@ -67,7 +67,7 @@ pub(super) struct Core {
     /// The room in the queue of runs.
     pub(super) queue: QueueRoom,
     /// The runs that are to be cancelled once they are stored.
-    pub(super) unheard: UnheardRuns,
+    pub(super) unfollowed: UnfollowedRuns,
 }
 
 impl Core {
@@ -82,13 +82,18 @@ impl Core {
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub(super) async fn stored_response<T>(&self, key: Option<IdempotencyKey>) -> DbResult<Option<Once<T>>> {
+    pub(super) async fn stored_response<T>(
+        &self,
+        key: Option<IdempotencyKey>,
+    ) -> DbResult<Option<IdempotentOutcome<T>>> {
         let Some(key) = key else { return Ok(None) };
         let now = self.clock.now();
         let found = self
             .db
             .read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
-        Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
+        Ok(found
+            .await?
+            .map(|kept| kept.map_or(IdempotentOutcome::KeyReused, IdempotentOutcome::Replayed)))
     }
 
     /// Starts a task like [`Shutdown::spawn`], with the access of the current task to the database. All tasks of the

@@ -366,7 +366,7 @@ impl Store {
 }
 
 /// Returns the error for a tool that could not read or write. The cause is logged and not shown to the model.
-fn told(error: StoreError) -> Failure {
+fn failure_of(error: StoreError) -> Failure {
     match error {
         StoreError::Invalid(error) => Failure::new("InvalidItemError", error.to_string()),
         StoreError::Embedding(error) => {
@@ -393,7 +393,7 @@ pub(super) struct StoreSpace {
 impl Items for StoreSpace {
     async fn get(&self, address: ItemAddress) -> Result<Option<Item>, Failure> {
         let found = self.store.get(&self.ownership, address, None).await;
-        found.map_err(|error| told(error.into()))
+        found.map_err(|error| failure_of(error.into()))
     }
 
     async fn search(&self, inquiry: ItemQuery) -> Result<Vec<FoundItem>, Failure> {
@@ -407,7 +407,7 @@ impl Items for StoreSpace {
 
     async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
         let found = self.store.keys(&self.ownership, namespace, most).await;
-        found.map_err(|error| told(error.into()))
+        found.map_err(|error| failure_of(error.into()))
     }
 
     async fn file_facts(
@@ -416,7 +416,7 @@ impl Items for StoreSpace {
         keys: Vec<String>,
     ) -> Result<BTreeMap<String, FileFacts>, Failure> {
         let known = self.store.file_facts(&self.ownership, namespace, keys).await;
-        known.map_err(|error| told(error.into()))
+        known.map_err(|error| failure_of(error.into()))
     }
 
     async fn replace(

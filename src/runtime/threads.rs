@@ -15,7 +15,7 @@ use crate::db::{self, DbResult};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::identity::Identity;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
@@ -90,7 +90,7 @@ impl Threads {
         write: StateWrite,
         key: Option<IdempotencyKey>,
         shown: fn(ThreadId, CheckpointId) -> StoredResponse,
-    ) -> Result<Once<CheckpointId>, StateWriteError> {
+    ) -> Result<IdempotentOutcome<CheckpointId>, StateWriteError> {
         let caller = Arc::clone(&write.caller);
         let checked = match self.runs.admission.precheck_write(thread, write).await {
             Ok(checked) => checked,
@@ -153,7 +153,7 @@ impl Threads {
         new_thread: NewThread,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
-    ) -> Result<Once<CreatedThread>, CreateThreadError> {
+    ) -> Result<IdempotentOutcome<CreatedThread>, CreateThreadError> {
         let now = self.core.clock.now();
         let ttl = new_thread.ttl.or(self.core.retention.threads);
         let thread = Thread::new(new_thread.id, new_thread.ownership, new_thread.metadata, now).with_ttl(ttl);
@@ -203,12 +203,12 @@ impl Threads {
         caller: Arc<Identity>,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
-    ) -> DbResult<Option<Once<CreatedThread>>> {
+    ) -> DbResult<Option<IdempotentOutcome<CreatedThread>>> {
         let threads = self.clone();
         let work = self.core.run_detached(async move {
             let to = ThreadId::mint();
             let copied = threads.copy_in_pieces(from, to, &caller, key, shown).await;
-            if !matches!(copied, Ok(None | Some(Once::First(_)))) {
+            if !matches!(copied, Ok(None | Some(IdempotentOutcome::First(_)))) {
                 let abandoned = threads.core.db.write(move |tx| Box::pin(db::copies::abandon(tx, to)));
                 if let Err(error) = abandoned.await {
                     tracing::warn!(thread = %to, %error, "an unfinished copy stays until it is swept");
@@ -226,7 +226,7 @@ impl Threads {
         caller: &Identity,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
-    ) -> DbResult<Option<Once<CreatedThread>>> {
+    ) -> DbResult<Option<IdempotentOutcome<CreatedThread>>> {
         let now = self.core.clock.now();
         let ownership = Ownership::of(caller);
         let begun = self
@@ -266,7 +266,7 @@ impl Threads {
             })
         });
         let copied = write.await?;
-        if let Once::First(copied) = &copied
+        if let IdempotentOutcome::First(copied) = &copied
             && copied.interrupts.iter().any(|asked| asked.expires_at().is_some())
         {
             self.core.jobs.discover();

@@ -334,22 +334,40 @@ mod tests {
         })))
     }
 
-    #[test]
-    fn a_tool_that_is_excluded_is_not_there_and_one_that_is_described_anew_is_seen_so_whoever_brings_it() {
+    /// Returns a toolbox with two tools of its own, and with two sources of one tool each.
+    fn toolbox() -> Toolbox {
         let sources = ["passes", "goes"].map(|name| Arc::new(Passing(name)) as Arc<dyn ToolSource>);
-        let toolbox = Toolbox::new([named("stays"), named("leaves")]).with_sources(sources.to_vec());
-        let toolbox = toolbox.without(["leaves", "goes"].map(str::to_owned).into_iter());
-        let anew = ["stays", "passes"].map(|name| (name.to_owned(), format!("How {name}.")));
-        let toolbox = toolbox.with_descriptions(anew.into_iter());
-        let seen: Vec<String> = toolbox
-            .specs()
+        Toolbox::new([named("stays"), named("leaves")]).with_sources(sources.to_vec())
+    }
+
+    #[test]
+    fn an_excluded_tool_is_in_no_toolbox_whatever_its_source() {
+        let toolbox = toolbox().without(["leaves", "goes"].map(str::to_owned).into_iter());
+        assert_eq!(toolbox.names(), ["stays", "passes"]);
+        for name in ["leaves", "goes"] {
+            assert!(toolbox.get(name).is_none(), "{name}");
+        }
+        for name in ["stays", "passes"] {
+            assert!(toolbox.get(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_new_description_replaces_that_of_a_tool_whatever_its_source() {
+        let descriptions = ["stays", "passes"].map(|name| (name.to_owned(), format!("How {name}.")));
+        let toolbox = toolbox().with_descriptions(descriptions.into_iter());
+        let specs = toolbox.specs();
+        let seen: Vec<String> = specs
             .iter()
             .map(|spec| format!("{}: {}", spec.name, spec.description))
             .collect();
-        assert_eq!(seen, ["stays: How stays.", "passes: How passes."]);
-        assert_eq!(toolbox.names(), ["stays", "passes"]);
-        assert!(toolbox.get("leaves").is_none() && toolbox.get("goes").is_none());
-        assert!(toolbox.get("stays").is_some() && toolbox.get("passes").is_some());
+        let expected = [
+            "stays: How stays.",
+            "leaves: Its own words.",
+            "passes: How passes.",
+            "goes: Its own words.",
+        ];
+        assert_eq!(seen, expected);
     }
 
     #[test]

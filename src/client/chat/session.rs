@@ -182,7 +182,7 @@ impl Session {
                 }
                 Entered::Line(line) => {
                     is_leaving = false;
-                    match Box::pin(self.obey(&line)).await {
+                    match Box::pin(self.run_line(&line)).await {
                         Ok(true) => {}
                         Ok(false) | Err(ClientError::Left) => break,
                         Err(ClientError::Io(error)) => return Err(ClientError::Io(error)),
@@ -208,7 +208,7 @@ impl Session {
     }
 
     /// Does what a line says. False ends the chat.
-    async fn obey(&mut self, line: &str) -> ClientResult<bool> {
+    async fn run_line(&mut self, line: &str) -> ClientResult<bool> {
         let line = line.replace("\\\n", "\n");
         let line = line.trim();
         if line.is_empty() {

@@ -43,7 +43,7 @@ pub(super) struct ViewStyle {
 /// The view of a thread.
 pub(super) struct View {
     style: ViewStyle,
-    voices: BTreeMap<String, Voice>,
+    lines_of_agents: BTreeMap<String, AgentLines>,
     /// The agents, by the order in which they spoke first, for their colours.
     names: Vec<String>,
     /// The agent whose line is being written.
@@ -60,7 +60,7 @@ pub(super) struct View {
 
 /// The line that an agent is writing.
 #[derive(Default)]
-struct Voice {
+struct AgentLines {
     /// The beginning of every line.
     prefix: String,
     /// The complete lines that are not written yet.
@@ -78,7 +78,7 @@ impl View {
     pub(super) fn new(style: ViewStyle) -> Self {
         Self {
             style,
-            voices: BTreeMap::new(),
+            lines_of_agents: BTreeMap::new(),
             names: vec![],
             foreground: None,
             is_mid_line: false,
@@ -104,9 +104,9 @@ impl View {
         match &frame.kind {
             FrameKind::MessageStarted { .. } => self.begin_message(speaker),
             FrameKind::Text { block, text } => {
-                let voice = self.voice(speaker);
-                voice.is_speaking = true;
-                voice.said.entry(*block).or_default().push_str(text);
+                let lines = self.lines_of(speaker);
+                lines.is_speaking = true;
+                lines.said.entry(*block).or_default().push_str(text);
                 self.say(speaker, text)
             }
             FrameKind::TextFinished { block, text } => self.finish_text(speaker, *block, text),
@@ -149,18 +149,18 @@ impl View {
     pub(super) fn settle(&mut self) -> String {
         let mut text = self.end_line();
         self.foreground = None;
-        for voice in self.voices.values_mut() {
-            voice.complete();
-            voice.is_speaking = false;
-            voice.said.clear();
+        for lines in self.lines_of_agents.values_mut() {
+            lines.complete();
+            lines.is_speaking = false;
+            lines.said.clear();
         }
         text += &self.take_ready();
         text
     }
 
     fn begin_message(&mut self, speaker: &Speaker) -> String {
-        let was_speaking = std::mem::replace(&mut self.voice(speaker).is_speaking, true);
-        let has_said = !std::mem::take(&mut self.voice(speaker).said).is_empty();
+        let was_speaking = std::mem::replace(&mut self.lines_of(speaker).is_speaking, true);
+        let has_said = !std::mem::take(&mut self.lines_of(speaker).said).is_empty();
         if was_speaking && has_said {
             let text = self.finish_line(speaker);
             return text + &self.note(speaker, DIM, "the answer broke off and begins again");
@@ -170,7 +170,7 @@ impl View {
 
     /// The whole text of a block: what has not come piece by piece is added.
     fn finish_text(&mut self, speaker: &Speaker, block: u64, whole: &str) -> String {
-        let said = self.voice(speaker).said.entry(block).or_default();
+        let said = self.lines_of(speaker).said.entry(block).or_default();
         let rest = whole.strip_prefix(said.as_str()).map(str::to_owned);
         whole.clone_into(said);
         match rest {
@@ -181,9 +181,9 @@ impl View {
     }
 
     fn end_message(&mut self, speaker: &Speaker) -> String {
-        let voice = self.voice(speaker);
-        voice.is_speaking = false;
-        voice.said.clear();
+        let lines = self.lines_of(speaker);
+        lines.is_speaking = false;
+        lines.said.clear();
         let mut text = self.finish_line(speaker);
         if self.foreground.as_ref() == Some(&speaker.namespace) {
             self.foreground = None;
@@ -205,9 +205,9 @@ impl View {
         if self.style.is_live && self.foreground.as_ref() == Some(&speaker.namespace) {
             return self.write_piece(speaker, &piece);
         }
-        let voice = self.voice(speaker);
-        voice.add(&piece);
-        let waiting = voice.ready.len();
+        let lines = self.lines_of(speaker);
+        lines.add(&piece);
+        let waiting = lines.ready.len();
         if self.is_mid_line && waiting < MAX_WAITING_LINES {
             return String::new();
         }
@@ -217,11 +217,11 @@ impl View {
     /// Writes a piece of the agent in the foreground.
     fn write_piece(&mut self, speaker: &Speaker, piece: &str) -> String {
         let mut text = String::new();
-        let piece = std::mem::take(&mut self.voice(speaker).partial) + piece;
+        let piece = std::mem::take(&mut self.lines_of(speaker).partial) + piece;
         for part in piece.split_inclusive('\n') {
             if !self.is_mid_line {
                 text += &self.take_ready();
-                text += &self.voice(speaker).prefix;
+                text += &self.lines_of(speaker).prefix;
             }
             text += part;
             self.is_mid_line = !part.ends_with('\n');
@@ -236,7 +236,7 @@ impl View {
     fn finish_line(&mut self, speaker: &Speaker) -> String {
         let is_own = self.foreground.as_ref() == Some(&speaker.namespace);
         let text = if is_own { self.end_line() } else { String::new() };
-        self.voice(speaker).complete();
+        self.lines_of(speaker).complete();
         if self.is_mid_line {
             text
         } else {
@@ -249,11 +249,14 @@ impl View {
         if self.foreground.is_some() || self.is_mid_line || !self.style.is_live {
             return String::new();
         }
-        let waiting = self.voices.iter_mut().find(|voice| !voice.1.partial.is_empty());
-        let Some((namespace, voice)) = waiting else {
+        let waiting = self
+            .lines_of_agents
+            .iter_mut()
+            .find(|lines| !lines.1.partial.is_empty());
+        let Some((namespace, lines)) = waiting else {
             return String::new();
         };
-        let text = format!("{}{}", voice.prefix, std::mem::take(&mut voice.partial));
+        let text = format!("{}{}", lines.prefix, std::mem::take(&mut lines.partial));
         self.foreground = Some(namespace.clone());
         self.is_mid_line = true;
         text
@@ -262,7 +265,7 @@ impl View {
     /// Adds a line about what an agent does.
     fn note(&mut self, speaker: &Speaker, style: &str, text: &str) -> String {
         let width = self.style.width;
-        let prefix = self.voice(speaker).prefix.clone();
+        let prefix = self.lines_of(speaker).prefix.clone();
         let room = width.saturating_sub(plain_width(&prefix)).max(20);
         let line = prefix + &self.paint(style, &cut(&escape::line(text), room));
         self.add_line(speaker, line)
@@ -271,9 +274,9 @@ impl View {
     fn add_line(&mut self, speaker: &Speaker, line: String) -> String {
         let is_own = self.foreground.as_ref() == Some(&speaker.namespace);
         let text = if is_own { self.end_line() } else { String::new() };
-        let voice = self.voice(speaker);
-        voice.complete();
-        voice.ready.push(line);
+        let lines = self.lines_of(speaker);
+        lines.complete();
+        lines.ready.push(line);
         if self.is_mid_line {
             text
         } else {
@@ -342,16 +345,18 @@ impl View {
         text
     }
 
-    /// Returns the agent's voice.
-    fn voice(&mut self, speaker: &Speaker) -> &mut Voice {
-        let prefix = match self.voices.contains_key(&speaker.namespace) {
+    /// Returns the lines of an agent.
+    fn lines_of(&mut self, speaker: &Speaker) -> &mut AgentLines {
+        let prefix = match self.lines_of_agents.contains_key(&speaker.namespace) {
             true => String::new(),
             false => self.prefix(speaker),
         };
-        self.voices.entry(speaker.namespace.clone()).or_insert_with(|| Voice {
-            prefix,
-            ..Voice::default()
-        })
+        self.lines_of_agents
+            .entry(speaker.namespace.clone())
+            .or_insert_with(|| AgentLines {
+                prefix,
+                ..AgentLines::default()
+            })
     }
 
     fn prefix(&mut self, speaker: &Speaker) -> String {
@@ -376,7 +381,10 @@ impl View {
 
     /// Takes all complete lines.
     fn take_ready(&mut self) -> String {
-        let lines = self.voices.values_mut().flat_map(|voice| voice.ready.drain(..));
+        let lines = self
+            .lines_of_agents
+            .values_mut()
+            .flat_map(|lines| lines.ready.drain(..));
         lines.fold(String::new(), |text, line| text + &line + "\n")
     }
 
@@ -388,7 +396,7 @@ impl View {
     }
 }
 
-impl Voice {
+impl AgentLines {
     /// Adds text, and completes the lines that have come to their end.
     fn add(&mut self, text: &str) {
         for part in text.split_inclusive('\n') {

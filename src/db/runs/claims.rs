@@ -224,7 +224,7 @@ pub struct RunRowUpdate<'a> {
     /// The usage of the run so far, if it is to be stored.
     pub usage: Option<&'a Usage>,
     /// True when the write is progress, which resets the count of crashes.
-    pub gets_on: bool,
+    pub makes_progress: bool,
     /// The time of the write.
     pub at: Timestamp,
 }
@@ -235,7 +235,7 @@ impl RunRowUpdate<'_> {
         Self {
             seq: None,
             usage: None,
-            gets_on: false,
+            makes_progress: false,
             at,
         }
     }
@@ -281,7 +281,7 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpda
         .bind(trace.at.0)
         .bind(trace.seq)
         .bind(usage)
-        .bind(trace.gets_on)
+        .bind(trace.makes_progress)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

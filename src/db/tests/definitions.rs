@@ -95,7 +95,8 @@ async fn definitions_that_are_stored_together_get_the_versions_of_single_ones(db
     for version in kept {
         let graph_id = version.graph_id.clone();
         let newest = read!(db, |tx| definitions::newest(tx, &graph_id)).expect("a version");
-        assert_eq!((newest.number, newest.digest), (version.number, version.digest));
+        assert_eq!(newest.number, version.number);
+        assert_eq!(newest.digest, version.digest);
     }
     assert!(write!(db, |tx| definitions::keep_all(tx, vec![])).is_empty());
 }

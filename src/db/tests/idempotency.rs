@@ -5,7 +5,7 @@ use tokio::sync::Barrier;
 use super::{Db, Refusal, on_both, write};
 use crate::db::idempotency;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, REMEMBERED, StoredResponse};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -36,7 +36,7 @@ async fn create(
     key: IdempotencyKey,
     number: Result<i32, Refusal>,
     now: Timestamp,
-) -> Result<Once<i32>, Refusal> {
+) -> Result<IdempotentOutcome<i32>, Refusal> {
     let created = db.write_once(
         Some(key),
         now,
@@ -47,21 +47,30 @@ async fn create(
 }
 
 async fn a_repeated_request_gets_the_stored_response(db: Db) {
-    assert_eq!(create(&db, key("k", "{}"), Ok(1), BEGIN).await, Ok(Once::First(1)));
+    assert_eq!(
+        create(&db, key("k", "{}"), Ok(1), BEGIN).await,
+        Ok(IdempotentOutcome::First(1))
+    );
     assert_eq!(
         create(&db, key("k", "{}"), Ok(2), BEGIN).await,
-        Ok(Once::Again(response(1)))
+        Ok(IdempotentOutcome::Replayed(response(1)))
     );
-    assert_eq!(create(&db, key("k", "[]"), Ok(3), BEGIN).await, Ok(Once::Reused));
+    assert_eq!(
+        create(&db, key("k", "[]"), Ok(3), BEGIN).await,
+        Ok(IdempotentOutcome::KeyReused)
+    );
     assert_eq!(
         create(&db, key("k", "{}"), Err(Refusal), BEGIN).await,
-        Ok(Once::Again(response(1)))
+        Ok(IdempotentOutcome::Replayed(response(1)))
     );
     let kept_run = StoredResponse::Run {
         thread: ThreadId::mint(),
         run: RunId::mint(),
     };
-    for once in [Once::First(()), Once::Again(kept_run.clone())] {
+    for once in [
+        IdempotentOutcome::First(()),
+        IdempotentOutcome::Replayed(kept_run.clone()),
+    ] {
         let kept = kept_run.clone();
         let job = db.write_once(
             Some(key("r", "")),
@@ -75,7 +84,10 @@ async fn a_repeated_request_gets_the_stored_response(db: Db) {
 
 async fn a_refused_request_leaves_its_key_free(db: Db) {
     assert_eq!(create(&db, key("k", "{}"), Err(Refusal), BEGIN).await, Err(Refusal));
-    assert_eq!(create(&db, key("k", "[]"), Ok(1), BEGIN).await, Ok(Once::First(1)));
+    assert_eq!(
+        create(&db, key("k", "[]"), Ok(1), BEGIN).await,
+        Ok(IdempotentOutcome::First(1))
+    );
 }
 
 async fn the_second_request_waits_for_the_first(db: Db) {
@@ -97,26 +109,32 @@ async fn the_second_request_waits_for_the_first(db: Db) {
         create(&db, key("k", "{}"), Ok(2), BEGIN).await
     };
     let (slow, second) = tokio::join!(slow, second);
-    assert_eq!(slow, Ok(Once::First(1)));
-    assert_eq!(second, Ok(Once::Again(response(1))));
+    assert_eq!(slow, Ok(IdempotentOutcome::First(1)));
+    assert_eq!(second, Ok(IdempotentOutcome::Replayed(response(1))));
 }
 
 async fn keys_expire_after_a_day(db: Db) {
     let late = BEGIN.plus(REMEMBERED);
     for (name, at) in [("old", BEGIN), ("other", BEGIN), ("young", late)] {
-        assert_eq!(create(&db, key(name, "{}"), Ok(1), at).await, Ok(Once::First(1)));
+        assert_eq!(
+            create(&db, key(name, "{}"), Ok(1), at).await,
+            Ok(IdempotentOutcome::First(1))
+        );
     }
     let eve = Timestamp(late.0 - 1);
     assert_eq!(write!(db, |tx| idempotency::sweep(tx, eve, 10)), 0);
     assert_eq!(
         create(&db, key("old", "{}"), Ok(2), eve).await,
-        Ok(Once::Again(response(1)))
+        Ok(IdempotentOutcome::Replayed(response(1)))
     );
     // An expired key is free even before it is swept.
-    assert_eq!(create(&db, key("old", "[]"), Ok(2), late).await, Ok(Once::First(2)));
+    assert_eq!(
+        create(&db, key("old", "[]"), Ok(2), late).await,
+        Ok(IdempotentOutcome::First(2))
+    );
     assert_eq!(write!(db, |tx| idempotency::sweep(tx, late, 10)), 1);
     assert_eq!(
         create(&db, key("young", "{}"), Ok(2), late).await,
-        Ok(Once::Again(response(1)))
+        Ok(IdempotentOutcome::Replayed(response(1)))
     );
 }

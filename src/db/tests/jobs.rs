@@ -84,14 +84,14 @@ async fn are_freed_when_their_worker_dies(db: Db) {
     let key = scheduled(&db, JobKind::Webhook, 1).await;
     let one = WorkerId::mint();
     let other = WorkerId::mint();
-    write!(db, |tx| workers::beat(tx, one, Duration::from_secs(1000), None));
+    write!(db, |tx| workers::renew_lease(tx, one, Duration::from_secs(1000), None));
     assert_eq!(keys(&claim(&db, one, JobKind::Webhook, 4).await), [key]);
     // The clock of the other worker does not matter, only that of the database.
     let later = Timestamp(i64::MAX / 2);
     assert!(!read!(db, |tx| jobs::any_orphans(tx, other)));
     assert_eq!(write!(db, |tx| jobs::free_orphans(tx, other, later)), 0);
     assert_eq!(claim(&db, other, JobKind::Webhook, later.0).await, []);
-    write!(db, |tx| workers::beat(tx, one, Duration::ZERO, None));
+    write!(db, |tx| workers::renew_lease(tx, one, Duration::ZERO, None));
     assert!(!read!(db, |tx| jobs::any_orphans(tx, one)), "it is at it itself");
     assert_eq!(write!(db, |tx| jobs::free_orphans(tx, one, Timestamp(11))), 0);
     assert!(read!(db, |tx| jobs::any_orphans(tx, other)));

@@ -813,14 +813,14 @@ async fn facts_name_the_owner(db: Db) {
     });
     let (thread, assistant, cron, delivery, run) = ids;
     let plain = read!(db, |tx| thread_facts(tx, thread, false)).expect("a thread");
-    assert_eq!((&plain.ownership, plain.metadata.len()), (&ann, 0));
+    assert_eq!(&plain.ownership, &ann);
+    assert_eq!(plain.metadata.len(), 0);
     let whole = read!(db, |tx| thread_facts(tx, thread, true)).expect("a thread");
-    assert_eq!(
-        (&whole.ownership, whole.metadata),
-        (&ann, object(json!({"visibility": "team"})))
-    );
+    assert_eq!(&whole.ownership, &ann);
+    assert_eq!(whole.metadata, object(json!({"visibility": "team"})));
     let plain = read!(db, |tx| assistant_facts(tx, assistant, false)).expect("an assistant");
-    assert_eq!((plain.ownership, plain.metadata.len()), (of("acme", "bob"), 0));
+    assert_eq!(plain.ownership, of("acme", "bob"));
+    assert_eq!(plain.metadata.len(), 0);
     let whole = read!(db, |tx| assistant_facts(tx, assistant, true)).expect("an assistant");
     assert_eq!(whole.metadata, object(json!({"visibility": "open"})));
     let found = read!(db, |tx| cron_facts(tx, cron)).expect("a cron");

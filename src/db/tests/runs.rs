@@ -570,10 +570,10 @@ async fn orphaned_runs_are_adopted(db: Db) {
     }
     let expired = Duration::ZERO;
     let long = Duration::from_secs(1000);
-    write!(db, |tx| workers::beat(tx, dead, long, None));
-    write!(db, |tx| workers::beat(tx, dead, expired, None));
-    write!(db, |tx| workers::beat(tx, alive, long, None));
-    write!(db, |tx| workers::beat(tx, adopter, long, None));
+    write!(db, |tx| workers::renew_lease(tx, dead, long, None));
+    write!(db, |tx| workers::renew_lease(tx, dead, expired, None));
+    write!(db, |tx| workers::renew_lease(tx, alive, long, None));
+    write!(db, |tx| workers::renew_lease(tx, adopter, long, None));
     assert!(write!(db, |tx| workers::has_company(tx, adopter)));
     // The clock of the adopting server does not matter, only that of the database.
     let adopt = async |limit: i64| {
@@ -629,7 +629,10 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         (6, 4),
         "a write without progress does not reset the count"
     );
-    let trace = runs::RunRowUpdate { gets_on: true, ..trace };
+    let trace = runs::RunRowUpdate {
+        makes_progress: true,
+        ..trace
+    };
     assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 6), trace)));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }

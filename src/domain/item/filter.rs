@@ -2,9 +2,10 @@
 
 use std::cmp::Ordering;
 
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 use crate::domain::Invalid;
+use crate::domain::json_equality::{are_equal, compare_numbers};
 use crate::domain::json_limits::find_nul;
 
 /// The maximum number of values in a filter, those inside lists and objects included.
@@ -115,29 +116,6 @@ impl Condition {
             Test::Lt => order.is_some_and(Ordering::is_lt),
             Test::Lte => order.is_some_and(Ordering::is_le),
         }
-    }
-}
-
-/// Compares two numbers by value: whole ones exactly, others as floating-point numbers.
-fn compare_numbers(one: &Number, other: &Number) -> Option<Ordering> {
-    match (one.as_i128(), other.as_i128()) {
-        (Some(one), Some(other)) => Some(one.cmp(&other)),
-        (_, _) => one.as_f64()?.partial_cmp(&other.as_f64()?),
-    }
-}
-
-/// Returns whether two values are equal, numbers by value. The order of keys does not matter.
-fn are_equal(one: &Value, other: &Value) -> bool {
-    match (one, other) {
-        (Value::Number(one), Value::Number(other)) => compare_numbers(one, other) == Some(Ordering::Equal),
-        (Value::Array(some), Value::Array(others)) => {
-            some.len() == others.len() && some.iter().zip(others).all(|(one, other)| are_equal(one, other))
-        }
-        (Value::Object(some), Value::Object(others)) => {
-            let is_there = |(key, one)| others.get(key).is_some_and(|other| are_equal(one, other));
-            some.len() == others.len() && some.iter().all(is_there)
-        }
-        (one, other) => one == other,
     }
 }
 

@@ -39,7 +39,7 @@ struct Activity {
 
 /// The kinds of connections that may be evicted, first ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Spare {
+enum Evictable {
     /// The client never sent a request.
     Unused,
     /// The connection is between two requests.
@@ -84,7 +84,7 @@ impl OpenConnections {
         let mut open = self.lock();
         let spared = open
             .iter()
-            .filter_map(|(id, activity)| Some((activity.spare()?, *id)))
+            .filter_map(|(id, activity)| Some((activity.evictable()?, *id)))
             .min();
         let Some((_, id)) = spared else { return false };
         if let Some(activity) = open.remove(&id) {
@@ -103,13 +103,13 @@ impl OpenConnections {
 }
 
 impl Activity {
-    fn spare(&self) -> Option<(Spare, u64)> {
+    fn evictable(&self) -> Option<(Evictable, u64)> {
         let requests = self.requests.load(Ordering::Acquire);
         let receiving = self.receiving.load(Ordering::Acquire);
         let kind = match requests {
-            0 if self.used.load(Ordering::Relaxed) => Spare::Idle,
-            0 => Spare::Unused,
-            _ if requests == receiving => Spare::Receiving,
+            0 if self.used.load(Ordering::Relaxed) => Evictable::Idle,
+            0 => Evictable::Unused,
+            _ if requests == receiving => Evictable::Receiving,
             _ => return None,
         };
         Some((kind, self.since.load(Ordering::Relaxed)))

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::db::{runs, threads};
 use crate::domain::access::Action;
 use crate::domain::id::ThreadId;
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::http::access::Api;
@@ -152,9 +152,9 @@ impl CommandHandler<'_> {
         let seq = self.newest_seq().await?;
         let once = self.api.interrupts.start_or_answer(new_run, self.key.clone()).await;
         let run = match once.map_err(|error| command_error(error.into()))? {
-            Once::First(run) => run.id,
-            Once::Again(StoredResponse::Run { run, .. }) => run,
-            Once::Again(StoredResponse::Answer { .. }) | Once::Reused => {
+            IdempotentOutcome::First(run) => run.id,
+            IdempotentOutcome::Replayed(StoredResponse::Run { run, .. }) => run,
+            IdempotentOutcome::Replayed(StoredResponse::Answer { .. }) | IdempotentOutcome::KeyReused => {
                 return Err(command_error(ApiError::key_reused()));
             }
         };

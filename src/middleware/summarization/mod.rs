@@ -2,7 +2,8 @@
 //!
 //! The messages of the state stay as they are. The private field `_summarization_event` says what a summary stands for;
 //! requests are made from it. It is written together with the answer to the request for which the conversation was
-//! compacted: after a crash before that, the whole step is repeated.
+//! compacted: after a crash before that, the whole step is repeated. A *compaction* is the making of a summary, and the
+//! event of the log that says what it stands for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use crate::domain::background::{BackgroundTask, TaskRecord, TaskRun, TaskSnapsho
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
-use crate::runtime::journal::patiently;
+use crate::runtime::retry::retry_until_available;
 use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -26,20 +26,20 @@ use crate::tool::background::BackgroundOrder;
 const POLL: Duration = Duration::from_millis(20);
 
 /// The run that a call starts.
-enum Begun {
+enum TaskStart {
     /// A run that was admitted now.
-    Now(Box<Admitted>),
+    New(Box<Admitted>),
     /// The run that the same call started before.
-    Before(Box<Run>),
+    Existing(Box<Run>),
 }
 
-impl MayStart for Begun {
+impl MayStart for TaskStart {
     type Started = Run;
 
     fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Run {
         match self {
-            Self::Now(admitted) => begin(*admitted),
-            Self::Before(run) => *run,
+            Self::New(admitted) => begin(*admitted),
+            Self::Existing(run) => *run,
         }
     }
 }
@@ -85,7 +85,7 @@ impl BackgroundTasks {
     pub(super) async fn read_task(&self, task: ThreadId) -> Result<TaskSnapshot, String> {
         self.core
             .db
-            .read(move |tx| Box::pin(async move { status::look(tx, task).await }))
+            .read(move |tx| Box::pin(async move { status::snapshot(tx, task).await }))
             .await
             .map_err(storage_error)
     }
@@ -99,7 +99,7 @@ impl BackgroundTasks {
     ) -> Result<TaskSnapshot, String> {
         self.core
             .db
-            .read(move |tx| Box::pin(async move { status::look_as_known(tx, task, &known).await }))
+            .read(move |tx| Box::pin(async move { status::snapshot_as_known(tx, task, &known).await }))
             .await
             .map_err(storage_error)
     }
@@ -156,11 +156,11 @@ impl BackgroundTasks {
         let begun = self.begin_run(scope.run, move |tx, context| {
             Box::pin(async move {
                 if let Some(before) = db::runs::get_by_id(tx, run).await? {
-                    return Ok(Begun::Before(Box::new(before)));
+                    return Ok(TaskStart::Existing(Box::new(before)));
                 }
                 let admitted = admission::start_as(tx, run, &new_run, 0, &context).await?;
                 interrupts::drop_for_input(tx, task, None, run, context.now).await?;
-                Ok(Begun::Now(Box::new(admitted)))
+                Ok(TaskStart::New(Box::new(admitted)))
             })
         });
         match begun.await {
@@ -173,7 +173,7 @@ impl BackgroundTasks {
     /// Starts the run of a call like [`BackgroundTasks::begin_run`]. A refusal is a text for the model.
     async fn start_run<J>(&self, calling: RunId, job: J) -> Result<TaskRun, String>
     where
-        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<TaskStart, TaskError>>,
         J: Clone + Send + 'static,
     {
         self.begin_run(calling, job).await.map_err(TaskError::text)
@@ -184,10 +184,10 @@ impl BackgroundTasks {
     /// is stored.
     async fn begin_run<J>(&self, calling: RunId, job: J) -> Result<TaskRun, TaskError>
     where
-        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<TaskStart, TaskError>>,
         J: Clone + Send + 'static,
     {
-        let run = patiently(calling, move || Box::pin(self.try_to_begin_run(job.clone()))).await?;
+        let run = retry_until_available(calling, move || Box::pin(self.try_to_begin_run(job.clone()))).await?;
         Ok(TaskRun {
             thread: run.thread.to_string(),
             run: run.id.to_string(),
@@ -198,7 +198,7 @@ impl BackgroundTasks {
     /// Tries once to store and start the run of a call.
     async fn try_to_begin_run<J>(&self, job: J) -> Result<Run, TaskError>
     where
-        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<TaskStart, TaskError>>,
         J: Clone + Send + 'static,
     {
         let admission = self.admission.clone();
@@ -226,7 +226,7 @@ struct CancelledWork {
 async fn look_at_work(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<CancelledWork> {
     let asked = db::interrupts::of_thread(tx, task, Some(InterruptState::Pending)).await?;
     Ok(CancelledWork {
-        seen: status::look(tx, task).await?,
+        seen: status::snapshot(tx, task).await?,
         in_flight: db::runs::ids_in_flight(tx, task).await?,
         is_asking: !asked.is_empty(),
     })
@@ -241,9 +241,9 @@ async fn begin(
     record: TaskRecord,
     parent: &TaskParent,
     context: &AdmissionContext,
-) -> Result<Begun, TaskError> {
+) -> Result<TaskStart, TaskError> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
-        return Ok(Begun::Before(Box::new(before)));
+        return Ok(TaskStart::Existing(Box::new(before)));
     }
     let (ancestry, not_over) = limits::admit(tx, parent, &record, context.now).await?;
     let record = TaskRecord {
@@ -259,7 +259,7 @@ async fn begin(
     };
     let started = Box::pin(start).await;
     let admitted = started.inspect_err(|_| parent.not_begun(not_over))?;
-    Ok(Begun::Now(Box::new(admitted)))
+    Ok(TaskStart::New(Box::new(admitted)))
 }
 
 /// Sends a further message to a task, if the limits allow it. A message that stops the work under way takes over those
@@ -271,9 +271,9 @@ async fn continue_task(
     task: ThreadId,
     parent: &TaskParent,
     context: &AdmissionContext,
-) -> Result<Begun, TaskError> {
+) -> Result<TaskStart, TaskError> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
-        return Ok(Begun::Before(Box::new(before)));
+        return Ok(TaskStart::Existing(Box::new(before)));
     }
     db::threads::lock(tx, parent.thread).await?;
     let Some(record) = find_own_task(tx, task, parent.thread).await? else {
@@ -301,7 +301,7 @@ async fn continue_task(
     }
     let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
     db::background::watch(tx, task).await?;
-    Ok(Begun::Now(Box::new(admitted)))
+    Ok(TaskStart::New(Box::new(admitted)))
 }
 
 /// Withdraws the runs of a task that agents have queued and that have not begun, and puts their messages before those of

@@ -103,7 +103,11 @@ impl Tasks for BackgroundTasks {
         })
     }
 
-    fn look<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
+    fn snapshot<'a>(
+        &'a self,
+        scope: &'a Scope,
+        task: &'a BackgroundTask,
+    ) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
         Box::pin(async move {
             let record = self.own_record(scope, task).await?;
             match record.url {

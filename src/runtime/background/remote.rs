@@ -25,7 +25,7 @@ use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::responses::PeerRun;
 use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
-use crate::runtime::journal::patiently;
+use crate::runtime::retry::retry_until_available;
 use crate::runtime::{BackgroundTasks, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -58,7 +58,9 @@ impl BackgroundTasks {
                 .db
                 .write(move |tx| Box::pin(async move { insert_task(tx, record, &parent, now).await }))
         };
-        let record = patiently(scope.run, insert).await.map_err(TaskError::text)?;
+        let record = retry_until_available(scope.run, insert)
+            .await
+            .map_err(TaskError::text)?;
         match &record.remote {
             RemoteWork {
                 cancel_requested: true,
@@ -133,7 +135,9 @@ impl BackgroundTasks {
                 .db
                 .write(move |tx| Box::pin(async move { continue_task(tx, task, &parent, &expected).await }))
         };
-        patiently(scope.run, expect).await.map_err(TaskError::text)?;
+        retry_until_available(scope.run, expect)
+            .await
+            .map_err(TaskError::text)?;
         let mut request = request(scope, order, &record);
         request.multitask_strategy = match order.agent.update_strategy {
             UpdateStrategy::Interrupt => "interrupt",
@@ -336,7 +340,9 @@ impl BackgroundTasks {
         let work = RemoteWork { due_at, ..work };
         // The model must not be told that nothing was started.
         let store = || self.store_work(record, work.clone(), WorkCondition::IsWanted);
-        let is_wanted = patiently(record.parent_run, store).await.map_err(storage_error)?;
+        let is_wanted = retry_until_available(record.parent_run, store)
+            .await
+            .map_err(storage_error)?;
         self.core.jobs.has_tasks(true);
         self.core.jobs.wake();
         match is_wanted {

@@ -62,7 +62,7 @@ async fn status_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskState> {
 }
 
 /// Returns the state of the task on this thread with its result.
-pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskSnapshot> {
+pub(in crate::runtime) async fn snapshot(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskSnapshot> {
     let TaskState { run, status, asked } = status_of(tx, thread).await?;
     let Some(run) = run else {
         let error = "The thread of the task, or its work there, was deleted.".to_owned();
@@ -115,8 +115,12 @@ fn with_error(seen: TaskSnapshot, run: &Run) -> TaskSnapshot {
 }
 
 /// Returns the state like [`look`], with the outcomes before it that the agent does not know.
-pub(super) async fn look_as_known(tx: &mut Tx<'_>, thread: ThreadId, known: &BackgroundTask) -> DbResult<TaskSnapshot> {
-    let seen = look(tx, thread).await?;
+pub(super) async fn snapshot_as_known(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    known: &BackgroundTask,
+) -> DbResult<TaskSnapshot> {
+    let seen = snapshot(tx, thread).await?;
     let earlier = earlier_outcomes(tx, thread, known, &seen).await?;
     Ok(TaskSnapshot { earlier, ..seen })
 }

@@ -13,7 +13,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once};
+use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome};
 use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run, RunRequest};
@@ -326,7 +326,7 @@ impl Interrupts {
         &self,
         mut new_run: NewRun,
         key: Option<IdempotencyKey>,
-    ) -> Result<Once<Run>, StartError> {
+    ) -> Result<IdempotentOutcome<Run>, StartError> {
         if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) =
             (&new_run.target, &new_run.request.input)
         {
@@ -339,7 +339,7 @@ impl Interrupts {
             }
         }
         match key {
-            None => self.runs.start(new_run).await.map(Once::First),
+            None => self.runs.start(new_run).await.map(IdempotentOutcome::First),
             Some(key) => self.runs.start_once(new_run, key, None).await,
         }
     }

@@ -47,7 +47,7 @@ pub(in crate::runtime) async fn resume_expired(
     let mut here = open_at(tx, thread, None).await?;
     here.retain(is_due);
     due.retain(|record| here.iter().all(|other| other.interrupt.id != record.interrupt.id));
-    lapse(tx, &due, context.now).await?;
+    end_left_interrupts(tx, &due, context.now).await?;
     if !due.is_empty() && in_flight.waiting > 0 && pending(tx, thread).await?.is_empty() {
         // The runs that waited for them begin.
         let change = db::threads::ThreadChange {
@@ -74,7 +74,7 @@ pub(in crate::runtime) async fn resume_expired(
 
 /// Ends expired interrupts of branches that the thread has left. No run continues there for that, but their decisions are
 /// stored: they hold when another interrupt of the same step is answered.
-async fn lapse(tx: &mut Tx<'_>, expired: &[InterruptRecord], now: Timestamp) -> DbResult<()> {
+async fn end_left_interrupts(tx: &mut Tx<'_>, expired: &[InterruptRecord], now: Timestamp) -> DbResult<()> {
     for record in expired {
         let Some(expiry) = &record.interrupt.question.expiry else {
             continue;

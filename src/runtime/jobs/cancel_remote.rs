@@ -33,7 +33,7 @@ impl JobHandler for CancelRemoteHandler {
         LEASE
     }
 
-    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move {
             // Their work is over when the run of their thread ends.
             if !db::remote_runs::any_awaited(tx).await? {

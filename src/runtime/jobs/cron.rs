@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_secs(60);
 pub(super) struct CronHandler;
 
 /// The outcome of a due time.
-enum Fired {
+enum CronOutcome {
     /// There is nothing to run: another worker has claimed the job, the cron was deleted, or its end has passed.
     Nothing,
     /// The run was admitted or refused.
@@ -60,12 +60,12 @@ impl JobHandler for CronHandler {
                 })
             });
             match write.await? {
-                Fired::Nothing => {}
-                Fired::Tried(Ok(admitted)) => {
+                CronOutcome::Nothing => {}
+                CronOutcome::Tried(Ok(admitted)) => {
                     let run = runtime.crons.admission.start_or_queue(*admitted, None);
                     tracing::debug!(cron = %id, run = %run.id, "cron is due");
                 }
-                Fired::Tried(Err(refusal)) => {
+                CronOutcome::Tried(Err(refusal)) => {
                     tracing::warn!(cron = %id, %refusal, "a cron is due, but its run was refused");
                     if is_full(&refusal) {
                         // The cron stays due, and is met when there is room.
@@ -84,25 +84,25 @@ async fn fire(
     job: &ClaimedJob,
     mut ahead: PrecheckedRun,
     mut context: AdmissionContext,
-) -> DbResult<Fired> {
+) -> DbResult<CronOutcome> {
     let id = CronId(job.key);
     let now = context.now;
     let cron = match db::crons::lock(tx, id).await {
         Ok(Some(cron)) => cron,
         Ok(None) => {
             db::jobs::finish(tx, job).await?;
-            return Ok(Fired::Nothing);
+            return Ok(CronOutcome::Nothing);
         }
         Err(error) if error.is_corrupt() => {
             tracing::error!(cron = %id, %error, "a cron that cannot be read is not due any more");
             db::crons::move_on(tx, id, job, None).await?;
-            return Ok(Fired::Nothing);
+            return Ok(CronOutcome::Nothing);
         }
         Err(error) => return Err(error),
     };
     let is_ours = db::crons::move_on(tx, id, job, cron.next_after(now)).await?;
     if !is_ours || cron.end.is_some_and(|end| end < now) {
-        return Ok(Fired::Nothing);
+        return Ok(CronOutcome::Nothing);
     }
     if ahead.request.as_ref() == Some(&cron.request) {
         context.checked = ahead.checked;
@@ -111,19 +111,19 @@ async fn fire(
         ahead.refusal = None;
     }
     if let Some(refusal) = ahead.refusal {
-        return Ok(Fired::Tried(Err(refusal)));
+        return Ok(CronOutcome::Tried(Err(refusal)));
     }
     // The due time is used up even if the run is refused.
     match crons::check_by_policies(tx, &cron, &context.core).await {
         Ok(()) => {}
         Err(StartError::Fault(error)) => return Err(error),
-        Err(refusal) => return Ok(Fired::Tried(Err(refusal))),
+        Err(refusal) => return Ok(CronOutcome::Tried(Err(refusal))),
     }
     let started = admission::try_start(tx, &new_run_of(&cron), &context).await?;
     if started.as_ref().is_err_and(is_full) {
         db::crons::move_on(tx, id, job, cron.due_at).await?;
     }
-    Ok(Fired::Tried(started.map(Box::new)))
+    Ok(CronOutcome::Tried(started.map(Box::new)))
 }
 
 /// Returns whether the refused run can be met when others have begun.

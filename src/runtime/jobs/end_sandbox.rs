@@ -36,7 +36,7 @@ impl JobHandler for EndSandboxHandler {
         LEASE
     }
 
-    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move { db::sandboxes::any_to_end(tx).await.map(Unscheduled::now) })
     }
 

@@ -29,7 +29,7 @@ impl JobHandler for ExpireInterruptsHandler {
         LEASE
     }
 
-    fn look<'t>(&self, tx: &'t mut Tx<'_>, now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, tx: &'t mut Tx<'_>, now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move {
             let any = !db::interrupts::expired_threads(tx, now, 1).await?.is_empty();
             Ok(Unscheduled {

@@ -11,7 +11,7 @@
 //! nobody reports, such as jobs of processes that are gone and changes of the clock.
 //!
 //! Some jobs are due because of a fact that no transaction turns into a job, such as the expiry of an interrupt. The loop
-//! looks for such facts ([`JobHandler::look`]) when [`JobQueue::discover`] asks for it, at the time at which the next one is
+//! looks for such facts ([`JobHandler::find_unscheduled`]) when [`JobQueue::discover`] asks for it, at the time at which the next one is
 //! known to come, and after each longest sleep.
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
@@ -81,11 +81,11 @@ pub(super) trait JobHandler: Sync {
     fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
     /// Looks for facts because of which jobs are due, if no transaction schedules these jobs.
-    fn look<'t>(&self, _tx: &'t mut Tx<'_>, _now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, _tx: &'t mut Tx<'_>, _now: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move { Ok(Unscheduled::default()) })
     }
 
-    /// Schedules the jobs for what [`JobHandler::look`] has found.
+    /// Schedules the jobs for what [`JobHandler::find_unscheduled`] has found.
     fn schedule<'a>(&'a self, _runtime: &'a RuntimeHandles) -> BoxFuture<'a, DbResult<()>> {
         Box::pin(async move { Ok(()) })
     }
@@ -94,7 +94,7 @@ pub(super) trait JobHandler: Sync {
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, job: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>>;
 }
 
-/// The findings of [`JobHandler::look`].
+/// The findings of [`JobHandler::find_unscheduled`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Unscheduled {
     /// True if there are jobs to schedule.
@@ -144,7 +144,7 @@ const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 pub(super) struct JobQueue {
     /// Wakes the loop.
     wakeup: Notify,
-    /// True when the loop is to call [`JobHandler::look`].
+    /// True when the loop is to call [`JobHandler::find_unscheduled`].
     discovers: AtomicBool,
     /// True when there may be background tasks whose outcome is not known, or work on other servers.
     has_tasks: AtomicBool,
@@ -187,7 +187,7 @@ impl JobQueue {
         self.wakeup.notify_one();
     }
 
-    /// Wakes the loop, so that it also looks for jobs to schedule; see [`JobHandler::look`].
+    /// Wakes the loop, so that it also looks for jobs to schedule; see [`JobHandler::find_unscheduled`].
     pub(super) fn discover(&self) {
         self.discovers.store(true, Ordering::Release);
         self.wake();
@@ -262,7 +262,7 @@ impl JobRunner {
                 Ok(next) => next,
                 Err(error) => {
                     warn_of!(error, "could not look for jobs that are due");
-                    Some(self.soon())
+                    Some(self.retry_time())
                 }
             };
             let pause = pause_until(earliest(next_job, next_fact), self.core.clock.now(), longest);
@@ -293,7 +293,7 @@ impl JobRunner {
     }
 
     /// Returns the time at which the loop looks again for what could not be done at once.
-    fn soon(&self) -> Timestamp {
+    fn retry_time(&self) -> Timestamp {
         self.core.clock.now().plus(RETRY_PAUSE)
     }
 
@@ -313,7 +313,7 @@ impl JobRunner {
                 continue;
             }
             // There may be more than one transaction schedules.
-            next = earliest(next, Some(self.soon()));
+            next = earliest(next, Some(self.retry_time()));
             if let Err(error) = handler(kind).schedule(&self.runtime).await {
                 warn_of!(error, kind = kind.word(), "could not schedule what is to be done");
             }
@@ -321,7 +321,7 @@ impl JobRunner {
         next
     }
 
-    /// Calls [`JobHandler::look`] of all kinds.
+    /// Calls [`JobHandler::find_unscheduled`] of all kinds.
     async fn look_for_facts(&self) -> Vec<(JobKind, Unscheduled)> {
         if let Ok(found) = self.look_for_facts_of(JobKind::ALL).await {
             return found;
@@ -335,7 +335,7 @@ impl JobRunner {
                     warn_of!(error, kind = kind.word(), "could not look for what is to be done");
                     let unknown = Unscheduled {
                         any: false,
-                        next: Some(self.soon()),
+                        next: Some(self.retry_time()),
                         comes_with_runs: true,
                     };
                     found.push((*kind, unknown));
@@ -345,14 +345,14 @@ impl JobRunner {
         found
     }
 
-    /// Calls [`JobHandler::look`] of these kinds in one transaction.
+    /// Calls [`JobHandler::find_unscheduled`] of these kinds in one transaction.
     async fn look_for_facts_of(&self, kinds: &'static [JobKind]) -> DbResult<Vec<(JobKind, Unscheduled)>> {
         let now = self.core.clock.now();
         let read = self.core.db.read(move |tx| {
             Box::pin(async move {
                 let mut found = vec![];
                 for kind in kinds {
-                    found.push((*kind, handler(*kind).look(tx, now).await?));
+                    found.push((*kind, handler(*kind).find_unscheduled(tx, now).await?));
                 }
                 Ok(found)
             })

@@ -43,7 +43,7 @@ impl JobHandler for NotifyParentHandler {
         LEASE
     }
 
-    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move {
             if !db::background::any_watched(tx).await? {
                 return Ok(Unscheduled::default());
@@ -111,7 +111,7 @@ async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()>
 }
 
 /// A task with outcomes that the agent is to read.
-struct News {
+struct UnreadTask {
     record: TaskRecord,
     known: BackgroundTask,
     seen: TaskSnapshot,
@@ -130,10 +130,10 @@ async fn start_notifying_run(
         return Ok(None);
     }
     let (machine, _) = db::checkpoints::machine(tx, parent, Lane::Main).await?;
-    let mut news = vec![];
+    let mut unread = vec![];
     for record in db::background::watched(tx, parent).await? {
         let seen = match &record.url {
-            None => status::look(tx, record.task).await?,
+            None => status::snapshot(tx, record.task).await?,
             Some(_) => match &record.remote.seen {
                 Some(seen) => seen.clone(),
                 None => continue,
@@ -158,15 +158,15 @@ async fn start_notifying_run(
             Some(_) => known.with_unknown_past(seen),
         };
         if !known.new_outcomes(&seen).is_empty() {
-            news.push(News { record, known, seen });
+            unread.push(UnreadTask { record, known, seen });
         }
     }
-    let Some(last) = news.last() else { return Ok(None) };
+    let Some(last) = unread.last() else { return Ok(None) };
     let launcher = db::runs::get_by_id(tx, last.record.parent_run).await?;
     let launcher = launcher.map(|run| run.request).unwrap_or_default();
     // The run belongs to the trace of the run that started the task.
     context.caller_span = launcher.trace.as_ref().map(|trace| trace.context.clone());
-    let new_run = new_notifying_run(&news, &last.record, &machine.state, launcher, context.now);
+    let new_run = new_notifying_run(&unread, &last.record, &machine.state, launcher, context.now);
     match admission::try_start(tx, &new_run, &context).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
@@ -208,7 +208,13 @@ fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
 }
 
 /// Returns the run that notifies the agent, with the settings of the run that started the task.
-fn new_notifying_run(news: &[News], last: &TaskRecord, state: &State, launcher: RunRequest, now: Timestamp) -> NewRun {
+fn new_notifying_run(
+    unread: &[UnreadTask],
+    last: &TaskRecord,
+    state: &State,
+    launcher: RunRequest,
+    now: Timestamp,
+) -> NewRun {
     let mut tasks = state
         .fields
         .get(FIELD)
@@ -216,12 +222,12 @@ fn new_notifying_run(news: &[News], last: &TaskRecord, state: &State, launcher: 
         .cloned()
         .unwrap_or_default();
     let mut messages = vec![];
-    for News { known, seen, .. } in news {
+    for UnreadTask { known, seen, .. } in unread {
         let outcomes = known.new_outcomes(seen).into_iter();
         messages.extend(outcomes.map(|outcome| json!(known.notification(outcome))));
         tasks.insert(known.task_id.clone(), json!(known.with_snapshot(seen, now)));
     }
-    let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();
+    let ids: Vec<&str> = unread.iter().map(|unread| unread.known.task_id.as_str()).collect();
     let metadata = Map::from_iter([("background_tasks".to_owned(), json!(ids))]);
     let RunRequest {
         mut config, context, ..

@@ -112,7 +112,7 @@ impl BackgroundTasks {
             (Err(reason), _) => Err(reason),
         };
         if let Err(reason) = &seen {
-            tracing::debug!(task = %record.task, reason, "a task on another server was not to be seen");
+            tracing::debug!(task = %record.task, reason, "could not read the status of a task on another server");
         }
         Some(work.after(
             seen,

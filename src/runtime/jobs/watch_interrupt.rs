@@ -33,7 +33,7 @@ impl JobHandler for WatchInterruptHandler {
         LEASE
     }
 
-    fn look<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
+    fn find_unscheduled<'t>(&self, tx: &'t mut Tx<'_>, _: Timestamp) -> BoxFuture<'t, DbResult<Unscheduled>> {
         Box::pin(async move { db::remote_runs::any_unwatched(tx).await.map(Unscheduled::now) })
     }
 

@@ -89,7 +89,7 @@ impl CommitBatch {
     }
 
     /// Returns whether the batch is progress: a step was made, or a call answered. A restart is no progress.
-    fn gets_on(&self) -> bool {
+    fn makes_progress(&self) -> bool {
         let is_answer = |placed: &PlacedFact| matches!(placed.fact, Fact::Answered { .. });
         !self.entries.is_empty() || self.facts.iter().any(is_answer)
     }
@@ -155,7 +155,7 @@ pub(super) async fn write_batch(
     let trace = RunRowUpdate {
         seq: Some(batch.first),
         usage,
-        gets_on: batch.gets_on(),
+        makes_progress: batch.makes_progress(),
         at,
     };
     let held = match &batch.ended {

@@ -44,7 +44,11 @@ pub trait Tasks: Send + Sync {
     ///
     /// # Errors
     /// The reason for the model.
-    fn look<'a>(&'a self, scope: &'a Scope, task: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>>;
+    fn snapshot<'a>(
+        &'a self,
+        scope: &'a Scope,
+        task: &'a BackgroundTask,
+    ) -> BoxFuture<'a, Result<TaskSnapshot, String>>;
 
     /// Stops a task and returns its status. A task that was already over keeps its status.
     ///
@@ -155,7 +159,7 @@ impl BackgroundTool {
 
     async fn check(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
         let task = self.known(state, call)?;
-        let seen = scope.tasks.look(scope, &task).await?;
+        let seen = scope.tasks.snapshot(scope, &task).await?;
         let mut report = Map::new();
         report.insert("status".to_owned(), seen.status.word().into());
         report.insert("thread_id".to_owned(), task.thread_id.clone().into());
@@ -205,7 +209,7 @@ impl BackgroundTool {
         let waited = task.status == TaskStatus::Waiting
             && scope
                 .tasks
-                .look(scope, &task)
+                .snapshot(scope, &task)
                 .await
                 .is_ok_and(|seen| seen.status == TaskStatus::Waiting);
         let run = scope
@@ -271,7 +275,7 @@ impl BackgroundTool {
         let lines = wanted.iter().map(|task| async move {
             let status = match task.status.is_final() {
                 true => task.status,
-                false => match scope.tasks.look(scope, task).await {
+                false => match scope.tasks.snapshot(scope, task).await {
                     Ok(seen) => seen.status,
                     Err(_) => task.status,
                 },
@@ -341,7 +345,7 @@ impl Tasks for NoTasks {
         Box::pin(async move { Err(NONE.to_owned()) })
     }
 
-    fn look<'a>(&'a self, _: &'a Scope, _: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
+    fn snapshot<'a>(&'a self, _: &'a Scope, _: &'a BackgroundTask) -> BoxFuture<'a, Result<TaskSnapshot, String>> {
         Box::pin(async move { Err(NONE.to_owned()) })
     }
 

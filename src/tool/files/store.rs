@@ -79,7 +79,12 @@ impl StoreFiles {
 
     async fn item(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Item>, String> {
         let address = self.address(access.scope, path)?;
-        access.scope.store.get(address).await.map_err(|failure| told(&failure))
+        access
+            .scope
+            .store
+            .get(address)
+            .await
+            .map_err(|failure| error_text(&failure))
     }
 
     /// Puts `after` in the place of the file, if it is still `before`.
@@ -108,7 +113,7 @@ impl StoreFiles {
         });
         let value = item.map(|item| item.value);
         let replaced = access.scope.store.replace(address, value, new).await;
-        if replaced.map_err(|failure| told(&failure))? {
+        if replaced.map_err(|failure| error_text(&failure))? {
             Ok(())
         } else {
             Err(conflict(path))
@@ -133,7 +138,7 @@ pub(in crate::tool) fn conflict(path: &str) -> String {
     )
 }
 
-fn told(failure: &Failure) -> String {
+fn error_text(failure: &Failure) -> String {
     format!("Error: the files in the Store cannot be reached: {}", failure.message)
 }
 
@@ -170,7 +175,7 @@ impl FileWorkspace for StoreFiles {
     async fn paths(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<FoundPaths, String> {
         let namespace = self.namespace(access.scope)?;
         let keys = access.scope.store.keys(namespace, MAX_FILES + 1).await;
-        let keys = keys.map_err(|failure| told(&failure))?;
+        let keys = keys.map_err(|failure| error_text(&failure))?;
         let stop = (keys.len() > MAX_FILES).then_some(SearchStop::Files);
         let is_inside = |key: &&String| **key == query.at || below(key, &query.at).is_some();
         let files = keys.iter().take(MAX_FILES).filter(|key| key.starts_with('/'));
@@ -181,7 +186,7 @@ impl FileWorkspace for StoreFiles {
     async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {
         let namespace = self.namespace(access.scope)?;
         let known = access.scope.store.file_facts(namespace, paths.to_vec()).await;
-        known.map_err(|failure| told(&failure))
+        known.map_err(|failure| error_text(&failure))
     }
 
     async fn read(&self, access: FileAccess<'_>, path: &str) -> Result<Option<Arc<File>>, String> {

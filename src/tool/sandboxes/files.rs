@@ -32,12 +32,12 @@ impl SandboxFiles {
 
     /// Returns the sandbox, which is created if it is not there.
     async fn open(&self, access: FileAccess<'_>) -> Result<SandboxId, String> {
-        self.0.open(access.scope).await.map_err(|reason| told(&reason))
+        self.0.open(access.scope).await.map_err(|reason| error_text(&reason))
     }
 
     /// Returns the text for the model why something in the sandbox failed.
     async fn explain(&self, access: FileAccess<'_>, id: SandboxId, error: SandboxError) -> String {
-        told(&self.0.explain(access.scope, id, error).await)
+        error_text(&self.0.explain(access.scope, id, error).await)
     }
 
     /// Returns the entries at and below a path; none if there is nothing.
@@ -49,7 +49,7 @@ impl SandboxFiles {
             Err(error) => return Err(self.explain(access, id, error).await),
         };
         if found.entries.len() > query.max || !found.entries.iter().all(|entry| is_inside(&entry.path, query.path)) {
-            return Err(told(
+            return Err(error_text(
                 "the sandbox service answered with entries that were not asked for",
             ));
         }
@@ -57,7 +57,7 @@ impl SandboxFiles {
     }
 }
 
-fn told(reason: &str) -> String {
+fn error_text(reason: &str) -> String {
     format!("Error: {reason}.")
 }
 
@@ -69,7 +69,7 @@ fn is_inside(path: &str, at: &str) -> bool {
 /// Returns the bytes of a file.
 fn bytes_of(file: &File) -> Result<Vec<u8>, String> {
     file.to_bytes()
-        .map_err(|_| told("the content of the file is no Base64"))
+        .map_err(|_| error_text("the content of the file is no Base64"))
 }
 
 /// Returns the file of an answer.
@@ -162,7 +162,7 @@ impl FileWorkspace for SandboxFiles {
         match self.0.service.read(id, path, most).await {
             Ok(body) => Ok(Some(Arc::new(file_of(body, access.scope.now())))),
             Err(error) if error.has_code("file_not_found") => Ok(None),
-            Err(SandboxError::TooLarge(most)) => Err(told(&format!(
+            Err(SandboxError::TooLarge(most)) => Err(error_text(&format!(
                 "'{path}' has more than {most} bytes; such files are not read. grep finds text in it"
             ))),
             Err(error) => Err(self.explain(access, id, error).await),
@@ -216,7 +216,9 @@ impl FileWorkspace for SandboxFiles {
             };
             let wanted: BTreeSet<&String> = part.iter().collect();
             if !searched.matches.iter().all(|found| wanted.contains(&found.path)) {
-                return Err(told("the sandbox service answered with lines that were not asked for"));
+                return Err(error_text(
+                    "the sandbox service answered with lines that were not asked for",
+                ));
             }
             let is_over = searched.matches.len() > left;
             for found in searched.matches.into_iter().take(left) {

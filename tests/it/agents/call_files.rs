@@ -217,7 +217,8 @@ async fn files_in_the_store_are_listed_with_their_sizes_and_encodings(server: Te
         ("/memories/text.md", 10),
     ] {
         let read = reader.bytes(&format!("path={path}")).await;
-        assert_eq!((read.0.len(), read.1), (size, size), "{path}");
+        assert_eq!(read.0.len(), size, "{path}");
+        assert_eq!(read.1, size, "{path}");
     }
     let no_file = reader.get("/files/content?path=/memories/note").await;
     assert!(no_file.refused(424).contains("is no file"));

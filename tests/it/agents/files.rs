@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use crate::support::script::Script;
 use crate::support::{Human, TestServer, call, on_both_engines, script, task, transcript};
 
-fn write(id: &str, path: &str, content: &str) -> Value {
+pub(super) fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
 }
 
 /// Returns the files of the thread with their contents.
-async fn files(human: &Human) -> Value {
+pub(super) async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
     files

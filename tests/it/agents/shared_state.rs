@@ -2,11 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, call, mail, on_both_engines, script, task};
-
-fn write(id: &str, path: &str, content: &str) -> Value {
-    call(id, "write_file", json!({"file_path": path, "content": content}))
-}
+use super::files::{files, write};
+use crate::support::{TestServer, call, mail, on_both_engines, script, task};
 
 fn read(id: &str, path: &str) -> Value {
     call(id, "read_file", json!({"file_path": path}))
@@ -14,16 +11,6 @@ fn read(id: &str, path: &str) -> Value {
 
 fn note(id: &str, update: Value) -> Value {
     call(id, "note", json!({"update": update}))
-}
-
-/// Returns the files of the thread with their contents.
-async fn files(human: &Human) -> Value {
-    let values = human.state().await["values"].clone();
-    let files = values["files"].as_object().cloned().unwrap_or_default();
-    files
-        .into_iter()
-        .map(|(path, file)| (path, file["content"].clone()))
-        .collect()
 }
 
 /// Adds an echo of the last result as the subagent's answer.

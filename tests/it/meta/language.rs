@@ -1,4 +1,4 @@
-//! The language of the source: one name for one thing, and no phrases that say nothing to a reader.
+//! The language of the source: one name for one thing, few words of its own, and no phrases that say nothing to a reader.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,6 +69,24 @@ fn no_two_public_types_have_one_name() {
     assert!(places.len() > 300, "the types were not found");
     places.retain(|_, declared| declared.len() > 1);
     assert!(places.is_empty(), "{places:#?}");
+}
+
+/// The words of the glossary in a text.
+fn glossary(text: &str) -> Vec<&str> {
+    let section = text.lines().skip_while(|line| *line != "//! # Glossary").skip(1);
+    let section = section.take_while(|line| !line.starts_with("//! # "));
+    let rows = section.filter_map(|line| line.strip_prefix("//! | "));
+    // The first row is the head of the table.
+    rows.skip(1).filter_map(|row| Some(row.split_once(" | ")?.0)).collect()
+}
+
+#[test]
+fn the_glossary_has_at_most_thirty_words() {
+    let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+    let text = fs::read_to_string(map).expect("the map can be read");
+    let words = glossary(&text);
+    assert!(words.contains(&"lease"), "{words:?}");
+    assert!(words.len() <= 30, "{} words: {words:?}", words.len());
 }
 
 #[test]

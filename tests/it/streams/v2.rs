@@ -4,18 +4,10 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
+use super::runs::delegation;
 use crate::support::sse::Frame;
 use crate::support::viewer::{ALL, Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
-
-/// Returns a delegation to the researcher, who calls a tool.
-fn delegation() -> String {
-    let research = script().calls(lookup("c1", "x")).says("it is x");
-    script()
-        .calls(task("t1", "researcher", research))
-        .says("the researcher says x")
-        .to_string()
-}
 
 /// Checks that sequence numbers grow, that ids are unique, and that every event has all its fields.
 fn check_order(frames: &[Frame]) {

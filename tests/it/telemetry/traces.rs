@@ -102,7 +102,8 @@ async fn a_run_with_subagents_and_tools_is_one_trace(server: TestServer) {
     is_connected(&spans, PARENT_SPAN);
 
     let request = one(&spans, "POST /threads/{thread_id}/runs/wait");
-    assert_eq!((request.parent.as_str(), request.kind), (PARENT_SPAN, 2));
+    assert_eq!(request.parent.as_str(), PARENT_SPAN);
+    assert_eq!(request.kind, 2);
     assert_eq!(request.attribute("http.response.status_code"), 200);
     assert_eq!(request.resource["service.name"], "editors");
     let run = one(&spans, "invoke_agent main-agent");
@@ -353,7 +354,8 @@ async fn an_invalid_traceparent_is_ignored(server: TestServer) {
     let request = collector.only("POST /threads/{thread_id}/runs/wait").await;
     assert_eq!(request.parent, "");
     let run = collector.only("invoke_agent plain-agent").await;
-    assert_eq!((run.trace, run.parent), (request.trace, request.id));
+    assert_eq!(run.trace, request.trace);
+    assert_eq!(run.parent, request.id);
 }
 
 async fn a_webhook_continues_the_trace_of_its_run(server: TestServer) {
@@ -368,7 +370,8 @@ async fn a_webhook_continues_the_trace_of_its_run(server: TestServer) {
     alice.client().post(&alice.path("/runs/wait"), body).await.ok();
     let run = collector.only("invoke_agent plain-agent").await;
     let post = collector.only("POST").await;
-    assert_eq!((&post.trace, &post.parent), (&run.trace, &run.id));
+    assert_eq!(&post.trace, &run.trace);
+    assert_eq!(&post.parent, &run.id);
     assert_eq!(post.attribute("http.response.status_code"), 200);
     let report = receiver.receives(1).await.remove(0);
     assert_eq!(

@@ -55,7 +55,8 @@ fn an_answer_appears_piece_by_piece_under_the_name_of_its_agent() {
 #[test]
 fn agents_that_speak_at_the_same_time_do_not_share_a_line() {
     let mut view = view(true);
-    let (one, other): (&[&str], &[&str]) = (&["editor", "one"], &["editor", "other"]);
+    let one: &[&str] = &["editor", "one"];
+    let other: &[&str] = &["editor", "other"];
     let shown = play(
         &mut view,
         &[

@@ -120,7 +120,9 @@ fn all_chunks_arrive_as_they_were_sent() {
         thread.event(13, output),
     ];
     let (parts, too_large) = parts_of(ThreadId::mint(), 3, &events, MAX_CHUNKS);
-    assert_eq!((parts.len(), too_large, parts[0].chunks), (1, 0, 8));
+    assert_eq!(parts.len(), 1);
+    assert_eq!(too_large, 0);
+    assert_eq!(parts[0].chunks, 8);
     let (arrived, ranges) = received(&pack(&parts));
     assert_eq!(arrived, shown(&events));
     assert_eq!(ranges, [(3, 13)]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cap_std::fs::{Dir, OpenOptions};
 
 use super::content::read;
-use super::place::{is_absent, resolve, told};
+use super::place::{error_text, is_absent, resolve};
 use super::{TEMPORARY, relative};
 use crate::domain::id::TaskId;
 use crate::domain::state::File;
@@ -34,9 +34,9 @@ impl Change {
     pub(super) fn write(&self, dir: &Dir) -> Result<(), String> {
         let real = resolve(dir, &self.path, true)?;
         let (parent, name) = real.rsplit_once('/').unwrap_or(("", &real));
-        let told = |error: std::io::Error| told(&self.path, &error);
-        dir.create_dir_all(relative(parent)).map_err(told)?;
-        let parent = dir.open_dir(relative(parent)).map_err(told)?;
+        let error_text = |error: std::io::Error| error_text(&self.path, &error);
+        dir.create_dir_all(relative(parent)).map_err(error_text)?;
+        let parent = dir.open_dir(relative(parent)).map_err(error_text)?;
         let _lock = lock(&parent, &self.path)?;
         let there = read(&parent, name, self.max_bytes)?;
         if is_same(there.as_ref(), Some(&self.file)) {
@@ -56,7 +56,7 @@ impl Change {
         if written.is_err() && parent.remove_file(&temporary).is_err() {
             tracing::debug!(temporary, "a temporary file could not be removed");
         }
-        written.map_err(told)
+        written.map_err(error_text)
     }
 
     /// Writes to a temporary file and renames it.
@@ -80,14 +80,17 @@ impl Change {
 
 /// Locks a directory until the result is dropped.
 fn lock(directory: &Dir, path: &str) -> Result<std::fs::File, String> {
-    let handle = directory.open(".").map_err(|error| told(path, &error))?.into_std();
+    let handle = directory
+        .open(".")
+        .map_err(|error| error_text(path, &error))?
+        .into_std();
     let end = Instant::now() + MAX_WAIT;
     loop {
         match handle.try_lock() {
             Ok(()) => return Ok(handle),
             Err(std::fs::TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
             Err(std::fs::TryLockError::WouldBlock) => return Err(conflict(path)),
-            Err(std::fs::TryLockError::Error(error)) => return Err(told(path, &error)),
+            Err(std::fs::TryLockError::Error(error)) => return Err(error_text(path, &error)),
         }
     }
 }
@@ -100,7 +103,7 @@ pub(super) fn delete(dir: &Dir, path: &str, files: &[String]) -> Result<bool, St
         match dir.remove_file(relative(&real)) {
             Ok(()) => {}
             Err(error) if is_absent(&error) => {}
-            Err(error) => return Err(told(file, &error)),
+            Err(error) => return Err(error_text(file, &error)),
         }
     }
     let real = resolve(dir, path, false)?;

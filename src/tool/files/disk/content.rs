@@ -5,7 +5,7 @@ use std::io::Read;
 
 use cap_std::fs::{Dir, File as DiskFile, Metadata, OpenOptions};
 
-use super::place::{is_absent, told};
+use super::place::{error_text, is_absent};
 use super::relative;
 use crate::domain::state::{File, FileFacts};
 use crate::domain::time::Timestamp;
@@ -19,12 +19,12 @@ pub(super) fn open(dir: &Dir, path: &str) -> Result<Option<(DiskFile, Metadata)>
     match dir.metadata(relative(path)) {
         Ok(found) => regular(path, &found)?,
         Err(error) if is_absent(&error) => return Ok(None),
-        Err(error) => return Err(told(path, &error)),
+        Err(error) => return Err(error_text(path, &error)),
     }
     let file = dir
         .open_with(relative(path), &options())
-        .map_err(|error| told(path, &error))?;
-    let found = file.metadata().map_err(|error| told(path, &error))?;
+        .map_err(|error| error_text(path, &error))?;
+    let found = file.metadata().map_err(|error| error_text(path, &error))?;
     regular(path, &found)?;
     Ok(Some((file, found)))
 }
@@ -75,7 +75,7 @@ pub(super) fn read(dir: &Dir, path: &str, max: usize) -> Result<Option<File>, St
     let mut bytes = vec![];
     file.take(max.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(|error| told(path, &error))?;
+        .map_err(|error| error_text(path, &error))?;
     if u64::try_from(bytes.len()).is_ok_and(|length| length > max) {
         return Err(too_large());
     }

@@ -8,7 +8,7 @@ use cap_std::fs::Dir;
 use super::relative;
 
 /// Returns the text for the model about a path that cannot be reached.
-pub(super) fn told(path: &str, error: &std::io::Error) -> String {
+pub(super) fn error_text(path: &str, error: &std::io::Error) -> String {
     let kind = error.kind();
     if kind == ErrorKind::PermissionDenied {
         return format!(
@@ -63,7 +63,7 @@ pub(super) fn resolve(dir: &Dir, path: &str, follows_last: bool) -> Result<Strin
                 return outer(&real).ok_or_else(|| format!("Error: '{path}' leads to a name that is not text"));
             }
             Err(error) if is_absent(&error) => {}
-            Err(error) => return Err(told(path, &error)),
+            Err(error) => return Err(error_text(path, &error)),
         }
         let is_link = dir
             .symlink_metadata(relative(path))

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use cap_std::fs::{Dir, FileType};
 
 use super::ignored::Ignored;
-use super::place::{is_absent, resolve, told};
+use super::place::{error_text, is_absent, resolve};
 use super::{TEMPORARY, relative};
 use crate::tool::files::workspace::{FileQuery, FoundPaths, SearchStop};
 
@@ -57,7 +57,7 @@ pub(super) fn is_missing(dir: &Dir, path: &str) -> Result<bool, String> {
     match dir.metadata(relative(&resolve(dir, path, true)?)) {
         Ok(_) => Ok(false),
         Err(error) if is_absent(&error) => Ok(true),
-        Err(error) => Err(told(path, &error)),
+        Err(error) => Err(error_text(path, &error)),
     }
 }
 
@@ -67,12 +67,12 @@ pub(super) fn list(dir: &Dir, query: &FileQuery) -> Result<BTreeSet<String>, Str
     let found = match dir.metadata(relative(&real)) {
         Ok(found) => found,
         Err(error) if is_absent(&error) => return Ok(BTreeSet::new()),
-        Err(error) => return Err(told(&query.at, &error)),
+        Err(error) => return Err(error_text(&query.at, &error)),
     };
     if !found.is_dir() {
         return Ok(BTreeSet::from([query.at.clone()]));
     }
-    let found = entries(dir, &real, MAX_PATHS).map_err(|error| told(&query.at, &error))?;
+    let found = entries(dir, &real, MAX_PATHS).map_err(|error| error_text(&query.at, &error))?;
     let mut shown = BTreeSet::new();
     for (name, kind) in found.entries {
         let real = join(&real, &name);
@@ -118,7 +118,7 @@ pub(super) fn walk(
     let found = match dir.symlink_metadata(relative(&real)) {
         Ok(found) => found,
         Err(error) if is_absent(&error) => return Ok(None),
-        Err(error) => return Err(told(&query.at, &error)),
+        Err(error) => return Err(error_text(&query.at, &error)),
     };
     if !found.is_dir() {
         let is_file = found.is_file() || query.is_complete;

@@ -115,13 +115,13 @@ impl ClientTokens {
         needed: &OAuthScopes,
     ) -> Result<HeaderValue, ConnectionError> {
         if needed.is_empty() || !self.scopes.allow_others() {
-            return Err(self.lack(needed));
+            return Err(self.note_missing_scopes(needed));
         }
         let mut held = self.held.lock().await;
         let is_current = held.token.as_ref().is_some_and(|token| token.header == *refused);
         let is_asked_for = needed.are_among(&held.scopes);
         if is_asked_for && is_current {
-            return Err(self.lack(needed));
+            return Err(self.note_missing_scopes(needed));
         }
         // Another call may have got a token with these scopes.
         if is_asked_for && let Some(header) = held.header() {
@@ -132,7 +132,7 @@ impl ClientTokens {
         let wanted = given.map_or_else(|| held.scopes.clone(), |given| held.scopes.with(given));
         let wanted = wanted.with(needed);
         if !needed.are_among(&wanted) {
-            return Err(self.lack(needed));
+            return Err(self.note_missing_scopes(needed));
         }
         match self.fetch(&wanted).await {
             Ok(token) => {
@@ -150,7 +150,7 @@ impl ClientTokens {
     }
 
     /// Returns the error that a token lacks scopes.
-    pub(super) fn lack(&self, needed: &OAuthScopes) -> ConnectionError {
+    pub(super) fn note_missing_scopes(&self, needed: &OAuthScopes) -> ConnectionError {
         self.scopes.client_lacks(needed)
     }
 

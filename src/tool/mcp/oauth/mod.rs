@@ -94,7 +94,7 @@ impl AccessTokens {
         let token = self.with_scopes(token, &needed).await?;
         let response = repeat(token.clone()).await?;
         match missing_scopes(head(&response)) {
-            Some(needed) => Err(self.lack(&token, &needed).await),
+            Some(needed) => Err(self.note_missing_scopes(&token, &needed).await),
             None => Ok(response),
         }
     }
@@ -112,10 +112,10 @@ impl AccessTokens {
     }
 
     /// Returns the error that a token lacks scopes. A login remembers them.
-    async fn lack(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
+    async fn note_missing_scopes(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
         match self {
-            Self::Client(tokens) => tokens.lack(needed),
-            Self::Login(tokens) => tokens.lack(refused, needed).await,
+            Self::Client(tokens) => tokens.note_missing_scopes(needed),
+            Self::Login(tokens) => tokens.note_missing_scopes(refused, needed).await,
         }
     }
 }

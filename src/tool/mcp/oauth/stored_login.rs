@@ -174,13 +174,13 @@ impl LoginTokens {
         }
         let header = self.header().await?;
         match header == *refused {
-            true => Err(self.lack(refused, needed).await),
+            true => Err(self.note_missing_scopes(refused, needed).await),
             false => Ok(header),
         }
     }
 
     /// Remembers in the login that its token lacks scopes, and returns the error that says so.
-    pub(super) async fn lack(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
+    pub(super) async fn note_missing_scopes(&self, refused: &HeaderValue, needed: &OAuthScopes) -> ConnectionError {
         let login = match self.read().await {
             Ok(login) => login,
             Err(error) => return error,

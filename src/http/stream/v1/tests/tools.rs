@@ -89,32 +89,42 @@ fn the_calls_of_subagents_are_sent_with_the_events_of_subagents_only() {
     }
 }
 
+/// Returns the data of the frames about the tools of a subagent with this visibility, which makes one call.
+fn frames_of_subagent(visibility: Visibility) -> Vec<Value> {
+    let mut play = Play::new();
+    let mut main = play.main();
+    let mut child = delegates(&mut play, &mut main);
+    Arc::make_mut(&mut child.origin).visibility = visibility;
+    play.start(&child, false);
+    play.input(&mut child, "look");
+    play.say(&mut child, "s1", "musing", &[call("c2", "lookup", json!({"q": "x"}))]);
+    play.answer(&mut child, 0, "found x", false);
+    play.tools(&mut child);
+    play.say(&mut child, "s2", "musing", &[]);
+    play.end(&child);
+    let frames = play.all(&[StreamMode::Tools], true);
+    let of_child = frames.iter().filter(|frame| frame.event.namespace.is_some());
+    of_child.map(data).collect()
+}
+
+/// Returns the names of the events among these data.
+fn events_of(told: &[Value]) -> Vec<&str> {
+    told.iter().filter_map(|tool| tool["event"].as_str()).collect()
+}
+
 #[test]
-fn of_a_subagent_that_shows_its_tools_the_calls_are_sent_and_of_one_that_shows_its_status_none() {
-    for (visibility, expected) in [
-        (Visibility::ToolsOnly, vec!["on_tool_start", "on_tool_end"]),
-        (Visibility::Status, vec![]),
-    ] {
-        let mut play = Play::new();
-        let mut main = play.main();
-        let mut child = delegates(&mut play, &mut main);
-        Arc::make_mut(&mut child.origin).visibility = visibility;
-        play.start(&child, false);
-        play.input(&mut child, "look");
-        play.say(&mut child, "s1", "musing", &[call("c2", "lookup", json!({"q": "x"}))]);
-        play.answer(&mut child, 0, "found x", false);
-        play.tools(&mut child);
-        play.say(&mut child, "s2", "musing", &[]);
-        play.end(&child);
-        let frames = play.all(&[StreamMode::Tools], true);
-        let of_child = frames.iter().filter(|frame| frame.event.namespace.is_some());
-        let told: Vec<Value> = of_child.map(data).collect();
-        let events: Vec<&str> = told.iter().filter_map(|tool| tool["event"].as_str()).collect();
-        assert_eq!(events, expected, "{visibility:?}");
-        assert!(!json!(told).to_string().contains("musing"), "{told:#?}");
-        if let [start, end] = told.as_slice() {
-            assert_eq!(start["input"], json!({"q": "x"}));
-            assert_eq!(end["output"]["content"], "found x");
-        }
-    }
+fn the_calls_of_a_subagent_that_shows_its_tools_are_sent() {
+    let told = frames_of_subagent(Visibility::ToolsOnly);
+    assert_eq!(events_of(&told), ["on_tool_start", "on_tool_end"]);
+    let of_event = |event: &str| told.iter().find(|tool| tool["event"] == event).expect("its frame");
+    assert_eq!(of_event("on_tool_start")["input"], json!({"q": "x"}));
+    assert_eq!(of_event("on_tool_end")["output"]["content"], "found x");
+    assert!(!json!(told).to_string().contains("musing"), "{told:#?}");
+}
+
+#[test]
+fn no_call_of_a_subagent_that_shows_its_status_is_sent() {
+    let told = frames_of_subagent(Visibility::Status);
+    assert_eq!(events_of(&told), Vec::<&str>::new());
+    assert!(!json!(told).to_string().contains("musing"), "{told:#?}");
 }

@@ -35,15 +35,15 @@ const MOST: usize = 1_000;
 /// A flag that says whether the transaction that stores a run may have been committed. The transaction has a clone while it is
 /// in progress.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Written(Arc<AtomicBool>);
+pub(super) struct CommitFlag(Arc<AtomicBool>);
 
-impl Written {
-    /// Notes that the transaction has written the run, and is about to be committed.
-    pub(super) fn note(&self) {
+impl CommitFlag {
+    /// Sets the flag: the transaction has written the run, and is about to be committed.
+    pub(super) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    fn is_noted(&self) -> bool {
+    fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
@@ -56,34 +56,34 @@ impl Written {
 
 /// The runs that are to be cancelled once they are stored.
 #[derive(Debug, Default)]
-pub(super) struct UnheardRuns(Mutex<Unheard>);
+pub(super) struct UnfollowedRuns(Mutex<Unfollowed>);
 
 #[derive(Debug, Default)]
-struct Unheard {
-    runs: BTreeMap<RunId, UnheardRun>,
+struct Unfollowed {
+    runs: BTreeMap<RunId, UnfollowedRun>,
     /// True while a task looks for them.
     is_looking: bool,
 }
 
 /// A run that is looked for.
 #[derive(Debug)]
-struct UnheardRun {
+struct UnfollowedRun {
     /// The time of the first look. Looks are frequent for a while from then on.
     since: Instant,
     /// True if the run is cancelled only if no process with followers is left.
     may_be_followed: bool,
-    written: Written,
+    written: CommitFlag,
     /// The time of the first look that the database answered.
     first_look: Option<Instant>,
     /// True if the last look has found it.
     is_found: bool,
 }
 
-impl UnheardRuns {
+impl UnfollowedRuns {
     /// Adds a run whose client does not know of it. Returns true if the caller has to start the task that looks for such
     /// runs.
-    fn add(&self, run: RunId, written: Written) -> bool {
-        let added = UnheardRun {
+    fn add(&self, run: RunId, written: CommitFlag) -> bool {
+        let added = UnfollowedRun {
             since: Instant::now(),
             may_be_followed: false,
             written,
@@ -93,11 +93,11 @@ impl UnheardRuns {
         self.insert(run, added)
     }
 
-    /// Adds a run whose client was connected to another process. Returns as [`UnheardRuns::add`].
+    /// Adds a run whose client was connected to another process. Returns as [`UnfollowedRuns::add`].
     fn add_left(&self, run: RunId) -> bool {
-        let written = Written::default();
-        written.note();
-        let added = UnheardRun {
+        let written = CommitFlag::default();
+        written.set();
+        let added = UnfollowedRun {
             since: Instant::now() + REJOIN,
             may_be_followed: true,
             written,
@@ -107,28 +107,30 @@ impl UnheardRuns {
         self.insert(run, added)
     }
 
-    fn insert(&self, run: RunId, added: UnheardRun) -> bool {
-        let mut unheard = self.unheard();
-        if unheard.runs.len() >= MOST {
+    fn insert(&self, run: RunId, added: UnfollowedRun) -> bool {
+        let mut unfollowed = self.unfollowed();
+        if unfollowed.runs.len() >= MOST {
             tracing::warn!(%run, "too many runs that nobody follows; this one is not cancelled");
             return false;
         }
         // A run that is given back and taken up again has the time of its first takeover.
-        unheard.runs.entry(run).or_insert(added);
-        !std::mem::replace(&mut unheard.is_looking, true)
+        unfollowed.runs.entry(run).or_insert(added);
+        !std::mem::replace(&mut unfollowed.is_looking, true)
     }
 
     /// Returns the pause before the next look; none if there is nothing to look for, and the task ends. `longest` is the pause
     /// between looks that are not frequent.
     fn pause(&self, longest: Duration) -> Option<Duration> {
-        let mut unheard = self.unheard();
-        unheard.runs.retain(|_, unheard| unheard.written.may_be_stored());
-        if unheard.runs.is_empty() {
-            unheard.is_looking = false;
+        let mut unfollowed = self.unfollowed();
+        unfollowed
+            .runs
+            .retain(|_, unfollowed| unfollowed.written.may_be_stored());
+        if unfollowed.runs.is_empty() {
+            unfollowed.is_looking = false;
             return None;
         }
-        let is_new = |unheard: &UnheardRun| unheard.since.elapsed() < ARRIVAL;
-        Some(match unheard.runs.values().any(is_new) {
+        let is_new = |unfollowed: &UnfollowedRun| unfollowed.since.elapsed() < ARRIVAL;
+        Some(match unfollowed.runs.values().any(is_new) {
             true => FREQUENT,
             false => longest,
         })
@@ -137,17 +139,18 @@ impl UnheardRuns {
     /// Returns the runs to look for now, each with whether it may be followed.
     fn due(&self) -> Vec<(RunId, bool)> {
         let now = Instant::now();
-        let unheard = self.unheard();
-        let due = unheard.runs.iter().filter(|(_, unheard)| unheard.since <= now);
-        due.map(|(run, unheard)| (*run, unheard.may_be_followed)).collect()
+        let unfollowed = self.unfollowed();
+        let due = unfollowed.runs.iter().filter(|(_, unfollowed)| unfollowed.since <= now);
+        due.map(|(run, unfollowed)| (*run, unfollowed.may_be_followed))
+            .collect()
     }
 
     /// Notes which of these runs a look has found that began then. Those that were found before, and are gone, are forgotten,
     /// and those that were looked for long enough.
     fn looked(&self, looked_for: &[(RunId, bool)], found: &[(RunId, ThreadId)], began: Instant) {
-        let mut unheard = self.unheard();
+        let mut unfollowed = self.unfollowed();
         for (run, _) in looked_for {
-            let Some(known) = unheard.runs.get_mut(run) else {
+            let Some(known) = unfollowed.runs.get_mut(run) else {
                 continue;
             };
             let is_found = found.iter().any(|(stored, _)| stored == run);
@@ -155,16 +158,16 @@ impl UnheardRuns {
             let is_gone = known.is_found && !is_found;
             known.is_found = is_found;
             if is_gone || began.duration_since(first) >= KEPT {
-                unheard.runs.remove(run);
+                unfollowed.runs.remove(run);
             }
         }
     }
 
     fn forget(&self, run: RunId) {
-        self.unheard().runs.remove(&run);
+        self.unfollowed().runs.remove(&run);
     }
 
-    fn unheard(&self) -> MutexGuard<'_, Unheard> {
+    fn unfollowed(&self) -> MutexGuard<'_, Unfollowed> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -173,12 +176,12 @@ impl UnheardRuns {
 pub(super) struct UnansweredRun {
     runs: Runs,
     run: RunId,
-    written: Written,
+    written: CommitFlag,
     is_settled: bool,
 }
 
 impl UnansweredRun {
-    pub(super) fn new(runs: &Runs, run: RunId, written: &Written) -> Self {
+    pub(super) fn new(runs: &Runs, run: RunId, written: &CommitFlag) -> Self {
         Self {
             runs: runs.clone(),
             run,
@@ -190,7 +193,7 @@ impl UnansweredRun {
     /// Leaves the run alone if its client learns of it, or if it is certain that the run is not stored.
     pub(super) fn settle(mut self, started: &Result<Run, StartError>) {
         let fault = started.as_ref().err().and_then(TransactionError::fault);
-        let may_be_stored = matches!(fault, Some(DbError::Unavailable(_))) && self.written.is_noted();
+        let may_be_stored = matches!(fault, Some(DbError::Unavailable(_))) && self.written.is_set();
         self.is_settled = !may_be_stored;
     }
 }
@@ -205,16 +208,16 @@ impl Drop for UnansweredRun {
 
 impl Runs {
     /// Cancels a run once it is stored, if it is.
-    fn cancel_once_stored(&self, run: RunId, written: Written) {
-        if self.core.unheard.add(run, written) {
-            self.spawn_look_for_unheard_runs();
+    fn cancel_once_stored(&self, run: RunId, written: CommitFlag) {
+        if self.core.unfollowed.add(run, written) {
+            self.spawn_look_for_unfollowed_runs();
         }
     }
 
     /// Cancels a run after some time, unless there is a process then to which a client that follows it is connected.
     pub(super) fn cancel_unless_followed(&self, run: RunId) {
-        if self.core.unheard.add_left(run) {
-            self.spawn_look_for_unheard_runs();
+        if self.core.unfollowed.add_left(run) {
+            self.spawn_look_for_unfollowed_runs();
         }
     }
 
@@ -251,27 +254,27 @@ impl Runs {
         write.await
     }
 
-    fn spawn_look_for_unheard_runs(&self) {
+    fn spawn_look_for_unfollowed_runs(&self) {
         let runs = self.clone();
         // The runs of all tenants are looked for by one task.
-        let looking = RowAccess::Server.scope(async move { runs.cancel_unheard_runs().await });
-        drop(self.core.spawn("unheard runs", looking));
+        let looking = RowAccess::Server.scope(async move { runs.cancel_unfollowed_runs().await });
+        drop(self.core.spawn("unfollowed runs", looking));
     }
 
-    async fn cancel_unheard_runs(&self) {
+    async fn cancel_unfollowed_runs(&self) {
         let soft = self.core.shutdown.soft().clone();
-        while let Some(pause) = self.core.unheard.pause(self.core.longest_sleep()) {
+        while let Some(pause) = self.core.unfollowed.pause(self.core.longest_sleep()) {
             if soft.run_until_cancelled(sleep(pause)).await.is_none() {
                 return;
             }
-            if let Err(error) = self.look_for_unheard_runs().await {
+            if let Err(error) = self.look_for_unfollowed_runs().await {
                 warn_of!(error, "could not look for runs that nobody follows");
             }
         }
     }
 
-    async fn look_for_unheard_runs(&self) -> DbResult<()> {
-        let due = self.core.unheard.due();
+    async fn look_for_unfollowed_runs(&self) -> DbResult<()> {
+        let due = self.core.unfollowed.due();
         if due.is_empty() {
             return Ok(());
         }
@@ -286,21 +289,21 @@ impl Runs {
         });
         let (mut found, followed) = read.await?;
         for run in &followed {
-            self.core.unheard.forget(*run);
+            self.core.unfollowed.forget(*run);
         }
         found.retain(|(run, _)| !followed.contains(run));
         for (run, thread) in &found {
             match self.cancel(*thread, *run, CancelAction::Interrupt).await {
                 // It may not be driven yet, so the next look cancels it again.
                 Ok(()) | Err(CancelError::NoRun) => {}
-                Err(CancelError::Over | CancelError::NoUndo) => self.core.unheard.forget(*run),
+                Err(CancelError::Over | CancelError::NoUndo) => self.core.unfollowed.forget(*run),
                 Err(CancelError::Fault(error)) if error.is_out_of_reach() => return Err(error),
                 Err(CancelError::Fault(error)) => {
                     tracing::warn!(%run, %error, "could not cancel a run that nobody follows");
                 }
             }
         }
-        self.core.unheard.looked(&due, &found, began);
+        self.core.unfollowed.looked(&due, &found, began);
         Ok(())
     }
 }
@@ -343,86 +346,86 @@ mod tests {
     const LONGEST: Duration = Duration::from_secs(60);
 
     /// Adds a run that may be stored. Returns it, and whether a task has to be started.
-    fn added(unheard: &UnheardRuns) -> (RunId, bool) {
+    fn added(unfollowed: &UnfollowedRuns) -> (RunId, bool) {
         let run = RunId::mint();
-        let written = Written::default();
-        written.note();
-        (run, unheard.add(run, written))
+        let written = CommitFlag::default();
+        written.set();
+        (run, unfollowed.add(run, written))
     }
 
     /// Returns the runs that are looked for now.
-    fn all(unheard: &UnheardRuns) -> Vec<RunId> {
-        unheard.due().into_iter().map(|(run, _)| run).collect()
+    fn all(unfollowed: &UnfollowedRuns) -> Vec<RunId> {
+        unfollowed.due().into_iter().map(|(run, _)| run).collect()
     }
 
     /// Looks for all runs, and finds these.
-    fn look(unheard: &UnheardRuns, found: &[RunId]) {
+    fn look(unfollowed: &UnfollowedRuns, found: &[RunId]) {
         let found: Vec<_> = found.iter().map(|run| (*run, ThreadId::mint())).collect();
-        unheard.looked(&unheard.due(), &found, Instant::now());
+        unfollowed.looked(&unfollowed.due(), &found, Instant::now());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_run_is_looked_for_often_at_first_and_not_for_ever() {
-        let unheard = UnheardRuns::default();
-        assert_eq!(unheard.pause(LONGEST), None);
-        let (run, has_to_start) = added(&unheard);
+        let unfollowed = UnfollowedRuns::default();
+        assert_eq!(unfollowed.pause(LONGEST), None);
+        let (run, has_to_start) = added(&unfollowed);
         assert!(has_to_start, "a task has to be started");
-        assert_eq!(unheard.pause(LONGEST), Some(FREQUENT));
+        assert_eq!(unfollowed.pause(LONGEST), Some(FREQUENT));
         tokio::time::advance(ARRIVAL).await;
-        assert_eq!(unheard.pause(LONGEST), Some(LONGEST));
+        assert_eq!(unfollowed.pause(LONGEST), Some(LONGEST));
         // The database is away.
         tokio::time::advance(KEPT).await;
-        look(&unheard, &[]);
-        assert_eq!(all(&unheard), [run]);
+        look(&unfollowed, &[]);
+        assert_eq!(all(&unfollowed), [run]);
         tokio::time::advance(KEPT).await;
-        let (later, has_to_start) = added(&unheard);
+        let (later, has_to_start) = added(&unfollowed);
         assert!(!has_to_start, "one task looks for all of them");
-        look(&unheard, &[]);
-        assert_eq!(all(&unheard), [later]);
-        unheard.forget(later);
-        assert_eq!(unheard.pause(LONGEST), None);
-        assert!(added(&unheard).1, "the task has ended");
+        look(&unfollowed, &[]);
+        assert_eq!(all(&unfollowed), [later]);
+        unfollowed.forget(later);
+        assert_eq!(unfollowed.pause(LONGEST), None);
+        assert!(added(&unfollowed).1, "the task has ended");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_run_that_is_certainly_not_stored_is_not_looked_for() {
-        let unheard = UnheardRuns::default();
-        let in_progress = Written::default();
-        unheard.add(RunId::mint(), in_progress.clone());
-        assert_eq!(unheard.pause(LONGEST), Some(FREQUENT), "it may be stored yet");
+        let unfollowed = UnfollowedRuns::default();
+        let in_progress = CommitFlag::default();
+        unfollowed.add(RunId::mint(), in_progress.clone());
+        assert_eq!(unfollowed.pause(LONGEST), Some(FREQUENT), "it may be stored yet");
         // The transaction was refused.
         drop(in_progress);
-        assert_eq!(unheard.pause(LONGEST), None);
+        assert_eq!(unfollowed.pause(LONGEST), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_run_that_is_gone_is_not_looked_for() {
-        let unheard = UnheardRuns::default();
-        let (run, _) = added(&unheard);
-        look(&unheard, &[]);
-        look(&unheard, &[run]);
-        assert_eq!(all(&unheard), [run]);
-        look(&unheard, &[]);
-        assert_eq!(unheard.pause(LONGEST), None);
+        let unfollowed = UnfollowedRuns::default();
+        let (run, _) = added(&unfollowed);
+        look(&unfollowed, &[]);
+        look(&unfollowed, &[run]);
+        assert_eq!(all(&unfollowed), [run]);
+        look(&unfollowed, &[]);
+        assert_eq!(unfollowed.pause(LONGEST), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_run_whose_client_may_come_back_is_left_alone_for_a_while() {
-        let unheard = UnheardRuns::default();
+        let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
-        assert!(unheard.add_left(run), "a task has to be started");
-        assert!(unheard.due().is_empty());
-        assert_eq!(unheard.pause(LONGEST), Some(FREQUENT));
+        assert!(unfollowed.add_left(run), "a task has to be started");
+        assert!(unfollowed.due().is_empty());
+        assert_eq!(unfollowed.pause(LONGEST), Some(FREQUENT));
         tokio::time::advance(REJOIN).await;
-        assert_eq!(unheard.due(), [(run, true)]);
+        assert_eq!(unfollowed.due(), [(run, true)]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn so_many_runs_are_looked_for_and_no_more() {
-        let unheard = UnheardRuns::default();
-        let mut runs: Vec<RunId> = (0..=MOST).map(|_| added(&unheard).0).collect();
+        let unfollowed = UnfollowedRuns::default();
+        let mut runs: Vec<RunId> = (0..=MOST).map(|_| added(&unfollowed).0).collect();
         runs.truncate(MOST);
         runs.sort_unstable();
-        assert_eq!(all(&unheard), runs);
+        assert_eq!(all(&unfollowed), runs);
     }
 }
