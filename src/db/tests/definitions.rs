@@ -1,13 +1,16 @@
 use serde_json::json;
+use sqlx::{AssertSqlSafe, raw_sql};
 
-use super::{Db, end_run, on_both, page, read, run_at, stored_thread, write};
-use crate::db::{assistants, definitions, runs, threads};
+use super::{Db, end_run, on_both, page, read, run_at, stored_thread, thread_at, write};
+use crate::db::engine::on_engine;
+use crate::db::{DbResult, Engine, assistants, definitions, runs, threads};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::domain::access::Ownership;
 use crate::domain::assistant::Assistant;
 use crate::domain::id::AssistantId;
-use crate::domain::identity::Tenant;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
-use crate::domain::thread::ThreadStatus;
+use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -16,6 +19,8 @@ on_both!(
     an_agent_of_a_client_is_listed_until_it_is_removed,
     an_agent_stays_that_of_its_tenant,
     the_agents_of_a_tenant_are_erased_and_others_stay,
+    agents_of_the_former_release_belong_to_the_only_tenant_or_to_the_default_one,
+    a_server_of_the_former_release_stores_agents_of_the_default_tenant,
     a_definition_is_kept_while_a_run_needs_it,
     a_run_that_has_ended_without_work_left_needs_no_definition,
     changes_are_counted,
@@ -117,6 +122,54 @@ async fn an_agent_stays_that_of_its_tenant(db: Db) {
         write!(db, |tx| definitions::put(tx, "a", number, &client));
         assert_eq!(read!(db, |tx| definitions::owner(tx, "a")), Some(tenant("acme")));
     }
+}
+
+/// Executes statements.
+async fn execute(db: &Db, sql: &str) {
+    let sql = sql.to_owned();
+    write!(db, |tx| async {
+        on_engine!(tx, |conn| raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop))?;
+        DbResult::Ok(())
+    });
+}
+
+async fn agents_of_the_former_release_belong_to_the_only_tenant_or_to_the_default_one(db: Db) {
+    const BEFORE: &str = "drop index agents_by_tenant; alter table agents drop column tenant";
+    let migration = match db.engine() {
+        Engine::Sqlite => include_str!("../../../migrations/sqlite/0010_tenants_of_agents.sql"),
+        Engine::Postgres => include_str!("../../../migrations/postgres/0010_tenants_of_agents.sql"),
+    };
+    store_version(&db, "a", "one", 1).await;
+    let acme = tenant("acme");
+    write!(db, |tx| definitions::put(tx, "a", 1, &acme));
+    // Without threads, with those of one tenant, and with those of two.
+    for (new, owner) in [(None, "default"), (Some("other"), "other"), (Some("third"), "default")] {
+        if let Some(new) = new {
+            let thread = Thread {
+                ownership: Ownership {
+                    tenant: tenant(new),
+                    owner: UserId::default(),
+                },
+                ..thread_at(1)
+            };
+            assert!(write!(db, |tx| threads::insert(tx, &thread)));
+        }
+        execute(&db, BEFORE).await;
+        execute(&db, migration).await;
+        assert_eq!(
+            read!(db, |tx| definitions::owner(tx, "a")),
+            Some(tenant(owner)),
+            "{new:?}"
+        );
+    }
+}
+
+async fn a_server_of_the_former_release_stores_agents_of_the_default_tenant(db: Db) {
+    store_version(&db, "a", "one", 1).await;
+    execute(&db, "insert into agents (graph_id, version) values ('a', 1)").await;
+    assert_eq!(read!(db, |tx| definitions::owner(tx, "a")), Some(Tenant::default()));
+    let all = read!(db, |tx| definitions::of_clients(tx));
+    assert_eq!(all[0].tenant, Tenant::default());
 }
 
 async fn the_agents_of_a_tenant_are_erased_and_others_stay(db: Db) {
