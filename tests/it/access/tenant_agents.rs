@@ -60,7 +60,7 @@ async fn count(client: &Client) -> i64 {
 /// Returns the names and the number of the agents that a search of this client finds.
 async fn agents(client: &Client) -> (Vec<String>, usize) {
     let found = client.post("/agents/search", json!({"limit": 1000})).await;
-    let total = found.header("x-pagination-total").expect("a total").parse();
+    let total = found.header("x-pagination-total").expect("a total").parse::<usize>();
     (values_of(&found.ok(), "graph_id"), total.expect("a number"))
 }
 
