@@ -313,8 +313,7 @@ impl Db {
             }
             all += 1;
         }
-        // What was replaced or deleted before has no name any more, so contents that nobody needs are erased whosever they
-        // were.
+        // A content that was replaced or deleted before has no tenant any more, so all contents without use are erased.
         loop {
             let write = self.write(move |tx| {
                 Box::pin(async move {

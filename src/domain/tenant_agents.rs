@@ -1,4 +1,4 @@
-//! Which agents exist for a tenant.
+//! The agents that exist for a tenant.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

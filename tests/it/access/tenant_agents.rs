@@ -64,8 +64,8 @@ async fn agents(client: &Client) -> (Vec<String>, usize) {
     (values_of(&found.ok(), "graph_id"), total.expect("a number"))
 }
 
-/// Returns what a client is told, with this name in the place of that of an agent which does not exist.
-fn told(reply: &Reply, name: &str) -> (u16, String) {
+/// Returns a response, with this name instead of that of an agent which does not exist.
+fn answer(reply: &Reply, name: &str) -> (u16, String) {
     (reply.status, reply.body.to_string().replace("nosuch", name))
 }
 
@@ -112,7 +112,7 @@ async fn an_agent_of_another_tenant_is_answered_like_an_unknown_one(server: Test
         for path in ["", "/versions"] {
             let reply = other.get(&format!("/agents/desk{path}")).await;
             let unknown = other.get(&format!("/agents/nosuch{path}")).await;
-            assert_eq!(told(&reply, "desk"), told(&unknown, "desk"), "{path}");
+            assert_eq!(answer(&reply, "desk"), answer(&unknown, "desk"), "{path}");
             assert_eq!(reply.status, 404);
         }
         let thread = other.thread().await;
@@ -121,24 +121,24 @@ async fn an_agent_of_another_tenant_is_answered_like_an_unknown_one(server: Test
             other.post(path, a_run(&desk)).await.refused(404);
             let reply = other.post(path, a_run("desk")).await;
             let unknown = other.post(path, a_run("nosuch")).await;
-            assert_eq!(told(&reply, "desk"), told(&unknown, "desk"), "{path}");
+            assert_eq!(answer(&reply, "desk"), answer(&unknown, "desk"), "{path}");
             assert!(reply.status >= 400, "{reply:?}");
         }
         other.post("/runs/crons", cron(&desk)).await.refused(404);
         let reply = other.post("/runs/crons", cron("desk")).await;
         assert_eq!(
-            told(&reply, "desk"),
-            told(&other.post("/runs/crons", cron("nosuch")).await, "desk")
+            answer(&reply, "desk"),
+            answer(&other.post("/runs/crons", cron("nosuch")).await, "desk")
         );
         let reply = other.post("/assistants", json!({"graph_id": "desk"})).await;
         let unknown = other.post("/assistants", json!({"graph_id": "nosuch"})).await;
-        assert_eq!(told(&reply, "desk"), told(&unknown, "desk"));
+        assert_eq!(answer(&reply, "desk"), answer(&unknown, "desk"));
         let own = other.post("/assistants", json!({"graph_id": "agent"})).await.ok();
         let own = format!("/assistants/{}", own["assistant_id"].as_str().expect("an id"));
         other.patch(&own, json!({"graph_id": "desk"})).await.refused(404);
         let graph = other.get("/assistants/desk/graph").await;
         let unknown = other.get("/assistants/nosuch/graph").await;
-        assert_eq!(told(&graph, "desk"), told(&unknown, "desk"));
+        assert_eq!(answer(&graph, "desk"), answer(&unknown, "desk"));
     }
     keys.client("ann").post("/runs/wait", a_run("desk")).await.ok();
     acme.get(&format!("/assistants/{desk}/graph")).await.ok();
