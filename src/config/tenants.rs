@@ -84,7 +84,7 @@ impl Config {
     pub fn tenant_settings(&self) -> Result<Tenants, Invalid> {
         let sections = self.tenant_sections()?.into_iter();
         let all = sections.map(|(tenant, section)| (tenant, section.settings()));
-        Ok(Tenants::new(all.collect()))
+        Ok(Tenants::new(all.collect(), self.auth.is_some()))
     }
 }
 
@@ -155,13 +155,6 @@ impl Check<'_> {
             let message = "needs the section `[auth]`: without authentication the server does not know the tenants of its \
                            callers";
             self.error(self.top.clone(), message);
-        }
-        let defines_agents = self.config.agents_api.enabled && name != Tenant::default().as_str();
-        if defines_agents && section.agents.is_none() {
-            let message = "is absent, and `[agents_api]` is enabled: clients of this tenant may change and delete what \
-                           those of others define; list the names of its own agents";
-            self.findings
-                .push(Diagnostic::warning(self.top.then("agents"), message));
         }
         self.names("agents", section.agents.as_ref(), Self::agent_problem);
         self.names("tools", section.tools.as_ref(), Self::tool_problem);

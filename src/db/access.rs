@@ -14,8 +14,8 @@ use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership, ResourceFacts};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
 use crate::domain::identity::{Tenant, UserId};
-use crate::domain::name_patterns::NamePatterns;
 use crate::domain::ruling::{RowCondition, Ruling};
+use crate::domain::tenant_agents::TenantAgents;
 
 /// Returns the ownership in the columns of a row.
 pub(super) fn ownership(tenant: String, owner: String) -> Ownership {
@@ -326,15 +326,34 @@ where
 }
 
 /// Appends the condition that the agent of an assistant is not among these.
-fn push_other_agent<DB>(sql: &mut QueryBuilder<DB>, agents: &NamePatterns, alias: &'static str)
+fn push_other_agent<DB>(sql: &mut QueryBuilder<DB>, agents: &TenantAgents, alias: &'static str)
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
 {
-    let Some(patterns) = agents.list() else {
-        sql.push("false");
-        return;
-    };
+    sql.push("false");
+    if let Some(patterns) = agents.allowed_names() {
+        sql.push(" or ");
+        push_not_matched(sql, patterns, alias);
+    }
+    let mut others = agents.of_others();
+    if let Some(first) = others.next() {
+        sql.push(" or ").push(alias).push("graph_id in (");
+        sql.push_text(first);
+        for graph_id in others {
+            sql.push(", ");
+            sql.push_text(graph_id);
+        }
+        sql.push(")");
+    }
+}
+
+/// Appends the condition that the agent of an assistant matches none of these patterns.
+fn push_not_matched<DB>(sql: &mut QueryBuilder<DB>, patterns: &[String], alias: &'static str)
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+{
     sql.push("not (false");
     for pattern in patterns {
         sql.push(" or ");

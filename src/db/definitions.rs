@@ -11,11 +11,44 @@ use super::json::{ColumnRef, readable, unless_corrupt};
 use super::part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Notification, Tx, notifications};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::domain::id::AssistantId;
+use crate::domain::identity::Tenant;
 use crate::domain::time::Timestamp;
 
 const SELECT_VERSION: &str = "\
     select v.graph_id, v.version, v.digest, v.origin, v.created_at, d.body from definition_versions v \
     join definitions d on d.digest = v.digest";
+
+const SELECT_OF_CLIENTS: &str = "\
+    select v.graph_id, v.version, v.digest, v.origin, v.created_at, d.body, a.tenant from definition_versions v \
+    join definitions d on d.digest = v.digest join agents a on a.graph_id = v.graph_id and a.version = v.version";
+
+/// An agent that a client defined.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClientAgent {
+    /// The tenant of the client.
+    pub tenant: Tenant,
+    /// The current version.
+    pub version: DefinitionVersion,
+}
+
+#[derive(sqlx::FromRow)]
+struct ClientAgentRow {
+    tenant: String,
+    #[sqlx(flatten)]
+    version: VersionRow,
+}
+
+impl TryFrom<ClientAgentRow> for ClientAgent {
+    type Error = super::DbError;
+
+    fn try_from(row: ClientAgentRow) -> DbResult<Self> {
+        Ok(Self {
+            tenant: Tenant::stored(row.tenant),
+            version: row.version.try_into()?,
+        })
+    }
+}
 
 #[derive(sqlx::FromRow)]
 struct VersionRow {
@@ -47,6 +80,14 @@ impl TryFrom<VersionRow> for DefinitionVersion {
         })
     }
 }
+
+/// The condition that nothing needs the content `d`: no version, no pending or running run, and no run on a busy or
+/// interrupted thread.
+const IS_UNUSED: &str = "not exists (select 1 from definition_versions v where v.digest = d.digest) \
+    and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
+    and r.definition = d.digest) \
+    and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
+    where t.status in ('busy', 'interrupted') and r.definition = d.digest)";
 
 /// Returns the column with the content of a definition.
 fn cell(digest: &String) -> ColumnRef<'_, String> {
@@ -299,24 +340,24 @@ pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
 }
 
 /// Returns the agents that clients defined, each in its current version, ordered by name.
-pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<DefinitionVersion>> {
-    const SQL: &str = concatcp!(
-        SELECT_VERSION,
-        " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id"
-    );
-    let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
+pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<ClientAgent>> {
+    const SQL: &str = concatcp!(SELECT_OF_CLIENTS, " order by v.graph_id");
+    let rows: Vec<ClientAgentRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
     readable(rows)
 }
 
-/// Returns the current version of an agent that a client defined; none also if it cannot be read, so that the client
-/// can define it again.
-pub async fn of_client(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
-    const SQL: &str = concatcp!(
-        SELECT_VERSION,
-        " join agents a on a.graph_id = v.graph_id and a.version = v.version where a.graph_id = $1"
-    );
-    let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?;
+/// Returns an agent that a client defined; none also if it cannot be read, so that the client can define it again.
+pub async fn of_client(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<ClientAgent>> {
+    const SQL: &str = concatcp!(SELECT_OF_CLIENTS, " where a.graph_id = $1");
+    let row: Option<ClientAgentRow> = on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?;
     Ok(row.map(|row| unless_corrupt(row.try_into())).transpose()?.flatten())
+}
+
+/// Returns the tenant whose client defined an agent; none if no client did.
+pub async fn owner(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Tenant>> {
+    const SQL: &str = "select tenant from agents where graph_id = $1";
+    let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(graph_id).fetch_optional(conn).await)?;
+    Ok(found.map(Tenant::stored))
 }
 
 /// Counts the agents that clients defined.
@@ -325,27 +366,30 @@ pub async fn count(tx: &mut Tx<'_>) -> DbResult<i64> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Makes a version the current one of an agent that a client defined.
-pub async fn put(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
-    const SQL: &str = "insert into agents (graph_id, version) values ($1, $2) \
+/// Makes a version the current one of an agent that a client defined. A new agent belongs to `tenant`; one that is there
+/// stays that of its tenant.
+pub async fn put(tx: &mut Tx<'_>, graph_id: &str, number: i64, tenant: &Tenant) -> DbResult<()> {
+    const SQL: &str = "insert into agents (graph_id, version, tenant) values ($1, $2, $3) \
         on conflict (graph_id) do update set version = excluded.version";
     Ok(on_engine!(tx, |conn| query(SQL)
         .bind(graph_id)
         .bind(number)
+        .bind(tenant.as_str())
         .execute(conn)
         .await
         .map(drop))?)
 }
 
-/// Deletes an agent that a client defined, with its versions. Their contents stay for the runs that need them. Returns
-/// whether the agent existed.
-pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, now: Timestamp) -> DbResult<bool> {
-    const AGENT: &str = "delete from agents where graph_id = $1";
+/// Deletes an agent that a client of this tenant defined, with its versions. Their contents stay for the runs that need
+/// them. Returns whether the agent existed.
+pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, tenant: &Tenant, now: Timestamp) -> DbResult<bool> {
+    const AGENT: &str = "delete from agents where graph_id = $1 and tenant = $2";
     const USED: &str = "update definitions set used_at = $2 where digest in \
         (select digest from definition_versions where graph_id = $1)";
     const VERSIONS: &str = "delete from definition_versions where graph_id = $1";
     let removed = on_engine!(tx, |conn| query(AGENT)
         .bind(graph_id)
+        .bind(tenant.as_str())
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -359,6 +403,37 @@ pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, now: Timestamp) -> DbResult
         on_engine!(tx, |conn| query(VERSIONS).bind(graph_id).execute(conn).await.map(drop))?;
     }
     Ok(removed == 1)
+}
+
+/// Erases one of the agents that clients of a tenant defined, with its versions, its default assistant, and the contents that
+/// nothing else needs. Versions from a file of the same name stay, and with them the assistant. Returns whether there was one.
+pub async fn erase_one_of_tenant(tx: &mut Tx<'_>, tenant: &Tenant) -> DbResult<bool> {
+    const AGENT: &str = "select graph_id from agents where tenant = $1 order by graph_id limit 1";
+    const DIGESTS: &str = "select distinct digest from definition_versions where graph_id = $1 and origin = ''";
+    const DELETE: &str = "delete from agents where graph_id = $1 and tenant = $2";
+    const VERSIONS: &str = "delete from definition_versions where graph_id = $1 and origin = ''";
+    tx.erase_traces();
+    let found: Option<String> = on_engine!(tx, |conn| query_scalar(AGENT)
+        .bind(tenant.as_str())
+        .fetch_optional(conn)
+        .await)?;
+    let Some(graph_id) = found else { return Ok(false) };
+    let digests: Vec<String> = on_engine!(tx, |conn| query_scalar(DIGESTS).bind(&graph_id).fetch_all(conn).await)?;
+    on_engine!(tx, |conn| query(DELETE)
+        .bind(&graph_id)
+        .bind(tenant.as_str())
+        .execute(conn)
+        .await
+        .map(drop))?;
+    on_engine!(tx, |conn| query(VERSIONS).bind(&graph_id).execute(conn).await.map(drop))?;
+    if count_versions(tx, &graph_id).await? == 0 {
+        super::assistants::delete(tx, AssistantId::of_graph(&graph_id)).await?;
+    }
+    for digest in digests {
+        delete_unused(tx, &digest).await?;
+    }
+    note_change(tx).await?;
+    Ok(true)
 }
 
 /// Deletes the versions of an agent up to this number, except the current one.
@@ -377,14 +452,13 @@ pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> Db
 /// Deletes up to 100 contents without a version that went out of use before `before` and that no run needs: no pending
 /// or running one, and none on a busy or interrupted thread. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
-    const UNUSED: &str = "select d.digest from definitions d where d.used_at < $1 \
-        and not exists (select 1 from definition_versions v where v.digest = d.digest) \
-        and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
-        and r.definition = d.digest) \
-        and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
-        where t.status in ('busy', 'interrupted') and r.definition = d.digest) limit 100";
+    const SQL: &str = concatcp!(
+        "select d.digest from definitions d where d.used_at < $1 and ",
+        IS_UNUSED,
+        " limit 100"
+    );
     const DELETE: &str = "delete from definitions where digest = $1";
-    let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(UNUSED).bind(before.0).fetch_all(conn).await)?;
+    let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(before.0).fetch_all(conn).await)?;
     let mut deleted = 0;
     for digest in unused {
         deleted += on_engine!(tx, |conn| query(DELETE)
@@ -394,6 +468,20 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
             .map(|done| done.rows_affected()))?;
     }
     Ok(deleted)
+}
+
+/// Deletes a content, unless a version or a run needs it.
+async fn delete_unused(tx: &mut Tx<'_>, digest: &str) -> DbResult<()> {
+    const SQL: &str = concatcp!(
+        "delete from definitions where digest in (select d.digest from definitions d where d.digest = $1 and ",
+        IS_UNUSED,
+        ")"
+    );
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(digest)
+        .execute(conn)
+        .await
+        .map(drop))?)
 }
 
 /// Returns the number of the last change of the agents that clients defined; 0 before the first.

@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
+use super::definitions;
 use super::engine::on_engine;
 use super::jobs;
 use super::mcp_logins;
@@ -16,6 +17,7 @@ use crate::domain::account::end_of_subject;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::job::JobKind;
+use crate::domain::time::Timestamp;
 
 /// The most rows that one transaction deletes from a table; of threads, which have most rows elsewhere, only one.
 const BATCH: i64 = 200;
@@ -61,6 +63,8 @@ pub struct ErasedRows {
     pub threads: u64,
     /// The assistants.
     pub assistants: u64,
+    /// The agents that clients defined, of a tenant.
+    pub agents: u64,
     /// The crons.
     pub crons: u64,
     /// The items of the Store.
@@ -252,6 +256,10 @@ impl Db {
             crons: self.erase_rows(CRONS, subject).await?,
             threads: self.erase_threads(subject, delete_thread).await?,
             assistants: self.erase_rows(ASSISTANTS, subject).await?,
+            agents: match subject.user {
+                Some(_) => 0,
+                None => self.erase_agents(&subject.tenant).await?,
+            },
             items: self.erase_rows(ITEMS, subject).await?,
             deliveries: self.erase_rows(DELIVERIES, subject).await?,
             audit: match request.with_audit {
@@ -289,6 +297,34 @@ impl Db {
                 return Ok(all);
             }
             all += deleted;
+        }
+    }
+
+    /// Erases the agents that clients of a tenant defined, each in a transaction.
+    async fn erase_agents(&self, tenant: &Tenant) -> DbResult<u64> {
+        let mut all = 0;
+        loop {
+            let tenant = tenant.clone();
+            let write =
+                self.write(move |tx| Box::pin(async move { definitions::erase_one_of_tenant(tx, &tenant).await }));
+            let was_there: bool = write.await?;
+            if !was_there {
+                break;
+            }
+            all += 1;
+        }
+        // A content that was replaced or deleted before has no tenant any more, so all contents without use are erased.
+        loop {
+            let write = self.write(move |tx| {
+                Box::pin(async move {
+                    tx.erase_traces();
+                    definitions::sweep(tx, Timestamp(i64::MAX)).await
+                })
+            });
+            let swept: u64 = write.await?;
+            if swept == 0 {
+                return Ok(all);
+            }
         }
     }
 

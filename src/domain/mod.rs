@@ -70,6 +70,7 @@ pub mod stored;
 pub mod suggestion;
 pub mod summarization;
 pub mod tenant;
+pub mod tenant_agents;
 pub mod text_edit;
 pub mod thread;
 pub mod time;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::access::{Action, Ownership, ResourceFacts};
 use super::filter::MetadataFilter;
 use super::identity::{Identity, UserId};
-use super::name_patterns::NamePatterns;
+use super::tenant_agents::TenantAgents;
 
 /// A condition on a resource of the caller's tenant, or of the server.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,8 +22,8 @@ pub enum RowCondition {
     OwnedBy(UserId),
     /// The metadata of the resource match.
     Metadata(MetadataFilter),
-    /// The resource is an assistant of an agent that is not among these.
-    OtherAgent(NamePatterns),
+    /// The resource is an assistant of an agent that does not exist for a tenant.
+    OtherAgent(TenantAgents),
     /// The condition is not true.
     Not(Box<Self>),
     /// All of the conditions are true.
@@ -37,6 +37,14 @@ impl RowCondition {
     pub const NEVER: Self = Self::Is(false);
     /// The condition that every resource meets.
     pub const ALWAYS: Self = Self::Is(true);
+
+    /// Returns the condition of the assistants that do not exist for a tenant, which has these agents.
+    pub fn outside(agents: TenantAgents) -> Self {
+        match agents.are_all() {
+            true => Self::NEVER,
+            false => Self::OtherAgent(agents),
+        }
+    }
 
     /// Returns the negation.
     #[must_use]
@@ -111,7 +119,7 @@ impl RowCondition {
             Self::Is(truth) => *truth,
             Self::OwnedBy(user) => ownership.owner == *user,
             Self::Metadata(filter) => filter.matches(metadata),
-            Self::OtherAgent(agents) => graph_id.is_some_and(|graph_id| !agents.allows(graph_id)),
+            Self::OtherAgent(agents) => graph_id.is_some_and(|graph_id| !agents.contains(graph_id)),
             Self::Not(inner) => !inner.is_met(ownership, metadata, graph_id),
             Self::All(all) => all.iter().all(|one| one.is_met(ownership, metadata, graph_id)),
             Self::Any(any) => any.iter().any(|one| one.is_met(ownership, metadata, graph_id)),

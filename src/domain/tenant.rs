@@ -7,12 +7,12 @@ use url::Url;
 use super::headers::Headers;
 use super::identity::Tenant;
 use super::name_patterns::NamePatterns;
-use super::ruling::RowCondition;
 
 /// The settings of one tenant. Those of a tenant without settings restrict nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TenantSettings {
-    /// The agents that it may see and run, by `graph_id`.
+    /// The agents that it may see and run, by `graph_id`. Those that clients of other tenants defined are not among them,
+    /// whatever their names: see [`TenantAgents`](super::tenant_agents::TenantAgents).
     pub agents: NamePatterns,
     /// The declared tools that its agents may use, by name; those of MCP servers as `server/tool`.
     pub tools: NamePatterns,
@@ -27,14 +27,6 @@ pub struct TenantSettings {
 }
 
 impl TenantSettings {
-    /// Returns the condition of the assistants that do not exist for the tenant.
-    pub fn hidden_assistants(&self) -> RowCondition {
-        match self.agents.list() {
-            None => RowCondition::NEVER,
-            Some(_) => RowCondition::OtherAgent(self.agents.clone()),
-        }
-    }
-
     /// Returns the headers for a server at this address: `given`, and the tenant's in their place. None if the tenant has
     /// none for it.
     pub fn headers_for(&self, url: &str, given: &Headers) -> Option<Headers> {
@@ -53,15 +45,25 @@ pub struct Tenants {
     by_name: BTreeMap<Tenant, TenantSettings>,
     /// The settings of all other tenants, which restrict nothing.
     otherwise: TenantSettings,
+    /// True if the server knows the tenants of its callers.
+    are_known: bool,
 }
 
 impl Tenants {
-    /// Creates the settings of these tenants.
-    pub fn new(by_name: BTreeMap<Tenant, TenantSettings>) -> Self {
+    /// Creates the settings of these tenants. `are_known` is true if the server knows the tenants of its callers: it has
+    /// authentication.
+    pub fn new(by_name: BTreeMap<Tenant, TenantSettings>, are_known: bool) -> Self {
         Self {
             by_name,
             otherwise: TenantSettings::default(),
+            are_known,
         }
+    }
+
+    /// Returns whether the server knows the tenants of its callers. Otherwise every caller may do everything, and what
+    /// belongs to single tenants is there for all.
+    pub fn are_known(&self) -> bool {
+        self.are_known
     }
 
     /// Returns the settings of a tenant.
@@ -109,9 +111,8 @@ mod tests {
             ..TenantSettings::default()
         };
         let acme = Tenant::stored("acme".to_owned());
-        let tenants = Tenants::new(BTreeMap::from([(acme.clone(), only_a)]));
+        let tenants = Tenants::new(BTreeMap::from([(acme.clone(), only_a)]), true);
         assert!(!tenants.of(&acme).agents.allows("b"));
         assert!(tenants.of(&Tenant::default()).agents.allows("b"));
-        assert_eq!(tenants.of(&Tenant::default()).hidden_assistants(), RowCondition::NEVER);
     }
 }

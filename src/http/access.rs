@@ -24,7 +24,7 @@ use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
 use crate::domain::identity::Identity;
-use crate::runtime::{AccessError, AccessRefusal, ResourceRef};
+use crate::runtime::{AccessError, AccessRefusal, DefinitionError, ResourceRef};
 use rules::{Rule, Subject, rule_of};
 
 /// The longest part of a path that the audit repeats, in characters.
@@ -103,16 +103,21 @@ impl Api {
         Ok(checked?)
     }
 
-    /// Decides whether an agent exists for the tenant of the caller. A refusal is recorded in the audit.
+    /// Decides whether an agent of this name exists for the tenant of the caller, or may exist. A refusal is recorded in the
+    /// audit.
     ///
     /// # Errors
-    /// 403. Handlers of reads answer as if the agent did not exist.
+    /// 403 if the settings of the tenant do not allow the name; 409 if a client of another tenant has taken it. Handlers of
+    /// reads answer as if the agent did not exist.
     pub(super) fn check_agent(&self, action: Action, graph_id: &str) -> Result<(), ApiError> {
         let checked = self.access.check_agent(&self.caller, action, graph_id);
         if checked.is_err() {
             audit::record(self, action, || format!("graph:{}", beginning_of(graph_id)), &checked);
         }
-        checked.map_err(|_| ApiError::agent_not_allowed(graph_id))
+        checked.map_err(|_| match self.access.agents_of(&self.caller).is_allowed(graph_id) {
+            true => DefinitionError::Taken(graph_id.to_owned()).into(),
+            false => ApiError::agent_not_allowed(graph_id),
+        })
     }
 
     /// Decides about something that is done to a thread and that the rule of the route is not about, such as a command.

@@ -18,14 +18,16 @@ use crate::runtime::{AgentRecord, DefinitionError};
 
 /// Creates or changes an agent definition.
 ///
-/// A definition that differs from the current one becomes a new version. Running runs keep the version they started
-/// with. The default assistant is available on this server at once, and on other servers within one or two seconds.
+/// A new agent belongs to the tenant of the caller and does not exist for other tenants. A definition that differs from the
+/// current one becomes a new version. Running runs keep the version they started with. The default assistant is available on
+/// this server at once, and on other servers within one or two seconds.
 #[utoipa::path(put, path = "/agents/{graph_id}", tag = "Agents", request_body = Object,
     params(("graph_id" = String, Path, description = "The name of the agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
     responses((status = 200, description = "The agent", body = AgentView),
         (status = 403, description = "The configuration does not allow clients to define agents, or the tenant this one",
             body = ErrorBody),
-        (status = 409, description = "The agent is defined in a file, or the limit of agents is reached", body = ErrorBody),
+        (status = 409, description = "The name is taken by a file or by another tenant, or the limit of agents is reached",
+            body = ErrorBody),
         (status = 422, description = "The definition is invalid; `findings` lists all errors", body = ErrorBody)))]
 pub(super) async fn put(
     api: Api,
@@ -34,7 +36,10 @@ pub(super) async fn put(
 ) -> JsonResult<AgentView> {
     api.check_agent(Action::AgentsPut, &graph_id)?;
     Ok(Json(
-        api.definitions.put_agent(&graph_id, Value::Object(body)).await?.into(),
+        api.definitions
+            .put_agent(&api.caller, &graph_id, Value::Object(body))
+            .await?
+            .into(),
     ))
 }
 
@@ -58,7 +63,7 @@ pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) 
     Ok(Json(AgentOrVersion::Version(version.into())))
 }
 
-/// Deletes an agent that was created over HTTP, with its versions and its default assistant.
+/// Deletes an agent that a client of the caller's tenant created, with its versions and its default assistant.
 ///
 /// Running runs continue. Other assistants of the agent are kept but can no longer run.
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
@@ -69,7 +74,7 @@ pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) 
         (status = 409, description = "The agent is defined in a file", body = ErrorBody)))]
 pub(super) async fn delete(api: Api, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
     find(&api, Action::AgentsDelete, &graph_id)?;
-    api.definitions.remove_agent(&graph_id).await?;
+    api.definitions.remove_agent(&api.caller, &graph_id).await?;
     Ok(no_content())
 }
 
@@ -115,7 +120,7 @@ pub(super) async fn validate(
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
         api.definitions
-            .validate_agent(graph_id, Value::Object(body.definition))
+            .validate_agent(&api.caller, graph_id, Value::Object(body.definition))
             .into(),
     ))
 }
@@ -129,11 +134,8 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Res
     let limit = usize::try_from(page.limit).unwrap_or(0);
     let offset = usize::try_from(page.offset).unwrap_or(usize::MAX);
     let permit = api.answers.permit().await?;
-    let exists = |graph_id: &str| {
-        let checked = api.access.check_agent(&api.caller, Action::AgentsRead, graph_id);
-        checked.is_ok()
-    };
-    let wanted = |record: &AgentRecord| filter.matches(record) && exists(&record.version.graph_id);
+    let existing = api.access.agents_of(&api.caller);
+    let wanted = |record: &AgentRecord| filter.matches(record) && existing.contains(&record.version.graph_id);
     let (found, total) = api.definitions.agents(wanted, limit, offset);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),

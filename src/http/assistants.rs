@@ -265,7 +265,7 @@ async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiEr
     match assistant {
         AssistantRef::Id(id) => find(api, id).await.map(|found| found.settings.graph_id),
         AssistantRef::Graph(graph_id)
-            if api.runs.plan_of(&graph_id).is_some() && api.check_agent(Action::AssistantsRead, &graph_id).is_ok() =>
+            if is_usable(api, &graph_id) && api.check_agent(Action::AssistantsRead, &graph_id).is_ok() =>
         {
             let assistant = ResourceRef::Assistant(AssistantId::of_graph(&graph_id));
             api.check_policies(Action::AssistantsRead, assistant).await?;
@@ -273,4 +273,10 @@ async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiEr
         }
         AssistantRef::Graph(_) => Err(ApiError::bad_id("assistant")),
     }
+}
+
+/// Returns whether there is an agent of this name that can run, for any tenant.
+fn is_usable(api: &Api, graph_id: &str) -> bool {
+    let found = api.definitions.agent(graph_id);
+    found.is_some_and(|agent| agent.is_usable)
 }

@@ -893,6 +893,10 @@ impl From<DefinitionError> for ApiError {
                 let message = format!("Agent '{graph_id}' is defined in {place}; change it there");
                 Self::new(StatusCode::CONFLICT, "agent_in_file", message)
             }
+            DefinitionError::Taken(graph_id) => {
+                let message = format!("The name '{graph_id}' is taken; choose another for the agent");
+                Self::new(StatusCode::CONFLICT, "agent_name_taken", message)
+            }
             DefinitionError::Disabled => Self::new(StatusCode::FORBIDDEN, "agents_api_disabled", error.to_string()),
             DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
             DefinitionError::Unusable(remarks) => {

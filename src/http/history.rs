@@ -123,14 +123,9 @@ pub(super) async fn load(
         is_cut,
         newest_run,
     } = loaded;
-    let graph = thread_found
-        .metadata
-        .get("graph_id")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
     let plan = match child.as_ref().or(newest_run.as_ref()) {
         Some(run) => api.runs.plan_of_run(run).await?,
-        None => api.runs.plan_of(graph),
+        None => api.runs.plan_on(&thread_found),
     };
     let cursor = entries.last().filter(|_| is_cut).map(|entry| entry.origin.id);
     let context = Some(HistoryContext {

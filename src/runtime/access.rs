@@ -17,6 +17,7 @@ use crate::domain::access::{
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
 use crate::domain::ruling::{RowCondition, Ruling};
+use crate::domain::tenant_agents::TenantAgents;
 use crate::domain::thread::Thread;
 
 /// The resource of a request.
@@ -299,10 +300,15 @@ impl AccessControl {
     /// # Errors
     /// See [`AccessError`]: the agent is not among those of the caller's tenant.
     pub fn check_agent(&self, caller: &Identity, action: Action, graph_id: &str) -> Result<(), AccessError> {
-        match self.core.tenants.of(&caller.tenant).agents.allows(graph_id) {
+        match self.agents_of(caller).contains(graph_id) {
             true => Ok(()),
             false => Err(AccessError::refused(AccessRefusal::Forbidden(action))),
         }
+    }
+
+    /// Returns which agents exist for the caller.
+    pub fn agents_of(&self, caller: &Identity) -> TenantAgents {
+        self.core.registry.agents_of(&caller.tenant)
     }
 
     /// Returns the filter of the caller's searches for interrupts, and of reads of the interrupts of one thread.
@@ -363,13 +369,13 @@ fn ruling_of(core: &Core, caller: &Identity, action: Action) -> Ruling {
     }
 }
 
-/// Returns what the policies say about one action. Assistants of agents that the tenant may not run do not exist for it.
+/// Returns what the policies say about one action. Assistants of agents that do not exist for the tenant do not exist either.
 fn ruling_of_one(core: &Core, caller: &Identity, action: Action) -> Ruling {
     let ruling = core.policies.ruling(caller, action);
     if action.resource() != "assistants" {
         return ruling;
     }
-    let hidden = core.tenants.of(&caller.tenant).hidden_assistants();
+    let hidden = RowCondition::outside(core.registry.agents_of(&caller.tenant));
     Ruling {
         permits: ruling.permits,
         forbids: RowCondition::any([ruling.forbids, hidden]),

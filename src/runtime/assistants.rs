@@ -220,7 +220,7 @@ impl Assistants {
     ) -> Result<Assistant, AssistantError> {
         let access = self.access_to(id).await?;
         let now = self.core.clock.now();
-        let allowed = self.core.tenants.of(tenant).agents.clone();
+        let existing = self.core.registry.agents_of(tenant);
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 let Some(mut assistant) = assistants::lock(tx, id).await? else {
@@ -229,7 +229,7 @@ impl Assistants {
                 let Some(version) = assistants::version(tx, id, number).await? else {
                     return Err(AssistantError::NoVersion(id, number));
                 };
-                if !allowed.allows(&version.settings.graph_id) {
+                if !existing.contains(&version.settings.graph_id) {
                     return Err(AssistantError::NoVersion(id, number));
                 }
                 assistant.take(version, now);

@@ -10,6 +10,7 @@ use super::OpenError;
 use super::assistants;
 use super::registry::{AgentRecord, FileAgent, FileAgents, Registry, Sources};
 use super::shared::Core;
+use crate::db::definitions::ClientAgent;
 use crate::db::{self, DbResult, RowAccess, Tx, warn_of};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
@@ -19,6 +20,7 @@ use crate::definition::{
 use crate::domain::Invalid;
 use crate::domain::assistant::Assistant;
 use crate::domain::id::AssistantId;
+use crate::domain::identity::{Identity, Tenant};
 use crate::domain::time::Timestamp;
 
 /// The time for which an unused definition is kept, since another server may be admitting a run with it.
@@ -43,6 +45,9 @@ pub enum DefinitionError {
         /// The file or folder.
         place: String,
     },
+    /// A client of another tenant has defined an agent of this name.
+    #[error("the name {0} is taken")]
+    Taken(String),
     /// Clients may not define agents here.
     #[error("{}", ClientRules::DISABLED)]
     Disabled,
@@ -60,7 +65,13 @@ pub enum DefinitionError {
 /// A definition from a client.
 struct ClientDefinition {
     definition: AgentDefinition,
+    client: Arc<Identity>,
     now: Timestamp,
+}
+
+/// Returns whether a client may see and change an agent that a client of `owner` defined.
+fn may_change(client: &Identity, owner: &Tenant) -> bool {
+    client.is_unrestricted() || client.tenant == *owner
 }
 
 impl Registry {
@@ -130,10 +141,10 @@ impl Registry {
                 ))
             })
         });
-        let (versions, seen) = read.await?;
-        sources.clients = versions
+        let (agents, seen) = read.await?;
+        sources.clients = agents
             .into_iter()
-            .map(|version| (version.graph_id.clone(), version))
+            .map(|agent| (agent.version.graph_id.clone(), agent))
             .collect();
         sources.seen = seen;
         Ok(())
@@ -221,22 +232,28 @@ async fn forget_old(tx: &mut Tx<'_>, newest: &DefinitionVersion, now: Timestamp)
     Ok(())
 }
 
-/// Stores a definition from a client as the current version, with its default assistant. Returns the definition with
-/// the number of the change, or none when it is current already.
+/// Stores a definition from a client as the current version, with its default assistant. Returns the agent with the number
+/// of the change, or none when the definition is current already.
 async fn store(
     tx: &mut Tx<'_>,
     graph_id: &str,
     from_client: &ClientDefinition,
-) -> Result<Option<(DefinitionVersion, i64)>, DefinitionError> {
-    let in_use = db::definitions::of_client(tx, graph_id).await?;
-    if in_use.is_some_and(|version| version.definition == from_client.definition) {
+) -> Result<Option<(ClientAgent, i64)>, DefinitionError> {
+    let client = &from_client.client;
+    let is_same =
+        |agent: ClientAgent| may_change(client, &agent.tenant) && agent.version.definition == from_client.definition;
+    if db::definitions::of_client(tx, graph_id).await?.is_some_and(is_same) {
         return Ok(None);
     }
     // A concurrent change waits at this statement and then sees this change.
     let change = db::definitions::note_change(tx).await?;
-    let old = db::definitions::of_client(tx, graph_id).await?;
-    if old.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
+    let owner = db::definitions::owner(tx, graph_id).await?;
+    if owner.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
         return Err(DefinitionError::TooMany);
+    }
+    let tenant = owner.unwrap_or_else(|| client.tenant.clone());
+    if !may_change(client, &tenant) {
+        return Err(DefinitionError::Taken(graph_id.to_owned()));
     }
     let version = keep(
         tx,
@@ -246,10 +263,10 @@ async fn store(
         from_client.now,
     )
     .await?;
-    db::definitions::put(tx, graph_id, version.number).await?;
+    db::definitions::put(tx, graph_id, version.number, &tenant).await?;
     let assistant = assistants::automatic(graph_id, &from_client.definition, from_client.now);
     assistants::register(tx, std::slice::from_ref(&assistant)).await?;
-    Ok(Some((version, change)))
+    Ok(Some((ClientAgent { tenant, version }, change)))
 }
 
 /// The handle for definitions of agents: reads, creates, changes and removes them. Cheap to clone.
@@ -263,14 +280,20 @@ impl Definitions {
         Self { core }
     }
 
-    /// Creates or changes the definition of an agent. Runs in progress keep the old one.
+    /// Creates or changes the definition of an agent. A new agent belongs to the tenant of the client. Runs in progress keep
+    /// the old definition.
     ///
     /// # Errors
     /// Returns the refusal; nothing is stored then.
-    pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
+    pub async fn put_agent(
+        &self,
+        client: &Arc<Identity>,
+        graph_id: &str,
+        body: Value,
+    ) -> Result<AgentRecord, DefinitionError> {
         let registry = &self.core.registry;
         registry.check_clients_allowed()?;
-        let Validated { definition, findings } = self.validate_agent(graph_id, body);
+        let Validated { definition, findings } = self.validate_agent(client, graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(
                 findings.into_iter().map(StoredDiagnostic::from).collect(),
@@ -287,23 +310,24 @@ impl Definitions {
             })?;
         let from_client = ClientDefinition {
             definition,
+            client: Arc::clone(client),
             now: registry.clock.now(),
         };
         let key = graph_id.to_owned();
         let write = registry
             .db
             .write(move |tx| Box::pin(async move { store(tx, &key, &from_client).await }));
-        // Definitions and their default assistants belong to the server, whoever changes them.
+        // The default assistant belongs to the server, whoever changes the definition.
         match RowAccess::Server.scope(write).await? {
-            Some((version, change)) => {
-                let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
+            Some((agent, change)) => {
+                let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), agent));
                 registry.follow(&mut sources, change, apply).await?;
             }
             // Another server may have stored the definition already.
             None if sources
                 .clients
                 .get(graph_id)
-                .is_none_or(|version| version.digest != known.digest) =>
+                .is_none_or(|agent| agent.version.digest != known.digest) =>
             {
                 registry.read_clients(&mut sources).await?;
                 registry.replace(&sources);
@@ -315,27 +339,32 @@ impl Definitions {
             .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))
     }
 
-    /// Removes an agent that a client defined, with its default assistant. Runs in progress continue.
+    /// Removes an agent that a client of the same tenant defined, with its default assistant. Runs in progress continue.
     ///
     /// # Errors
     /// Returns the refusal.
-    pub async fn remove_agent(&self, graph_id: &str) -> Result<(), DefinitionError> {
+    pub async fn remove_agent(&self, client: &Arc<Identity>, graph_id: &str) -> Result<(), DefinitionError> {
         let registry = &self.core.registry;
         registry.check_clients_allowed()?;
         let mut sources = registry.sources.lock().await;
         check_changeable(&sources, graph_id)?;
         let key = graph_id.to_owned();
         let now = registry.clock.now();
+        let client = Arc::clone(client);
         let write = registry.db.write(move |tx| {
             Box::pin(async move {
-                if !db::definitions::remove(tx, &key, now).await? {
+                let owner = db::definitions::owner(tx, &key).await?;
+                let Some(owner) = owner.filter(|owner| may_change(&client, owner)) else {
+                    return Ok(None);
+                };
+                if !db::definitions::remove(tx, &key, &owner, now).await? {
                     return Ok(None);
                 }
                 db::assistants::delete(tx, AssistantId::of_graph(&key)).await?;
                 db::definitions::note_change(tx).await.map(Some)
             })
         });
-        // Definitions and their default assistants belong to the server, whoever changes them.
+        // The default assistant belongs to the server, whoever changes the definition.
         let change = RowAccess::Server
             .scope(write)
             .await?
@@ -346,9 +375,10 @@ impl Definitions {
         Ok(())
     }
 
-    /// Validates a definition without storing it.
-    pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut validated = validate(graph_id, body, &self.core.registry.validation_context());
+    /// Validates a definition of a client without storing it.
+    pub fn validate_agent(&self, client: &Identity, graph_id: &str, body: Value) -> Validated {
+        let validation_context = self.core.registry.validation_context_of(&client.tenant);
+        let mut validated = validate(graph_id, body, &validation_context);
         let peers = &self.core.registry.factory.peers;
         let webhooks = &self.core.webhooks;
         let message = |why: Invalid, section: &str| format!("{}; the section `[{section}]` can allow it", why.reason);

@@ -106,13 +106,12 @@ impl Dispatcher {
             validation_context,
             files: _,
         } = parts.sources;
-        let tenants = parts.tenants;
         let registry = Registry::new(
             parts.db.clone(),
             Arc::clone(&parts.clock),
             factory,
             validation_context,
-            Arc::clone(&tenants),
+            parts.tenants,
         );
         let slot_count = if parts.claims { parts.max_concurrent_runs } else { 0 };
         let core = Core {
@@ -132,7 +131,6 @@ impl Dispatcher {
             policies: parts.policies,
             audit: parts.audit,
             quotas: parts.quotas,
-            tenants,
             stored: StoredSums::default(),
             turns: Turns::default(),
             jobs: JobQueue::default(),

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
+use crate::db::definitions::ClientAgent;
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::mcp::{McpOwner, OwnedServers, ServerDefinition};
@@ -26,6 +27,7 @@ use crate::domain::identity::Tenant;
 use crate::domain::machine::Phase;
 use crate::domain::run::{AssignedAgent, Run};
 use crate::domain::tenant::Tenants;
+use crate::domain::tenant_agents::{AgentOwners, TenantAgents};
 use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
 use crate::metrics::ConfiguredNames;
@@ -114,6 +116,8 @@ pub(super) struct Registry {
 struct Current {
     agents: Arc<Agents>,
     records: Arc<Records>,
+    /// The tenants of the agents that clients defined; empty if the server does not know the tenants of its callers.
+    owners: Arc<AgentOwners>,
 }
 
 /// The sources of the current set.
@@ -125,8 +129,8 @@ pub(super) struct Sources {
     pub(super) oddities: Vec<(Option<String>, StoredDiagnostic)>,
     /// The errors for which the last change of the files is not in use.
     pub(super) refusals: Vec<(Option<String>, StoredDiagnostic)>,
-    /// The definitions of clients.
-    pub(super) clients: BTreeMap<String, DefinitionVersion>,
+    /// The definitions of clients, with their tenants.
+    pub(super) clients: BTreeMap<String, ClientAgent>,
     /// The number of the last change by clients that this process has read.
     pub(super) seen: i64,
 }
@@ -228,8 +232,12 @@ impl Registry {
         let clients = sources
             .clients
             .values()
-            .filter(|version| !sources.files.contains_key(&version.graph_id));
-        for version in sources.files.values().chain(clients) {
+            .filter(|agent| !sources.files.contains_key(&agent.version.graph_id));
+        let owned = clients.clone().filter(|_| self.tenants.are_known());
+        let owners: AgentOwners = owned
+            .map(|agent| (agent.version.graph_id.clone(), agent.tenant.clone()))
+            .collect();
+        for version in sources.files.values().chain(clients.map(|agent| &agent.version)) {
             let mut remarks = self.diagnostics_of(version, sources);
             match self.usable(version, &old, &remarks) {
                 Ok(known) => agents.extend(known),
@@ -249,6 +257,7 @@ impl Registry {
         let new = Current {
             agents: Arc::new(agents.into_iter().collect()),
             records: Arc::new(records),
+            owners: Arc::new(owners),
         };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
@@ -286,7 +295,12 @@ impl Registry {
             agents: referenced.collect(),
             ..self.validation_context()
         };
-        let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
+        let tenant = sources.clients.get(graph_id).map(|own| &own.tenant);
+        // What clients of other tenants defined does not exist for this one.
+        let is_there = |other: &&ClientAgent| !self.tenants.are_known() || Some(&other.tenant) == tenant;
+        let clients = sources.clients.values().filter(is_there);
+        let clients = clients.map(|other| &other.version.graph_id);
+        let mut agents: BTreeSet<String> = sources.files.keys().chain(clients).cloned().collect();
         agents.insert(graph_id.clone());
         let gone = definition.unknown_agents(&agents);
         let gone = gone.into_iter().map(|finding| Diagnostic {
@@ -311,6 +325,20 @@ impl Registry {
             mcp_servers,
             ..self.validation_context.clone()
         }
+    }
+
+    /// Returns the names that a definition of a client of this tenant may refer to.
+    pub(super) fn validation_context_of(&self, tenant: &Tenant) -> ValidationContext {
+        let existing = self.agents_of(tenant);
+        let mut context = self.validation_context();
+        context.agents.retain(|graph_id| existing.contains(graph_id));
+        context
+    }
+
+    /// Returns which agents exist for a tenant. This is the one place that knows.
+    pub(super) fn agents_of(&self, tenant: &Tenant) -> TenantAgents {
+        let allowed = self.tenants.of(tenant).agents.clone();
+        TenantAgents::new(tenant.clone(), allowed, self.current().owners)
     }
 
     /// Returns the agent of a definition, unless its diagnostics forbid it.
@@ -380,7 +408,7 @@ impl Registry {
     /// Returns an agent as a tenant may run it: with its own keys, and only with what it may use. None if the agent does
     /// not exist for the tenant.
     pub(super) fn for_tenant(&self, known: &Arc<RegisteredAgent>, tenant: &Tenant) -> Option<Arc<RegisteredAgent>> {
-        if !self.tenants.of(tenant).agents.allows(&known.graph_id) {
+        if !self.agents_of(tenant).contains(&known.graph_id) {
             return None;
         }
         let variant = known.for_tenant(tenant);
@@ -392,10 +420,10 @@ impl Registry {
 
     /// Returns the agents that can run and that exist for a tenant.
     pub(super) fn of_tenant(&self, tenant: &Tenant) -> Vec<Arc<RegisteredAgent>> {
-        let allowed = &self.tenants.of(tenant).agents;
+        let existing = self.agents_of(tenant);
         let agents = self.agents();
-        let allowed = agents.all().filter(|known| allowed.allows(&known.graph_id));
-        allowed.cloned().collect()
+        let existing = agents.all().filter(|known| existing.contains(&known.graph_id));
+        existing.cloned().collect()
     }
 
     /// Returns the agent with this definition, in use or not, or none if the definition was deleted.
@@ -494,9 +522,17 @@ impl Registry {
         }
     }
 
+    /// Returns the last agent of a thread, as it is defined now; none if it does not exist for the tenant of the thread,
+    /// whose metadata name the agent and come from clients.
+    pub(super) fn last_on(&self, thread: &Thread) -> Option<Arc<RegisteredAgent>> {
+        let known = self.agents().last_on(thread).cloned()?;
+        let existing = self.agents_of(&thread.ownership.tenant);
+        existing.contains(&known.graph_id).then_some(known)
+    }
+
     /// Returns the last agent of a thread, with the definition with which the work in progress began.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
-        match self.agents().last_on(thread).cloned() {
+        match self.last_on(thread) {
             Some(known) => self.as_admitted(tx, thread.id, None, known).await.map(Some),
             None => Ok(None),
         }

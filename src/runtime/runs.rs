@@ -14,6 +14,7 @@ use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::machine::Plan;
 use crate::domain::run::Run;
+use crate::domain::thread::Thread;
 use crate::metrics::Backlog;
 
 /// The handle for runs: starts, cancels and deletes them. Cheap to clone.
@@ -233,13 +234,11 @@ impl Runs {
         Ok(found.map(|agent| agent.plan.clone()))
     }
 
-    /// Returns the nodes of the agent with this `graph_id`.
-    pub fn plan_of(&self, graph_id: &str) -> Option<Plan> {
-        self.core
-            .registry
-            .agents()
-            .of_graph(graph_id)
-            .map(|known| known.agent().plan.clone())
+    /// Returns the nodes of the agent that worked on a thread last, as it is defined now; none if it does not exist for the
+    /// tenant of the thread.
+    pub fn plan_on(&self, thread: &Thread) -> Option<Plan> {
+        let known = self.core.registry.last_on(thread)?;
+        Some(known.agent().plan.clone())
     }
 }
 

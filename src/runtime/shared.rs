@@ -20,7 +20,6 @@ use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome};
 use crate::domain::quota::Quotas;
 use crate::domain::ruling::AccessPolicies;
 use crate::domain::size::SizeLimits;
-use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
 use crate::domain::trace::Tracer;
 use crate::events::Events;
@@ -56,8 +55,6 @@ pub(super) struct Core {
     pub(super) audit: AuditSettings,
     /// The quotas of accounts.
     pub(super) quotas: Arc<Quotas>,
-    /// The settings of single tenants.
-    pub(super) tenants: Arc<Tenants>,
     /// The numbers of bytes that owners store.
     pub(super) stored: StoredSums,
     /// The turns in the queue of runs.

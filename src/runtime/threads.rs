@@ -157,8 +157,7 @@ impl Threads {
         let now = self.core.clock.now();
         let ttl = new_thread.ttl.or(self.core.retention.threads);
         let thread = Thread::new(new_thread.id, new_thread.ownership, new_thread.metadata, now).with_ttl(ttl);
-        let agents = self.core.registry.agents();
-        let known = agents.last_on(&thread);
+        let known = self.core.registry.last_on(&thread);
         let history = History::replayed(
             known.as_ref().map(|known| &**known.agent()),
             &new_thread.supersteps,

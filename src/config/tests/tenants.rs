@@ -55,26 +55,6 @@ fn a_key_file_of_a_tenant_is_beside_the_configuration() {
 }
 
 #[test]
-fn a_tenant_without_agents_of_its_own_is_named_where_clients_define_agents() {
-    let warnings = |lines: &str| {
-        let directory = Directory::with(&[("adjutant.toml", &with(lines))]);
-        directory.load().warnings.to_string()
-    };
-    let text = "tenants.acme.agents: is absent, and `[agents_api]` is enabled";
-    let enabled = "[agents_api]\nenabled = true\n[tenants.acme]\n";
-    let found = warnings(&format!("{enabled}tools = [\"find\"]"));
-    assert!(found.contains(text), "{found}");
-    for lines in [
-        format!("{enabled}agents = [\"acme-*\"]"),
-        "[tenants.acme]\ntools = [\"find\"]".to_owned(),
-        "[agents_api]\nenabled = true\n[tenants.default]\ntools = [\"find\"]".to_owned(),
-    ] {
-        let found = warnings(&lines);
-        assert!(!found.contains("is absent"), "{lines}: {found}");
-    }
-}
-
-#[test]
 fn mistakes_in_sections_of_tenants_are_named_with_their_place() {
     for (lines, expected) in [
         ("[tenants.Acme]", "must be the name of a tenant"),

@@ -1,16 +1,26 @@
 use serde_json::json;
+use sqlx::{AssertSqlSafe, raw_sql};
 
-use super::{Db, end_run, on_both, page, read, run_at, stored_thread, write};
-use crate::db::{definitions, runs, threads};
+use super::{Db, end_run, on_both, page, read, run_at, stored_thread, thread_at, write};
+use crate::db::engine::on_engine;
+use crate::db::{DbResult, Engine, assistants, definitions, runs, threads};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::domain::access::Ownership;
+use crate::domain::assistant::Assistant;
+use crate::domain::id::AssistantId;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
-use crate::domain::thread::ThreadStatus;
+use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
 on_both!(
     only_a_changed_definition_gets_a_new_version,
     definitions_that_are_stored_together_get_the_versions_of_single_ones,
     an_agent_of_a_client_is_listed_until_it_is_removed,
+    an_agent_stays_that_of_its_tenant,
+    the_agents_of_a_tenant_are_erased_and_others_stay,
+    agents_of_the_former_release_belong_to_the_only_tenant_or_to_the_default_one,
+    a_server_of_the_former_release_stores_agents_of_the_default_tenant,
     a_definition_is_kept_while_a_run_needs_it,
     a_run_that_has_ended_without_work_left_needs_no_definition,
     changes_are_counted,
@@ -101,25 +111,131 @@ async fn definitions_that_are_stored_together_get_the_versions_of_single_ones(db
     assert!(write!(db, |tx| definitions::keep_all(tx, vec![])).is_empty());
 }
 
+fn tenant(name: &str) -> Tenant {
+    Tenant::stored(name.to_owned())
+}
+
+async fn an_agent_stays_that_of_its_tenant(db: Db) {
+    assert_eq!(read!(db, |tx| definitions::owner(tx, "a")), None);
+    for (name, number) in [("acme", 1), ("other", 2)] {
+        store_version(&db, "a", name, number).await;
+        let client = tenant(name);
+        write!(db, |tx| definitions::put(tx, "a", number, &client));
+        assert_eq!(read!(db, |tx| definitions::owner(tx, "a")), Some(tenant("acme")));
+    }
+}
+
+/// Executes statements.
+async fn execute(db: &Db, sql: &str) {
+    let sql = sql.to_owned();
+    write!(db, |tx| async {
+        on_engine!(tx, |conn| raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop))?;
+        DbResult::Ok(())
+    });
+}
+
+async fn agents_of_the_former_release_belong_to_the_only_tenant_or_to_the_default_one(db: Db) {
+    const BEFORE: &str = "drop index agents_by_tenant; alter table agents drop column tenant";
+    let migration = match db.engine() {
+        Engine::Sqlite => include_str!("../../../migrations/sqlite/0010_tenants_of_agents.sql"),
+        Engine::Postgres => include_str!("../../../migrations/postgres/0010_tenants_of_agents.sql"),
+    };
+    store_version(&db, "a", "one", 1).await;
+    let acme = tenant("acme");
+    write!(db, |tx| definitions::put(tx, "a", 1, &acme));
+    // Without threads, with those of one tenant, and with those of two.
+    for (new, owner) in [(None, "default"), (Some("other"), "other"), (Some("third"), "default")] {
+        if let Some(new) = new {
+            let thread = Thread {
+                ownership: Ownership {
+                    tenant: tenant(new),
+                    owner: UserId::default(),
+                },
+                ..thread_at(1)
+            };
+            assert!(write!(db, |tx| threads::insert(tx, &thread)));
+        }
+        execute(&db, BEFORE).await;
+        execute(&db, migration).await;
+        assert_eq!(
+            read!(db, |tx| definitions::owner(tx, "a")),
+            Some(tenant(owner)),
+            "{new:?}"
+        );
+    }
+}
+
+async fn a_server_of_the_former_release_stores_agents_of_the_default_tenant(db: Db) {
+    store_version(&db, "a", "one", 1).await;
+    execute(&db, "insert into agents (graph_id, version) values ('a', 1)").await;
+    assert_eq!(read!(db, |tx| definitions::owner(tx, "a")), Some(Tenant::default()));
+    let all = read!(db, |tx| definitions::of_clients(tx));
+    assert_eq!(all[0].tenant, Tenant::default());
+}
+
+async fn the_agents_of_a_tenant_are_erased_and_others_stay(db: Db) {
+    let defaults = ["a", "b", "c"];
+    for (name, graph_id, prompt) in [
+        ("acme", "a", "of acme"),
+        ("other", "b", "of other"),
+        ("acme", "c", "of both"),
+    ] {
+        store_version(&db, graph_id, prompt, 1).await;
+        let client = tenant(name);
+        write!(db, |tx| definitions::put(tx, graph_id, 1, &client));
+    }
+    store_version(&db, "of a file", "of both", 1).await;
+    let all: Vec<Assistant> = defaults
+        .iter()
+        .map(|graph_id| Assistant::automatic(graph_id, graph_id, None, Timestamp(1)))
+        .collect();
+    write!(db, |tx| assistants::insert_all(tx, &all));
+    for is_there in [true, true, false] {
+        let acme = tenant("acme");
+        let erased = write!(db, |tx| definitions::erase_one_of_tenant(tx, &acme));
+        assert_eq!(erased, is_there);
+    }
+    let left = read!(db, |tx| definitions::of_clients(tx));
+    let left: Vec<&str> = left.iter().map(|agent| agent.version.graph_id.as_str()).collect();
+    assert_eq!(left, ["b"]);
+    for (prompt, is_kept) in [("of acme", false), ("of other", true), ("of both", true)] {
+        let digest = saying(prompt).digest();
+        let found = read!(db, |tx| definitions::find(tx, &digest));
+        assert_eq!(found.is_some(), is_kept, "{prompt}");
+    }
+    for (graph_id, is_kept) in [("a", false), ("b", true), ("c", false)] {
+        assert_eq!(read!(db, |tx| definitions::newest(tx, graph_id)).is_some(), is_kept);
+        let found = read!(db, |tx| assistants::find(tx, AssistantId::of_graph(graph_id)));
+        assert_eq!(found.is_some(), is_kept, "{graph_id}");
+    }
+    assert_eq!(read!(db, |tx| definitions::last_change(tx)), 2);
+}
+
 async fn an_agent_of_a_client_is_listed_until_it_is_removed(db: Db) {
     for (prompt, number) in [("one", 1), ("two", 2)] {
         assert_eq!(store_version(&db, "a", prompt, number).await, number);
-        write!(db, |tx| definitions::put(tx, "a", number));
+        let acme = tenant("acme");
+        write!(db, |tx| definitions::put(tx, "a", number, &acme));
     }
     store_version(&db, "of a file", "one", 3).await;
     assert_eq!(read!(db, |tx| definitions::count(tx)), 1);
     let all = read!(db, |tx| definitions::of_clients(tx));
     assert_eq!(
-        all.iter().map(|v| (v.graph_id.as_str(), v.number)).collect::<Vec<_>>(),
-        [("a", 2)]
+        all.iter()
+            .map(|agent| (agent.version.graph_id.as_str(), agent.version.number, &agent.tenant))
+            .collect::<Vec<_>>(),
+        [("a", 2, &tenant("acme"))]
     );
     assert_eq!(read!(db, |tx| definitions::of_client(tx, "a")), Some(all[0].clone()));
     assert_eq!(read!(db, |tx| definitions::of_client(tx, "of a file")), None);
     // The current version is not deleted.
     write!(db, |tx| definitions::forget_versions(tx, "a", 2));
     assert_eq!(read!(db, |tx| definitions::newest(tx, "a")).map(|v| v.number), Some(2));
-    assert!(write!(db, |tx| definitions::remove(tx, "a", Timestamp(9))));
-    assert!(!write!(db, |tx| definitions::remove(tx, "a", Timestamp(9))));
+    for (name, is_removed) in [("other", false), ("acme", true), ("acme", false)] {
+        let client = tenant(name);
+        let removed = write!(db, |tx| definitions::remove(tx, "a", &client, Timestamp(9)));
+        assert_eq!(removed, is_removed, "{name}");
+    }
     assert_eq!(read!(db, |tx| definitions::count(tx)), 0);
     assert_eq!(read!(db, |tx| definitions::newest(tx, "a")), None);
     let digest = saying("two").digest();

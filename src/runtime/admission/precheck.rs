@@ -168,6 +168,11 @@ async fn resolve_agent(
         Err(StartError::Fault(error)) => return Err(error),
         Err(_) => return Ok(None),
     };
+    // A refusal here would describe an agent that does not exist for the caller. The admission refuses the run.
+    let caller = &new_run.caller;
+    if !caller.is_unrestricted() && !registry.agents_of(&caller.tenant).contains(&resolved.known.graph_id) {
+        return Ok(None);
+    }
     resolved.known = registry.pinned_definition(tx, new_run, resolved.known).await?;
     let thread = match new_run.target.thread() {
         Some(thread) => db::threads::find(tx, thread).await?,

@@ -253,7 +253,14 @@ pub(in crate::runtime) async fn find_assistant(
     let facts = facts_of(assistant);
     let resource = ResourceRef::Assistant(assistant.id);
     let decided = check_access(core, caller, Action::AssistantsRead, &facts, resource);
-    decided.map_err(|_| StartError::NoAssistant(assistant.id.to_string()))?;
+    decided.map_err(|_| {
+        let agents = core.registry.agents_of(&caller.tenant);
+        StartError::NoAssistant(match wanted {
+            // The same as for a name that no tenant has.
+            AssistantRef::Graph(graph_id) if !agents.contains(graph_id) => graph_id.clone(),
+            AssistantRef::Graph(_) | AssistantRef::Id(_) => assistant.id.to_string(),
+        })
+    })?;
     Ok(resolved)
 }
 

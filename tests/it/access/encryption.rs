@@ -197,15 +197,30 @@ async fn a_user_is_exported_and_deleted(server: TestServer) {
     assert!(bob.state().await.to_string().contains("said-by-bob"));
 }
 
+/// Defines agents with the marker in their prompts and descriptions, changes one, and deletes the other.
+async fn defines_and_changes_agents(client: &Client) {
+    for (name, number) in [("ours", 1), ("ours", 2), ("gone", 3)] {
+        let text = format!("{MARKER} {number}");
+        let definition = json!({"model": "scripted:lab", "system_prompt": text, "description": text});
+        client.put(&format!("/agents/{name}"), definition).await.ok();
+    }
+    client.delete("/agents/gone").await.ok();
+}
+
 async fn a_deleted_tenant_leaves_nothing(server: TestServer) {
     let keys = server.is_protected().await;
     let ann = converses(keys.client("ann"), MARKER).await;
     let other = converses(keys.client("root-of-other"), "said-by-others").await;
+    defines_and_changes_agents(&keys.client("root")).await;
+    let theirs = json!({"model": "scripted:lab", "system_prompt": "prompt-of-others"});
+    keys.client("root-of-other").put("/agents/theirs", theirs).await.ok();
     assert!(is_stored(&server, MARKER).await, "a plain database shows it");
     server.is_stopped().await;
     let deleted = said(&command(&server, &["delete-tenant", "acme"]));
     assert!(deleted.contains("threads deleted: 1\n"), "{deleted}");
+    assert!(deleted.contains("agents deleted: 1\n"), "{deleted}");
     assert!(!is_stored(&server, MARKER).await);
+    assert!(is_stored(&server, "prompt-of-others").await);
     server.is_stopped_and_started_again().await;
     assert_eq!(keys.client("root").get(&ann.path("")).await.status, 404);
     assert!(other.state().await.to_string().contains("said-by-others"));

@@ -17,6 +17,7 @@ use crate::support::{Human, Keys, TestServer, mail, on_both_engines, script};
 on_both_engines! {
     every_endpoint_refuses_callers_without_a_valid_credential,
     every_endpoint_hides_the_resources_of_others,
+    every_endpoint_hides_the_agents_that_another_tenant_defined,
     every_endpoint_serves_the_owner_by_role,
     searches_and_counts_contain_only_what_the_caller_may_see,
     a_websocket_shows_a_thread_only_to_callers_who_may_read_it,
@@ -424,6 +425,42 @@ async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
         }
     };
     check_others(&keys, &callers, expected).await;
+}
+
+async fn every_endpoint_hides_the_agents_that_another_tenant_defined(server: TestServer) {
+    let keys = server.is_protected().await;
+    let root = keys.client("root");
+    let definition = json!({"model": "scripted:x", "name": MARK, "system_prompt": MARK});
+    let made = root.put("/agents/of-acme", definition).await.ok();
+    let assistant = made["assistant_id"].as_str().expect("an id");
+    let fixture = Fixture::create(&keys.client("ann")).await;
+    let mut checked = 0;
+    for [method, pattern] in patterns(&root).await {
+        let endpoint = fixture.endpoint(&method, &pattern);
+        let is_about_agent = pattern.contains("{graph_id}") || pattern.contains("{assistant_id}");
+        let path = match is_about_agent {
+            true => pattern
+                .replace("{graph_id}", "of-acme")
+                .replace("{assistant_id}", assistant)
+                .replace("{namespace}", "general-purpose"),
+            false => endpoint.path.clone(),
+        };
+        let expected = match (method.as_str(), is_about_agent) {
+            ("put", true) => Some(409),
+            (_, true) => Some(404),
+            (_, false) => None,
+        };
+        let endpoint = Endpoint { path, ..endpoint };
+        for caller in ["root-of-other", "harness"] {
+            let reply = endpoint.send(&keys.client(caller)).await;
+            let text = format!("{caller}: {method} {pattern}: {reply:?}");
+            assert!(expected.is_none_or(|status| reply.status == status), "{text}");
+            assert!(!format!("{reply:?}").contains(MARK), "{text}");
+            checked += u32::from(is_about_agent);
+        }
+    }
+    assert!(checked >= 24, "{checked} requests");
+    assert_eq!(root.get("/agents/of-acme").await.ok(), made);
 }
 
 async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {

@@ -15,6 +15,7 @@ mod policies;
 mod quotas;
 mod sdk;
 mod sharing;
+mod tenant_agents;
 mod tenants;
 mod tickets;
 mod users;

@@ -45,14 +45,14 @@ async fn restricted(server: &TestServer, section: &str) -> Keys {
 }
 
 /// Returns the id of the default assistant of an agent.
-async fn default_of(client: &Client, graph_id: &str) -> String {
+pub(super) async fn default_of(client: &Client, graph_id: &str) -> String {
     let found = client.post("/assistants/search", json!({"graph_id": graph_id})).await;
     let found = found.ok();
     found[0]["assistant_id"].as_str().expect("an id").to_owned()
 }
 
 /// Returns the values of a key in a list of objects.
-fn values_of(list: &Value, key: &str) -> Vec<String> {
+pub(super) fn values_of(list: &Value, key: &str) -> Vec<String> {
     let list = list.as_array().expect("a list");
     list.iter()
         .map(|one| one[key].as_str().expect("a text").to_owned())
@@ -68,7 +68,7 @@ async fn denied(keys: &Keys, user: &str) -> Vec<String> {
 }
 
 /// Returns the request for a run that says something.
-fn a_run(assistant: &str) -> Value {
+pub(super) fn a_run(assistant: &str) -> Value {
     let message = json!({"role": "user", "content": script().says("x").to_string()});
     json!({"assistant_id": assistant, "input": {"messages": [message]}})
 }

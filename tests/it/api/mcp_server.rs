@@ -377,17 +377,27 @@ async fn callers_have_the_agents_and_threads_that_are_theirs(server: TestServer)
     let nobody = stateless(&keys.nobody(), "tools/list", json!({}), &json!({}));
     assert_eq!(reply(nobody).await.status, 401);
 
-    let params = json!({"name": "finder", "arguments": {"message": "x"}});
-    let (message, _) = Messages::of(stateless(&ann, "tools/call", params, &json!({})))
-        .await
-        .result()
-        .await;
-    assert!(
-        message["error"]["message"]
-            .as_str()
-            .is_some_and(|text| text.contains("finder")),
-        "{message}"
-    );
+    // What a client defined is a tool for its own tenant.
+    other.put("/agents/abacus", json!({"model": "scripted:lab"})).await.ok();
+    let harness = keys.client("harness");
+    for (client, is_there) in [(&other, true), (&harness, false)] {
+        assert_eq!(tools(client).await.contains(&"abacus".to_owned()), is_there);
+    }
+    assert_eq!(tools(&ann).await, ["agent", "plain"]);
+
+    for (client, name) in [(&ann, "finder"), (&harness, "abacus")] {
+        let params = json!({"name": name, "arguments": {"message": "x"}});
+        let (message, _) = Messages::of(stateless(client, "tools/call", params, &json!({})))
+            .await
+            .result()
+            .await;
+        assert!(
+            message["error"]["message"]
+                .as_str()
+                .is_some_and(|text| text.contains(name)),
+            "{message}"
+        );
+    }
     let first = called(&ann, "agent", says(script().calls(mail("m1", "x")).says("mine"))).await;
     let mut more = says(script().says("theirs"));
     more["thread_id"] = first["structuredContent"]["thread_id"].clone();
