@@ -398,11 +398,11 @@ impl Items for StoreSpace {
 
     async fn search(&self, inquiry: ItemQuery) -> Result<Vec<FoundItem>, Failure> {
         let found = self.store.search(&self.ownership, inquiry, MOST_FOUND_BYTES).await;
-        found.map(ListPart::into_items).map_err(told)
+        found.map(ListPart::into_items).map_err(failure_of)
     }
 
     async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure> {
-        self.store.draft(item).await.map_err(told)
+        self.store.draft(item).await.map_err(failure_of)
     }
 
     async fn keys(&self, namespace: Namespace, most: usize) -> Result<Vec<String>, Failure> {
@@ -426,6 +426,6 @@ impl Items for StoreSpace {
         after: Option<NewItem>,
     ) -> Result<bool, Failure> {
         let replaced = self.store.replace(&self.ownership, address, before, after).await;
-        replaced.map_err(told)
+        replaced.map_err(failure_of)
     }
 }

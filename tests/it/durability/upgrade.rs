@@ -120,6 +120,7 @@ async fn a_server_of_the_former_release_changes_no_run_after_the_end_of_an_upgra
         );
     }
     assert_eq!(pending.status().await, "pending");
+    pending.is_cancelled("interrupt").await;
     server.tools.let_go("lookup");
     running.finishes().await;
     assert_eq!(running.status().await, "success");
