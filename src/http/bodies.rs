@@ -85,7 +85,7 @@ pub(super) struct BodyReader {
 struct UserBudgets {
     /// The size of such a part in units.
     units: u32,
-    /// Those with bodies under way.
+    /// The users with bodies under way.
     known: Mutex<HashMap<ClientId, Weak<Semaphore>>>,
 }
 
