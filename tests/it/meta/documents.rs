@@ -403,6 +403,21 @@ async fn the_request_bodies_are_accepted() {
 }
 
 #[test]
+fn the_table_of_measurements_has_the_rows_of_the_script_that_writes_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = root.join("benches/side_by_side.py");
+    let output = Command::new("python3").arg(script).arg("--rows").output();
+    let output = output.expect("python3");
+    assert!(output.status.success(), "{output:?}");
+    let names = String::from_utf8(output.stdout).expect("text");
+    let page = fs::read_to_string(root.join("docs/testing-and-performance.md")).expect("text");
+    let (_, table) = page.split_once("| What | adjutant | bare | ratio |\n").expect("the table");
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with("| "));
+    let written: Vec<&str> = rows.filter_map(|row| row[2..].split(" | ").next()).collect();
+    assert_eq!(written, names.lines().collect::<Vec<_>>());
+}
+
+#[test]
 fn every_example_has_a_mark_that_says_how_it_is_tested() {
     let kinds = ["check", "session", "send", "json", "not"];
     let mut without = vec![];

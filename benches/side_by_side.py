@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""The server and a bare one, measured side by side.
+
+Usage: side_by_side.py --server PROGRAM --agentbench PROGRAM [options]
+
+`agentbench` is a load client, a fake model and a bare server: an axum loop with one awaited SQLite commit per step and no product
+around it. For each row of the table both servers are asked one after the other, `--rounds` times, each with a new database. The table
+has the medians, and their ratios, which say more than the milliseconds: client, model and both servers share the processors.
+
+With `--write FILE` the table replaces the one in a document, as in `docs/testing-and-performance.md`. With `--only WORD` there are only
+the rows whose names contain the word; they are printed and not written. With `--keys` the server asks for an API key, which the client
+must send as `x-api-key` if the variable `AGENTBENCH_KEY` has one: compare with a run without.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HEADING = "| What | adjutant | bare | ratio |"
+KEY = "adj_0123456789abcdef0123456789abcdef"
+TOKENS = 500
+STREAMS = 1000
+
+CONFIGURATION = """\
+[server]
+listen = "127.0.0.1:{port}"
+
+[storage]
+url = "{database}"
+
+[log]
+filter = "warn"
+
+[providers.lab]
+kind = "openai"
+base_url = "{model}/v1"
+api_key = "lab"
+
+[tools.lookup]
+kind = "http"
+description = "Look a fact up."
+url = "{model}/tools/lookup"
+parameters = {{ type = "object", properties = {{ query = {{ type = "string" }} }}, required = ["query"] }}
+after_crash = "repeat"
+
+[tools.send_email]
+kind = "http"
+description = "Send an email."
+url = "{model}/tools/send_email"
+parameters = {{ type = "object", properties = {{ to = {{ type = "string" }}, body = {{ type = "string" }} }}, required = ["to", "body"] }}
+after_crash = "ask"
+
+[agents.plain]
+model = "lab:mock"
+system_prompt = "You are plain."
+tools = ["lookup"]
+
+[[agents.plain.subagents]]
+name = "researcher"
+description = "Researches one question in depth."
+system_prompt = "You are the researcher."
+tools = ["lookup"]
+
+[agents.agent]
+model = "lab:mock"
+system_prompt = "You ask before you send."
+tools = ["lookup", "send_email"]
+interrupt_on = {{ send_email = {{ allowed_decisions = ["approve", "edit", "reject"] }} }}
+"""
+
+AUTHENTICATION = """
+[auth]
+[[auth.keys]]
+name = "bench"
+user = "ada"
+tenant = "acme"
+roles = ["user"]
+key_file = "{file}"
+"""
+
+
+@dataclass
+class Metric:
+    """A figure of a measurement: how it is read from the result of the client, and how it is written."""
+
+    read: callable
+    text: str
+    more_is_better: bool = False
+
+
+def p50(name):
+    """Returns the metric of a median time in milliseconds."""
+    return Metric(lambda result: result["lat"][name]["p50"], "{} ms")
+
+
+RATE = Metric(lambda result: result["per_s"], "{}/s", more_is_better=True)
+CPU = Metric(lambda result: result["server"]["cpu_ms_per_ok"], "{} ms CPU")
+CPU_OF_TOKEN = Metric(lambda result: result["server"]["cpu_ms_per_ok"] * 1000 / TOKENS, "{} µs CPU")
+
+
+@dataclass
+class Row:
+    """A row of the table."""
+
+    what: str
+    arguments: str
+    metrics: list
+    assistant: str = field(default="plain")
+
+
+ROWS = [
+    Row("one-step run with its thread, `runs/wait`, 1 client: p50", "--scenario wait --clients 1", [p50("run_ms")]),
+    Row("the same, 16 clients: runs; CPU of a run", "--scenario wait --clients 16", [RATE, CPU]),
+    Row("ten model/tool steps (a tool behind HTTP), 1 client: p50", "--scenario loop --clients 1", [p50("run_ms")]),
+    Row("the same, 8 clients: CPU of a run", "--scenario loop --clients 8", [CPU]),
+    Row("one delegation: p50", "--scenario delegate --n 1 --clients 1", [p50("run_ms")]),
+    Row("four delegations side by side: p50", "--scenario delegate --n 4 --clients 1", [p50("run_ms")]),
+    Row("the same, 8 clients: CPU of a run", "--scenario delegate --n 4 --clients 8", [CPU]),
+    Row(
+        f"stream of {TOKENS} tokens: first event; CPU of a token",
+        f"--scenario stream --chunks {TOKENS} --clients 1",
+        [p50("first_event_ms"), CPU_OF_TOKEN],
+    ),
+    Row(
+        "run to an approval; its resume: p50",
+        "--scenario resume --clients 1",
+        [p50("to_interrupt_ms"), p50("resume_ms")],
+        "agent",
+    ),
+    Row("the same, 8 clients: CPU for both", "--scenario resume --clients 8", [CPU], "agent"),
+    Row(
+        f"{STREAMS:,} streams opened at once: first token, p50",
+        f"--scenario streams-open --n {STREAMS} --timeout 90",
+        [p50("first_token_ms")],
+    ),
+    Row("create and get a thread, 16 clients", "--scenario threads --clients 16", [RATE]),
+]
+
+
+def free_port():
+    """Returns a port that nothing listens on, below those of outgoing connections."""
+    for port in range(20000, 30000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
+
+
+@contextlib.contextmanager
+def running(command, cwd, ready, **more):
+    """Runs a program while it is needed. It is ready when the URL answers."""
+    with open(Path(cwd) / "log.txt", "ab") as log:
+        process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=log, **more)
+    try:
+        wait_until_ready(process, ready, Path(cwd) / "log.txt")
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_until_ready(process, url, log):
+    """Waits until a server answers."""
+    deadline = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(url, timeout=1)
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.05)
+            continue
+        return
+    sys.exit(f"it does not start: {log.read_text()}")
+
+
+class Comparison:
+    """The programs, and the fake model that both servers ask."""
+
+    def __init__(self, options, model):
+        self.options = options
+        self.model = model
+
+    def measure(self, row, folder, server):
+        """Returns what the client says about one server."""
+        with running_server(self, server, folder) as (base, process):
+            command = [self.options.agentbench, "load", "--base", base, "--pid", str(process.pid)]
+            command += row.arguments.split() + ["--secs", str(self.options.secs), "--assistant", row.assistant]
+            client = subprocess.run(command, capture_output=True, text=True)
+        if client.returncode:
+            sys.exit(f"{row.what}: {client.stderr}")
+        result = json.loads(client.stdout)
+        if result["errors"]:
+            sys.exit(f"{row.what}: {result['errors']} errors of the {server} server: {client.stderr}")
+        return result
+
+    def values(self, row):
+        """Returns the medians of each metric of both servers."""
+        results = {"adjutant": [], "bare": []}
+        for _ in range(self.options.rounds):
+            for server, all_of in results.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    all_of.append(self.measure(row, folder, server))
+        return {
+            server: [statistics.median(map(metric.read, all_of)) for metric in row.metrics]
+            for server, all_of in results.items()
+        }
+
+
+@contextlib.contextmanager
+def running_server(comparison, server, folder):
+    """Runs one of the two servers with a new database."""
+    options = comparison.options
+    base = f"http://127.0.0.1:{free_port()}"
+    port = base.rsplit(":", 1)[1]
+    if server == "bare":
+        command = [options.agentbench, "bare", "--port", port, "--sync", "full", "--db", f"{folder}/bare.db"]
+        command += ["--llm", f"{comparison.model}/v1", "--threads", "2"]
+    else:
+        text = CONFIGURATION.format(port=port, model=comparison.model, database=options.database)
+        if options.keys:
+            file = Path(folder) / "key"
+            file.write_text(KEY)
+            text += AUTHENTICATION.format(file=file)
+        configuration = Path(folder) / "adjutant.toml"
+        configuration.write_text(text)
+        command = [options.server, "serve", "--config", str(configuration)]
+    with running(command, folder, f"{base}/ok") as process:
+        yield base, process
+
+
+def number(value):
+    """Returns a figure with three digits at most, as in the documents."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def line(row, values):
+    """Returns the row as a line of the table."""
+
+    def cell(server):
+        texts = [metric.text.format(number(value)) for metric, value in zip(row.metrics, values[server])]
+        return "; ".join(texts)
+
+    def ratio(metric, own, bare):
+        return f"{bare / own if metric.more_is_better else own / bare:.1f}"
+
+    ratios = map(ratio, row.metrics, values["adjutant"], values["bare"])
+    return f"| {row.what} | {cell('adjutant')} | {cell('bare')} | {'; '.join(ratios)} |"
+
+
+def replaced(text, lines):
+    """Returns a document with other rows in its table."""
+    before, _, rest = text.partition(HEADING + "\n")
+    rule, _, rest = rest.partition("\n")
+    after = rest.split("\n")
+    while after and after[0].startswith("|"):
+        after.pop(0)
+    return before + "\n".join([HEADING, rule, *lines, *after])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", type=Path, help="the program of the server")
+    parser.add_argument("--agentbench", type=Path, help="the load client, with the fake model and the bare server")
+    parser.add_argument("--database", default="sqlite://adjutant.db", help="the URL of the server's database")
+    parser.add_argument("--keys", action="store_true", help="the server asks for an API key")
+    parser.add_argument("--secs", type=float, default=8, help="the duration of one measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="the measurements of each server for a row")
+    parser.add_argument("--only", default="", help="a word in the names of the rows to measure")
+    parser.add_argument("--write", type=Path, help="the document whose table is replaced")
+    parser.add_argument("--rows", action="store_true", help="print the names of the rows and end")
+    options = parser.parse_args()
+    if options.rows:
+        print("\n".join(row.what for row in ROWS))
+        return
+    if not options.server or not options.agentbench:
+        parser.error("--server and --agentbench must be given")
+    options.server = options.server.resolve()
+    options.agentbench = options.agentbench.resolve()
+    if options.keys:
+        os.environ.setdefault("AGENTBENCH_KEY", KEY)
+    rows = [row for row in ROWS if options.only in row.what]
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = f"http://127.0.0.1:{free_port()}"
+        command = [options.agentbench, "llm", "--port", model.rsplit(":", 1)[1], "--threads", "2"]
+        with running(command, folder, model):
+            comparison = Comparison(options, model)
+            print(HEADING)
+            for row in rows:
+                lines.append(line(row, comparison.values(row)))
+                print(lines[-1], flush=True)
+    if options.write and not options.only:
+        options.write.write_text(replaced(options.write.read_text(), lines))
+
+
+if __name__ == "__main__":
+    main()
