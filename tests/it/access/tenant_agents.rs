@@ -199,34 +199,34 @@ async fn a_name_is_free_again_when_its_tenant_has_deleted_the_agent(server: Test
 async fn a_definition_cannot_refer_to_an_agent_of_another_tenant(server: TestServer) {
     let keys = server.is_protected().await;
     let other = keys.client("root-of-other");
-    let body = json!({"graph_id": "chief", "definition": parent_of("desk")});
+    let body = json!({"graph_id": "overseer", "definition": parent_of("desk")});
     let answers = async || {
-        let refused = other.put("/agents/chief", parent_of("desk")).await;
+        let refused = other.put("/agents/overseer", parent_of("desk")).await;
         assert_eq!(refused.status, 422, "{refused:?}");
         let verdict = other.post("/agents/validate", body.clone()).await.ok();
         [refused.body, verdict]
     };
     let before = answers().await;
     let [acme, _] = developers(&keys).await;
-    acme.put("/agents/chief", parent_of("desk")).await.ok();
-    acme.delete("/agents/chief").await.ok();
+    acme.put("/agents/overseer", parent_of("desk")).await.ok();
+    acme.delete("/agents/overseer").await.ok();
     assert_eq!(answers().await, before);
 }
 
 async fn a_subagent_whose_name_another_tenant_has_taken_does_not_work(server: TestServer) {
     let keys = server.is_protected().await;
     let [acme, other] = developers(&keys).await;
-    acme.put("/agents/chief", parent_of("desk")).await.ok();
+    acme.put("/agents/overseer", parent_of("desk")).await.ok();
     let work = script().says("the clerk knows");
     let ask = script().calls(task("t1", "clerk", &work)).says("done");
-    let ann = Human::on_new_thread(keys.client("ann"), "chief").await;
+    let ann = Human::on_new_thread(keys.client("ann"), "overseer").await;
     assert_eq!(transcript(&ann.says(&ask).await)[2], "task: the clerk knows");
     acme.delete("/agents/desk").await.ok();
     other.put("/agents/desk", json!({"model": "scripted:lab"})).await.ok();
-    let ann = Human::on_new_thread(keys.client("ann"), "chief").await;
+    let ann = Human::on_new_thread(keys.client("ann"), "overseer").await;
     let refusal = "task failed: The agent `desk` is not defined on this server. Do the work yourself.";
     assert_eq!(transcript(&ann.says(&ask).await)[2], refusal);
-    let problems = acme.get("/agents/chief").await.ok()["problems"].to_string();
+    let problems = acme.get("/agents/overseer").await.ok()["problems"].to_string();
     assert!(problems.contains("there is no agent `desk`"), "{problems}");
 }
 
