@@ -112,6 +112,13 @@ mod tests {
     }
 
     #[test]
+    fn series_that_begin_together_have_different_random_parts() {
+        let first: Vec<Duration> = TRIPLING.pauses_with_jitter().take(6).collect();
+        let second: Vec<Duration> = TRIPLING.pauses_with_jitter().take(6).collect();
+        assert_ne!(first, second);
+    }
+
+    #[test]
     fn pauses_are_spread_around_their_length() {
         let least = spread(SECOND, Uuid::nil());
         let most = spread(SECOND, Uuid::max());
