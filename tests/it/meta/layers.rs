@@ -56,7 +56,7 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     ("metrics", &["domain", "logging"]),
     ("telemetry", &["domain", "metrics", "net"]),
     ("config", &["cedar", "domain", "definition"]),
-    ("shutdown", &[]),
+    ("shutdown", &["domain"]),
 ];
 
 /// Files that know all parts.
