@@ -48,7 +48,7 @@ impl Backoff {
         spread(self.pause(failures), key)
     }
 
-    /// Returns the pauses of one series of attempts.
+    /// Returns the pauses of one series of attempts. The first one is [`Self::first`], even if the maximum is shorter.
     pub fn pauses(&self) -> Pauses {
         self.builder().build()
     }
