@@ -26,6 +26,7 @@ use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
+use crate::domain::backoff::Backoff;
 use crate::domain::item::TextPath;
 use crate::domain::name_patterns::NamePatterns;
 use crate::domain::quota::Quotas;
@@ -540,8 +541,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
     let polling = PollPolicy {
-        first: section.first_look(),
-        longest: section.longest_look(),
+        backoff: Backoff::doubling(section.first_look(), section.longest_look()),
         patience: section.background_patience(),
     };
     let answers = PeerAnswerLimits {

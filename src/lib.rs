@@ -36,7 +36,7 @@
 //! | [`telemetry`] | the export of traces over OTLP | `domain`, `net`, `metrics` |
 //! | [`logging`] | the log of the process | `config` |
 //! | [`client`] | the commands that talk to a server: the chat in a terminal; lists of runs, threads and interrupts | `config`, `domain`, `net` |
-//! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; nothing |
+//! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`, `cedar`; `domain` |
 //! | [`app`] | builds the parts in their order | everything |
 //!
 //! ```text

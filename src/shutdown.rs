@@ -6,7 +6,6 @@
 //!
 //! All tasks are started here, so that each of them is stopped with the server and no panic goes unnoticed.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -17,6 +16,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, info, warn};
+
+use crate::domain::panic::panic_text;
 
 /// The default time for tasks to finish after the soft signal.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -259,14 +260,8 @@ async fn run_guarded<F: Future>(hard: &CancellationToken, future: F) -> End<F::O
     match hard.run_until_cancelled(caught).await {
         None => End::Dropped,
         Some(Ok(output)) => End::Done(output),
-        Some(Err(panic)) => End::Panicked(panic_message(panic.as_ref())),
+        Some(Err(panic)) => End::Panicked(panic_text(panic.as_ref())),
     }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned())
 }
 
 #[cfg(unix)]

@@ -1,6 +1,5 @@
 //! The queues of jobs on the database, and how a job is run and answered.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
@@ -14,6 +13,7 @@ use super::error::{DbError, DbResult};
 use super::job::TransactionJob;
 use super::pending_entries::PendingEntries;
 use super::row_security::RowAccess;
+use crate::domain::panic::panic_text;
 
 /// The capacity of the queue. When the queue is full, callers wait.
 const WAITING: usize = 1024;
@@ -99,14 +99,8 @@ async fn run_to_end(job: TransactionJob, entries: Option<PendingEntries>, tx: &m
     // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
     match AssertUnwindSafe(work).catch_unwind().await {
         Ok(kept) => kept,
-        Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
+        Err(panic) => Err(DbError::Panicked(panic_text(panic.as_ref()))),
     }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned())
 }
 
 impl TransactionQueue {

@@ -51,6 +51,7 @@ pub mod metadata;
 pub mod name_patterns;
 pub mod nats;
 pub mod oauth_scopes;
+pub mod panic;
 pub mod path;
 pub mod pattern;
 pub mod postgres_url;

@@ -19,6 +19,7 @@ use utoipa_axum::routes;
 use crate::auth::Authenticator;
 use crate::db::{Db, RowAccess};
 use crate::domain::identity::Identity;
+use crate::domain::panic::panic_text;
 use crate::domain::quota::Quotas;
 use crate::domain::time::Clock;
 use crate::domain::trace::Tracer;
@@ -404,10 +405,7 @@ async fn no_route() -> ApiError {
 
 /// The response to a request whose handler panicked.
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_default();
+    let text = panic_text(panic.as_ref());
     ApiError::fault(&format!("a handler panicked: {text}")).into_response()
 }
 

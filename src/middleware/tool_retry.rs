@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use backon::{BackoffBuilder, ExponentialBuilder};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{MOST_NAMES, Middleware, NextCall, read_settings};
 use crate::definition::mcp::ToolNames;
 use crate::definition::{Diagnostic, FieldPath, MOST_RETRIES};
+use crate::domain::backoff::Backoff;
 use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
@@ -136,12 +136,16 @@ impl ToolRetry {
     fn pauses(&self) -> impl Iterator<Item = Duration> + use<> {
         let settings = &self.settings;
         let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let pauses = ExponentialBuilder::new()
-            .with_min_delay(seconds(settings.initial_delay_s))
-            .with_factor(settings.backoff_factor)
-            .with_max_delay(seconds(settings.max_delay_s))
-            .with_max_times(usize::try_from(settings.max_retries).unwrap_or(usize::MAX));
-        if settings.jitter { pauses.with_jitter() } else { pauses }.build()
+        let backoff = Backoff {
+            first: seconds(settings.initial_delay_s),
+            factor: settings.backoff_factor,
+            longest: seconds(settings.max_delay_s),
+        };
+        let pauses = match settings.jitter {
+            true => backoff.pauses_with_jitter(),
+            false => backoff.pauses(),
+        };
+        pauses.take(usize::try_from(settings.max_retries).unwrap_or(usize::MAX))
     }
 
     /// Returns whether a call with this failure is made again.

@@ -6,22 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use backon::{BackoffBuilder, ExponentialBuilder};
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::Value;
 
 use super::{Model, ModelError, ModelEvent, ModelRequest};
+use crate::domain::backoff::Backoff;
 
 /// The number of retries and the pauses between them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetryPolicy {
     /// The number of attempts after the first one.
     pub max_retries: usize,
-    /// The pause before the second attempt. It doubles with each attempt, and a random part of up to the same length is
-    /// added so that many runs do not retry at the same moment.
-    pub first_delay: Duration,
-    /// The maximum pause when the provider does not ask for one.
-    pub max_delay: Duration,
+    /// The pauses when the provider does not ask for one. A random part is added to each, see
+    /// [`Backoff::pauses_with_jitter`].
+    pub backoff: Backoff,
     /// The maximum pause that a provider may ask for (`retry-after`); a longer one is reduced to this.
     pub max_retry_after: Duration,
 }
@@ -30,8 +28,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             max_retries: 2,
-            first_delay: Duration::from_millis(500),
-            max_delay: Duration::from_secs(30),
+            backoff: Backoff::doubling(Duration::from_millis(500), Duration::from_secs(30)),
             max_retry_after: Duration::from_secs(60),
         }
     }
@@ -43,14 +40,7 @@ impl RetryPolicy {
     where
         F: Future<Output = Result<T, ModelError>> + Send,
     {
-        let delays = ExponentialBuilder::new()
-            .with_min_delay(self.first_delay)
-            .with_factor(2.0)
-            .with_max_delay(self.max_delay)
-            .with_max_times(self.max_retries)
-            .with_jitter()
-            .build();
-        for delay in delays {
+        for delay in self.backoff.pauses_with_jitter().take(self.max_retries) {
             let error = match attempt().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.may_retry() => error,

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::FutureExt;
@@ -18,7 +19,7 @@ use super::question::{self, is_asked};
 use super::remote_thread::{BACKOFF, RemoteThread, StartFailed, failure};
 use super::responses::{PeerRun, PeerState};
 use crate::definition::AfterCrash;
-use crate::domain::backoff::spread;
+use crate::domain::backoff::Backoff;
 use crate::domain::foreign::{admit_answer, admit_update};
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, answered_remotely};
@@ -41,6 +42,12 @@ use transcript::{Transcript, transcript};
 const CLASS: &str = "RemoteAgentError";
 /// The number of attempts to cancel a run on the other server.
 const CANCEL_ATTEMPTS: u32 = 6;
+/// The pauses between these attempts.
+const CANCEL_BACKOFF: Backoff = Backoff {
+    first: BACKOFF.first,
+    factor: 3.0,
+    longest: Duration::from_secs(60),
+};
 /// The maximum number of servers that pass work on as a whole.
 const MAX_HOPS: u32 = 8;
 /// The number of times that refused answers are sent again.
@@ -374,7 +381,7 @@ impl RemoteTurn {
             run = found.ok_or_else(|| self.failed("its run was not found there"))?;
             if !run.status.is_final() {
                 polls += 1;
-                sleep(spread(BACKOFF.pause(polls), self.remote.thread)).await;
+                sleep(BACKOFF.spread_pause(polls, self.remote.thread)).await;
             }
         }
         Ok(run)
@@ -495,8 +502,7 @@ impl Drop for CancelGuard {
         let turn = Arc::clone(&self.turn);
         let leave = scope.program.leave.clone();
         let cancelling = async move {
-            let mut pause = BACKOFF.first;
-            for _ in 0..CANCEL_ATTEMPTS {
+            for attempts in 1..=CANCEL_ATTEMPTS {
                 match turn.cancel().await {
                     Ok(true) => return,
                     Ok(false) => {}
@@ -506,8 +512,7 @@ impl Drop for CancelGuard {
                         tracing::warn!(%run, %url, %error, "could not cancel a run on another server");
                     }
                 }
-                sleep(pause).await;
-                pause *= 3;
+                sleep(CANCEL_BACKOFF.pause(attempts)).await;
             }
         };
         let cancelling = async move { leave.run_until_cancelled(cancelling).await.unwrap_or_default() };

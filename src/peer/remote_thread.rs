@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::client::{Peer, PeerError, PeerResult, RemoteRunRequest};
 use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread};
 use crate::domain::background::{MAX_PAST_OUTCOMES, MAX_RESULT_CHARS, PastRun, TaskSnapshot, TaskStatus};
-use crate::domain::backoff::{Backoff, spread};
+use crate::domain::backoff::Backoff;
 use crate::domain::limits::Usage;
 use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
@@ -111,7 +111,7 @@ impl RemoteThread {
                     }
                 }
             }
-            sleep(spread(BACKOFF.pause(failures), self.thread)).await;
+            sleep(BACKOFF.spread_pause(failures, self.thread)).await;
         }
     }
 
@@ -369,7 +369,7 @@ impl RemoteThread {
                 return Err(error);
             }
             tracing::debug!(thread = %self.thread, place = %self.peer.display_url(), %error, "another server is unreachable; retrying");
-            sleep(spread(BACKOFF.pause(failures), self.thread)).await;
+            sleep(BACKOFF.spread_pause(failures, self.thread)).await;
         }
     }
 }

@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use backon::BackoffBuilder;
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
-use super::retry::{pauses_while_unavailable, retry_until_available};
+use super::retry::{WHILE_UNAVAILABLE, retry_until_available};
 use super::run_context::{RunContext, fault};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
@@ -437,7 +436,7 @@ impl LaneJournal {
     /// try first looks for the batch.
     async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
-        let mut pauses = pauses_while_unavailable().build();
+        let mut pauses = WHILE_UNAVAILABLE.pauses_with_jitter();
         let mut batch = Arc::new(batch);
         let outcome = loop {
             let before = tried

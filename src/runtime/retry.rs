@@ -5,21 +5,24 @@
 
 use std::time::Duration;
 
-use backon::{ExponentialBuilder, Retryable};
+use backon::Retryable;
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::{BatchError, CancelError, DeleteRunError, StartError};
 use crate::db::{Db, DbError, Tx, warn_of};
+use crate::domain::backoff::Backoff;
 use crate::domain::id::RunId;
 
-/// The pause before the second try.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The number of tries after the first.
 const MAX_RETRIES: usize = 5;
 /// The time after which no further try begins. A transaction that has waited for a lock as long as the database allows is
 /// not repeated: its caller waits.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The pauses between tries while others are in the way.
+const WHILE_BUSY: Backoff = Backoff::doubling(Duration::from_millis(20), PATIENCE);
+/// The pauses between tries while the database is unavailable.
+pub(super) const WHILE_UNAVAILABLE: Backoff = Backoff::doubling(Duration::from_millis(50), Duration::from_secs(2));
 
 /// An error of a transaction.
 pub(super) trait TransactionError {
@@ -97,22 +100,10 @@ where
     E: TransactionError,
     F: Future<Output = Result<T, E>> + Send,
 {
-    let pauses = ExponentialBuilder::new()
-        .with_min_delay(FIRST_PAUSE)
-        .with_max_times(MAX_RETRIES)
-        .with_jitter();
+    let pauses = WHILE_BUSY.pauses_with_jitter().take(MAX_RETRIES);
     let begun = Instant::now();
     let is_in_time = |error: &E| error.is_busy() && begun.elapsed() < PATIENCE;
     attempt.retry(pauses).when(is_in_time).await
-}
-
-/// Returns the pauses between tries: from 50 milliseconds to two seconds.
-pub(super) fn pauses_while_unavailable() -> ExponentialBuilder {
-    ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(2))
-        .with_jitter()
-        .without_max_times()
 }
 
 /// Retries while the database is unavailable. The attempt must be idempotent.
@@ -128,7 +119,7 @@ where
         }
     };
     attempt
-        .retry(pauses_while_unavailable())
+        .retry(WHILE_UNAVAILABLE.pauses_with_jitter())
         .when(is_transient)
         .notify(said)
         .await

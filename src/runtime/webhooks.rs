@@ -238,7 +238,7 @@ impl Webhooks {
     pub(super) fn pause(&self, failures: u32) -> Duration {
         let backoff = Backoff {
             first: self.retry,
-            factor: 3,
+            factor: 3.0,
             longest: LONGEST_PAUSE,
         };
         backoff.pause(failures)

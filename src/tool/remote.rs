@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use backon::{BackoffBuilder, ExponentialBuilder};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url, redirect};
 use serde::Deserialize;
@@ -26,6 +25,7 @@ use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ReadAccess, ToolDefinition};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
+use crate::domain::backoff::Backoff;
 use crate::domain::call::{DelegationResult, ToolOutput};
 use crate::domain::input::read_initial;
 use crate::domain::interrupt::{Question, QuestionKind};
@@ -70,10 +70,8 @@ pub fn client() -> Result<Client, reqwest::Error> {
         .build()
 }
 
-/// The pause before a call is made again; it doubles from one attempt to the next.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The pauses before a call is made again.
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(250), Duration::from_secs(10));
 /// The statuses of a tool, or of a gateway before it, that is busy or not available for now.
 const BUSY: [StatusCode; 4] = [
     StatusCode::TOO_MANY_REQUESTS,
@@ -220,13 +218,8 @@ impl RemoteTool {
     ) -> Result<CallOutcome, Halt> {
         let body = self.request_body(scope, state, call, token)?;
         let end = Instant::now() + self.timeout;
-        let pauses = ExponentialBuilder::new()
-            .with_min_delay(FIRST_PAUSE)
-            .with_max_delay(LONGEST_PAUSE)
-            .with_max_times(usize::try_from(self.max_retries).unwrap_or(0))
-            .with_jitter()
-            .build();
-        for pause in pauses {
+        let max_retries = usize::try_from(self.max_retries).unwrap_or(0);
+        for pause in BACKOFF.pauses_with_jitter().take(max_retries) {
             let left = end.saturating_duration_since(Instant::now());
             let failed = match self.attempt(scope, call, body.clone(), token, left).await {
                 Ok(outcome) => return Ok(outcome),

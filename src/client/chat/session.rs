@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use serde_json::{Value, json};
 
 use super::approval::{self, Reply};
@@ -18,6 +17,7 @@ use crate::client::error::{ClientError, ClientResult};
 use crate::client::resources::threads::{self, ThreadFilter};
 use crate::client::resources::{agents, approvals, find, text};
 use crate::client::{escape, output};
+use crate::domain::backoff::Backoff;
 use crate::domain::id::RunId;
 
 /// The time without events after which the status of the run is read.
@@ -25,6 +25,9 @@ const CHECK: Duration = Duration::from_secs(20);
 
 /// The time for which a request that starts a run is sent again.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The pauses before a request is sent again.
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_secs(1), Duration::from_secs(5));
 
 /// The time after which a text above the line is offered to the editor again.
 const PRINT_AGAIN: Duration = Duration::from_millis(20);
@@ -400,15 +403,13 @@ impl Session {
     async fn post_persistently(&mut self, path: &[&str], body: &Value) -> ClientResult<Value> {
         let key = RunId::mint().to_string();
         let began = Instant::now();
-        let mut pauses = ExponentialBuilder::default()
-            .with_max_delay(Duration::from_secs(5))
-            .without_max_times()
-            .build();
+        let mut failures = 0;
         loop {
             match self.api.post_once(path, body, &key).await {
                 Err(error) if error.is_transient() && began.elapsed() < PATIENCE => {
                     self.remark(&format!("{error}; trying again"))?;
-                    tokio::time::sleep(pauses.next().unwrap_or(PATIENCE)).await;
+                    failures += 1;
+                    tokio::time::sleep(BACKOFF.pause(failures)).await;
                 }
                 other => return other,
             }

@@ -3,7 +3,6 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use reqwest::Response;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -11,6 +10,7 @@ use tokio::time::Instant;
 use super::event::ThreadFrame;
 use crate::client::api::ApiClient;
 use crate::client::error::{ClientError, ClientResult};
+use crate::domain::backoff::{Backoff, Pauses};
 use crate::domain::json_limits::read_foreign;
 use crate::net;
 use crate::net::sse::Frames;
@@ -29,6 +29,9 @@ const SILENCE: Duration = Duration::from_secs(90);
 
 /// The time for which the server may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The pauses between attempts to connect.
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(100), Duration::from_secs(5));
 
 /// An item of a stream.
 #[derive(Debug)]
@@ -65,7 +68,7 @@ struct Connection {
 /// A time without a connection.
 struct Outage {
     began: Instant,
-    pauses: ExponentialBackoff,
+    pauses: Pauses,
     retry_at: Instant,
 }
 
@@ -168,15 +171,10 @@ impl Subscription {
     fn wait_a_little(&mut self) {
         let outage = self.outage.get_or_insert_with(|| Outage {
             began: Instant::now(),
-            pauses: ExponentialBuilder::default()
-                .with_min_delay(Duration::from_millis(100))
-                .with_max_delay(Duration::from_secs(5))
-                .with_jitter()
-                .without_max_times()
-                .build(),
+            pauses: BACKOFF.pauses_with_jitter(),
             retry_at: Instant::now(),
         });
-        let pause = outage.pauses.next().unwrap_or(Duration::from_secs(5));
+        let pause = outage.pauses.next().unwrap_or(BACKOFF.longest);
         outage.retry_at = Instant::now() + pause;
     }
 }

@@ -7,27 +7,23 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{TaskSnapshot, TaskStatus};
-use crate::domain::backoff::{Backoff, spread};
+use crate::domain::backoff::Backoff;
 use crate::domain::time::Timestamp;
 
 /// The intervals at which tasks on other servers are polled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PollPolicy {
-    /// The pause after the start of a task or a change of its status; it doubles with each poll.
-    pub first: Duration,
-    /// The maximum pause.
-    pub longest: Duration,
+    /// The pauses. The first one follows the start of a task or a change of its status; each poll without a change counts
+    /// as a failure.
+    pub backoff: Backoff,
     /// The time after which a task on an unreachable server fails.
     pub patience: Duration,
 }
 
 impl Default for PollPolicy {
     fn default() -> Self {
-        let first = Duration::from_secs(1);
-        let longest = Duration::from_secs(30);
         Self {
-            first,
-            longest,
+            backoff: Backoff::doubling(Duration::from_secs(1), Duration::from_secs(30)),
             patience: Duration::from_secs(86_400),
         }
     }
@@ -37,8 +33,7 @@ impl PollPolicy {
     /// Returns the pause after this number of polls without a change. It is spread, so that the tasks of one server
     /// are not polled at the same time.
     pub fn pause(&self, looks: u32, task: Uuid) -> Duration {
-        let backoff = Backoff::doubling(self.first, self.longest);
-        spread(backoff.pause(looks.saturating_add(1)), task)
+        self.backoff.spread_pause(looks.saturating_add(1), task)
     }
 }
 
@@ -188,8 +183,7 @@ mod tests {
     use super::*;
 
     const POLLING: PollPolicy = PollPolicy {
-        first: Duration::from_secs(1),
-        longest: Duration::from_secs(8),
+        backoff: Backoff::doubling(Duration::from_secs(1), Duration::from_secs(8)),
         patience: Duration::from_secs(100),
     };
     const TASK: Uuid = Uuid::from_u128(128);

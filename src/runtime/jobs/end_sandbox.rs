@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome, Unscheduled, schedule_at_once};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::backoff::{Backoff, spread};
+use crate::domain::backoff::Backoff;
 use crate::domain::id::SandboxId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
@@ -69,7 +69,7 @@ impl JobHandler for EndSandboxHandler {
                 tracing::warn!(%sandbox, service, reason, "could not end a sandbox whose thread was deleted");
             }
             if ended.is_err() && job.attempts < MAX_ATTEMPTS {
-                let pause = spread(BACKOFF.pause(job.attempts), job.key);
+                let pause = BACKOFF.spread_pause(job.attempts, job.key);
                 return Ok(JobOutcome::Again(runtime.core.clock.now().plus(pause)));
             }
             let claimed = job.clone();

@@ -87,7 +87,7 @@ impl Interrupts {
         }
         // The longer an interrupt has been open, the less often it is polled.
         let now = self.core.clock.now();
-        let looks = self.core.registry.factory.peers.poll_policy();
+        let looks = self.core.registry.factory.peers.poll_policy().backoff;
         let pause = now.since(newest).clamp(looks.first, looks.longest);
         Ok(JobOutcome::Again(now.plus(spread(pause, child.0))))
     }

@@ -56,7 +56,7 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     ("metrics", &["domain", "logging"]),
     ("telemetry", &["domain", "metrics", "net"]),
     ("config", &["cedar", "domain", "definition"]),
-    ("shutdown", &[]),
+    ("shutdown", &["domain"]),
 ];
 
 /// Files that know all parts.
@@ -252,6 +252,19 @@ fn tasks_of_the_runtime_are_started_in_one_place() {
         .map(|source| source.place.as_str())
         .collect();
     assert_eq!(places, ["runtime/shared.rs"], "use `Core::spawn`");
+}
+
+/// Pauses that are described elsewhere would have other words, and other random parts.
+#[test]
+fn pauses_between_attempts_are_described_in_one_place() {
+    let sources = sources();
+    let describes = |source: &&Source| source.text.contains("ExponentialBuilder");
+    let places: Vec<&str> = sources
+        .iter()
+        .filter(describes)
+        .map(|source| source.place.as_str())
+        .collect();
+    assert_eq!(places, ["domain/backoff.rs"], "use `Backoff`");
 }
 
 #[test]
