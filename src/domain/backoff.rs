@@ -48,7 +48,7 @@ impl Backoff {
         spread(self.pause(failures), key)
     }
 
-    /// Returns the pauses of one series of attempts. The first one is [`Self::first`], even if the maximum is shorter.
+    /// Returns the pauses of one series of attempts.
     pub fn pauses(&self) -> Pauses {
         self.builder().build()
     }
@@ -61,7 +61,7 @@ impl Backoff {
 
     fn builder(&self) -> ExponentialBuilder {
         ExponentialBuilder::new()
-            .with_min_delay(self.first)
+            .with_min_delay(self.first.min(self.longest))
             .with_factor(self.factor)
             .with_max_delay(self.longest)
             .without_max_times()
@@ -85,6 +85,16 @@ mod tests {
         factor: 3.0,
         longest: Duration::from_secs(20),
     };
+
+    #[test]
+    fn the_first_pause_of_a_series_is_no_longer_than_the_maximum() {
+        let backoff = Backoff {
+            longest: SECOND / 2,
+            ..TRIPLING
+        };
+        assert_eq!(backoff.pauses().next(), Some(SECOND / 2));
+        assert_eq!(backoff.pause(1), SECOND / 2);
+    }
 
     #[test]
     fn pauses_grow_up_to_the_maximum() {
