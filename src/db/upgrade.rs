@@ -8,7 +8,7 @@
 //! release have made, it is so from the beginning; the migration has the same constraints.
 
 use const_format::concatcp;
-use sqlx::{Connection, PgConnection, query_scalar, raw_sql};
+use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sql};
 
 use super::error::DbResult;
 use super::session_lock::is_held;
@@ -26,10 +26,9 @@ pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
 /// servers of the former release have left are free for others. Returns false, without a change, if such a server is at work.
 ///
 /// # Errors
-/// When the database fails, when another transaction uses the tables for too long, or when the role may not change tables.
+/// When the database fails, when another transaction uses a table for too long, or when the role may not change tables. The
+/// upgrade can be finished later then.
 pub(super) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
-    // The servers wait meanwhile, and must renew their leases.
-    const LOCK: &str = "set local lock_timeout = '1s'; lock table workers, runs, jobs in access exclusive mode";
     const IS_FORMER_AT_WORK: &str = concatcp!(
         "select exists (select 1 from workers where substr(worker_id::text, 15, 1) <> '8' and (alive_until > ",
         database_now!(postgres),
@@ -37,26 +36,50 @@ pub(super) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
         is_held!("workers.session_lock"),
         "))"
     );
-    // Rows that are there are not read: what remains of former workers does no harm.
-    const FINISH: &str = "delete from workers where substr(worker_id::text, 15, 1) <> '8'; \
-        update runs set worker = null where depth = 0 and status = 'running' and substr(worker::text, 15, 1) <> '8'; \
-        alter table workers add constraint reads_short_texts check (substr(worker_id::text, 15, 1) = '8'); \
+    // Rows of jobs and runs that are there are not read: what remains of former workers does no harm.
+    const WORKERS: &str = "delete from workers where substr(worker_id::text, 15, 1) <> '8'; \
+        alter table workers drop constraint if exists reads_short_texts, \
+        add constraint reads_short_texts check (substr(worker_id::text, 15, 1) = '8')";
+    const JOBS: &str = "alter table jobs drop constraint if exists reads_short_texts, \
+        add constraint reads_short_texts check (substr(worker::text, 15, 1) = '8') not valid";
+    const RUNS: &str = "update runs set worker = null where depth = 0 and status = 'running' \
+        and substr(worker::text, 15, 1) <> '8'; \
         alter table runs add constraint reads_short_texts \
-        check (status <> 'running' or substr(worker::text, 15, 1) = '8') not valid; \
-        alter table jobs add constraint reads_short_texts check (substr(worker::text, 15, 1) = '8') not valid";
-    let mut transaction = conn.begin().await?;
-    raw_sql(LOCK).execute(&mut *transaction).await?;
-    // Another process may have finished it since.
-    if is_finished(&mut transaction).await? {
-        transaction.rollback().await?;
+        check (status <> 'running' or substr(worker::text, 15, 1) = '8') not valid";
+    if is_finished(conn).await? {
         return Ok(true);
     }
+    let mut transaction = lock(conn, "lock table workers in access exclusive mode").await?;
     let is_at_work: bool = query_scalar(IS_FORMER_AT_WORK).fetch_one(&mut *transaction).await?;
     if is_at_work {
         transaction.rollback().await?;
         return Ok(false);
     }
-    raw_sql(FINISH).execute(&mut *transaction).await?;
+    raw_sql(WORKERS).execute(&mut *transaction).await?;
+    transaction.commit().await?;
+
+    let mut transaction = lock(conn, "lock table jobs in access exclusive mode").await?;
+    raw_sql(JOBS).execute(&mut *transaction).await?;
+    transaction.commit().await?;
+
+    // The last one, since it says that the upgrade is finished.
+    let mut transaction = lock(conn, "lock table runs in access exclusive mode").await?;
+    // Another process may have finished it since.
+    if !is_finished(&mut transaction).await? {
+        raw_sql(RUNS).execute(&mut *transaction).await?;
+    }
     transaction.commit().await?;
     Ok(true)
+}
+
+/// Begins a transaction with the lock of one table. Servers use the tables in any order, so a transaction with the locks of
+/// several could wait for one that waits for it.
+async fn lock<'c>(conn: &'c mut PgConnection, table: &'static str) -> DbResult<Transaction<'c, Postgres>> {
+    let mut transaction = conn.begin().await?;
+    // The servers wait meanwhile, and must renew their leases.
+    raw_sql("set local lock_timeout = '1s'")
+        .execute(&mut *transaction)
+        .await?;
+    raw_sql(table).execute(&mut *transaction).await?;
+    Ok(transaction)
 }
