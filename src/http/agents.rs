@@ -14,6 +14,7 @@ use super::wire::{Object, json};
 use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
 use crate::domain::access::Action;
+use crate::domain::identity::Tenant;
 use crate::runtime::{AgentRecord, DefinitionError};
 
 /// Creates or changes an agent definition.
@@ -56,9 +57,10 @@ pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) 
     };
     let number = text.parse().map_err(|_| ApiError::bad_parameter("version", text))?;
     let key = graph_id.clone();
+    let reader = reader_of(&api);
     let read = api
         .db
-        .read(move |tx| Box::pin(async move { definitions::version(tx, &key, number).await }));
+        .read(move |tx| Box::pin(async move { definitions::version(tx, &key, reader.as_ref(), number).await }));
     let version = read.await?.ok_or(DefinitionError::NoVersion(graph_id, number))?;
     Ok(Json(AgentOrVersion::Version(version.into())))
 }
@@ -91,10 +93,12 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
     find(&api, Action::AgentsRead, &graph_id)?;
     let permit = api.answers.permit().await?;
     let wanted = page.query(api.answers.bytes());
+    let reader = reader_of(&api);
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            let total = definitions::count_versions(tx, &graph_id).await?;
-            Ok((definitions::versions(tx, &graph_id, wanted).await?, total))
+            let reader = reader.as_ref();
+            let total = definitions::count_versions(tx, &graph_id, reader).await?;
+            Ok((definitions::versions(tx, &graph_id, reader, wanted).await?, total))
         })
     });
     let (found, total) = read.await?;
@@ -108,6 +112,12 @@ fn find(api: &Api, action: Action, graph_id: &str) -> Result<AgentRecord, ApiErr
     let missing = || DefinitionError::NoAgent(graph_id.to_owned());
     api.check_agent(action, graph_id).map_err(|_| missing())?;
     Ok(api.definitions.agent(graph_id).ok_or_else(missing)?)
+}
+
+/// Returns the tenant for which versions are read; none without authentication, when all versions are there.
+fn reader_of(api: &Api) -> Option<Tenant> {
+    let caller = &api.caller;
+    (!caller.is_unrestricted()).then(|| caller.tenant.clone())
 }
 
 /// Validates an agent definition without storing it.
