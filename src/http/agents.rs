@@ -111,7 +111,10 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
 fn find(api: &Api, action: Action, graph_id: &str) -> Result<AgentRecord, ApiError> {
     let missing = || DefinitionError::NoAgent(graph_id.to_owned());
     api.check_agent(action, graph_id).map_err(|_| missing())?;
-    Ok(api.definitions.agent(graph_id).ok_or_else(missing)?)
+    let found = api.definitions.agent(graph_id);
+    // The agents may have changed since the check.
+    let found = found.filter(|record| !record.is_of_another(&api.caller.tenant));
+    Ok(found.ok_or_else(missing)?)
 }
 
 /// Returns the tenant for which versions are read; none without authentication, when all versions are there.
@@ -145,7 +148,9 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Res
     let offset = usize::try_from(page.offset).unwrap_or(usize::MAX);
     let permit = api.answers.permit().await?;
     let existing = api.access.agents_of(&api.caller);
-    let wanted = |record: &AgentRecord| filter.matches(record) && existing.contains(&record.version.graph_id);
+    let tenant = &api.caller.tenant;
+    let exists = |record: &AgentRecord| existing.contains(&record.version.graph_id) && !record.is_of_another(tenant);
+    let wanted = |record: &AgentRecord| filter.matches(record) && exists(record);
     let (found, total) = api.definitions.agents(wanted, limit, offset);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),

@@ -91,6 +91,15 @@ pub struct AgentRecord {
     pub remarks: Vec<StoredDiagnostic>,
     /// True if the agent can run.
     pub is_usable: bool,
+    /// The tenant whose client defined the agent; none if it is there for all tenants.
+    pub owner: Option<Tenant>,
+}
+
+impl AgentRecord {
+    /// Returns whether a client of another tenant defined the agent.
+    pub fn is_of_another(&self, tenant: &Tenant) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner != tenant)
+    }
 }
 
 /// The current agents, by `graph_id`.
@@ -269,6 +278,7 @@ impl Registry {
                 version: version.clone(),
                 remarks,
                 is_usable,
+                owner: owners.get(&version.graph_id).cloned(),
             };
             records.insert(version.graph_id.clone(), record);
         }
