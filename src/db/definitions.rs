@@ -23,6 +23,11 @@ const SELECT_OF_CLIENTS: &str = "\
     select v.graph_id, v.version, v.digest, v.origin, v.created_at, d.body, a.tenant from definition_versions v \
     join definitions d on d.digest = v.digest join agents a on a.graph_id = v.graph_id and a.version = v.version";
 
+/// The condition that a version is there for a reader of the tenant `$2`, or for all if that is null: a file or a client of this
+/// tenant has defined it. An agent of a file may have versions of a client who took the name before.
+const IS_THERE: &str = " and (v.origin <> '' or cast($2 as text) is null \
+    or exists (select 1 from agents a where a.graph_id = v.graph_id and a.tenant = $2))";
+
 /// An agent that a client defined.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientAgent {
@@ -291,31 +296,48 @@ pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Definiti
         offset: 0,
         bytes: usize::MAX,
     };
-    Ok(versions(tx, graph_id, newest).await?.into_items().pop())
+    Ok(versions(tx, graph_id, None, newest).await?.into_items().pop())
 }
 
-/// Returns a version of an agent.
-pub async fn version(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<Option<DefinitionVersion>> {
-    const SQL: &str = concatcp!(SELECT_VERSION, " where v.graph_id = $1 and v.version = $2");
+/// Returns a version of an agent, if it is there for a reader of this tenant; for all if none is given.
+pub async fn version(
+    tx: &mut Tx<'_>,
+    graph_id: &str,
+    reader: Option<&Tenant>,
+    number: i64,
+) -> DbResult<Option<DefinitionVersion>> {
+    const SQL: &str = concatcp!(SELECT_VERSION, " where v.graph_id = $1 and v.version = $3", IS_THERE);
+    let reader = reader.map(Tenant::as_str);
     let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(graph_id)
+        .bind(reader)
         .bind(number)
         .fetch_optional(conn)
         .await)?;
     row.map(DefinitionVersion::try_from).transpose()
 }
 
-/// Returns a page of the versions of an agent, newest first.
-pub async fn versions(tx: &mut Tx<'_>, graph_id: &str, page: PageQuery) -> DbResult<ListPart<DefinitionVersion>> {
+/// Returns a page of the versions of an agent that are there for a reader of this tenant, newest first; of all versions if
+/// no tenant is given.
+pub async fn versions(
+    tx: &mut Tx<'_>,
+    graph_id: &str,
+    reader: Option<&Tenant>,
+    page: PageQuery,
+) -> DbResult<ListPart<DefinitionVersion>> {
     const SQL: &str = concatcp!(
         SELECT_VERSION,
-        " where v.graph_id = $1 order by v.version desc limit $2 offset $3"
+        " where v.graph_id = $1",
+        IS_THERE,
+        " order by v.version desc limit $3 offset $4"
     );
+    let reader = reader.map(Tenant::as_str);
     let mut filling = ListBuilder::new(page.limit, page.bytes);
     while let Some(next) = filling.next() {
         let offset = page.offset + filling.count();
         let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
             .bind(graph_id)
+            .bind(reader)
             .bind(next)
             .bind(offset)
             .fetch_all(conn)
@@ -330,11 +352,16 @@ pub async fn versions(tx: &mut Tx<'_>, graph_id: &str, page: PageQuery) -> DbRes
     Ok(filling.finish())
 }
 
-/// Counts the versions of an agent.
-pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
-    const SQL: &str = "select count(*) from definition_versions where graph_id = $1";
+/// Counts the versions of an agent that are there for a reader of this tenant; all versions if no tenant is given.
+pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str, reader: Option<&Tenant>) -> DbResult<i64> {
+    const SQL: &str = concatcp!(
+        "select count(*) from definition_versions v where v.graph_id = $1",
+        IS_THERE
+    );
+    let reader = reader.map(Tenant::as_str);
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(graph_id)
+        .bind(reader)
         .fetch_one(conn)
         .await)?)
 }
@@ -426,7 +453,7 @@ pub async fn erase_one_of_tenant(tx: &mut Tx<'_>, tenant: &Tenant) -> DbResult<b
         .await
         .map(drop))?;
     on_engine!(tx, |conn| query(VERSIONS).bind(&graph_id).execute(conn).await.map(drop))?;
-    if count_versions(tx, &graph_id).await? == 0 {
+    if count_versions(tx, &graph_id, None).await? == 0 {
         super::assistants::delete(tx, AssistantId::of_graph(&graph_id)).await?;
     }
     for digest in digests {

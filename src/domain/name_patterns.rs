@@ -1,17 +1,21 @@
 //! Lists of allowed names in the configuration.
 
+use std::sync::Arc;
+
 /// The names that a list of the configuration allows. A name in the list that ends in `*` stands for all names that
-/// begin with the part before it.
+/// begin with the part before it. Cloning copies a pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NamePatterns {
     /// `None` if there is no list, so that all names are allowed.
-    patterns: Option<Vec<String>>,
+    patterns: Option<Arc<[String]>>,
 }
 
 impl NamePatterns {
     /// Returns the names of a list; all names if there is none.
     pub fn of(patterns: Option<Vec<String>>) -> Self {
-        Self { patterns }
+        Self {
+            patterns: patterns.map(Arc::from),
+        }
     }
 
     /// Returns the list, unless all names are allowed.

@@ -80,7 +80,8 @@ impl RowCondition {
         }
     }
 
-    /// Returns the condition that one of these is true.
+    /// Returns the condition that one of these is true. What two of them say alike, such as which agents do not exist for the
+    /// tenant, is in it once.
     pub fn any(conditions: impl IntoIterator<Item = Self>) -> Self {
         let mut rest = vec![];
         for condition in conditions {
@@ -88,7 +89,7 @@ impl RowCondition {
                 if is_met {
                     return Self::ALWAYS;
                 }
-            } else {
+            } else if !rest.contains(&condition) {
                 rest.push(condition);
             }
         }
@@ -221,6 +222,14 @@ mod tests {
             RowCondition::NEVER
         );
         assert_eq!(ann.clone().negated().negated(), ann);
+    }
+
+    #[test]
+    fn what_two_conditions_say_alike_is_asked_once() {
+        let ann = owned_by("ann");
+        assert_eq!(RowCondition::any([ann.clone(), ann.clone()]), ann);
+        let both = RowCondition::any([ann.clone(), owned_by("bob"), ann]);
+        assert!(matches!(&both, RowCondition::Any(all) if all.len() == 2), "{both:?}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::wire::{Object, json};
 use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
 use crate::domain::access::Action;
+use crate::domain::identity::Tenant;
 use crate::runtime::{AgentRecord, DefinitionError};
 
 /// Creates or changes an agent definition.
@@ -56,9 +57,10 @@ pub(super) async fn get(api: Api, Path(graph_id): Path<String>, params: Params) 
     };
     let number = text.parse().map_err(|_| ApiError::bad_parameter("version", text))?;
     let key = graph_id.clone();
+    let reader = reader_of(&api);
     let read = api
         .db
-        .read(move |tx| Box::pin(async move { definitions::version(tx, &key, number).await }));
+        .read(move |tx| Box::pin(async move { definitions::version(tx, &key, reader.as_ref(), number).await }));
     let version = read.await?.ok_or(DefinitionError::NoVersion(graph_id, number))?;
     Ok(Json(AgentOrVersion::Version(version.into())))
 }
@@ -91,10 +93,12 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
     find(&api, Action::AgentsRead, &graph_id)?;
     let permit = api.answers.permit().await?;
     let wanted = page.query(api.answers.bytes());
+    let reader = reader_of(&api);
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            let total = definitions::count_versions(tx, &graph_id).await?;
-            Ok((definitions::versions(tx, &graph_id, wanted).await?, total))
+            let reader = reader.as_ref();
+            let total = definitions::count_versions(tx, &graph_id, reader).await?;
+            Ok((definitions::versions(tx, &graph_id, reader, wanted).await?, total))
         })
     });
     let (found, total) = read.await?;
@@ -107,7 +111,16 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
 fn find(api: &Api, action: Action, graph_id: &str) -> Result<AgentRecord, ApiError> {
     let missing = || DefinitionError::NoAgent(graph_id.to_owned());
     api.check_agent(action, graph_id).map_err(|_| missing())?;
-    Ok(api.definitions.agent(graph_id).ok_or_else(missing)?)
+    let found = api.definitions.agent(graph_id);
+    // The agents may have changed since the check.
+    let found = found.filter(|record| !record.is_of_another(&api.caller.tenant));
+    Ok(found.ok_or_else(missing)?)
+}
+
+/// Returns the tenant for which versions are read; none without authentication, when all versions are there.
+fn reader_of(api: &Api) -> Option<Tenant> {
+    let caller = &api.caller;
+    (!caller.is_unrestricted()).then(|| caller.tenant.clone())
 }
 
 /// Validates an agent definition without storing it.
@@ -135,7 +148,9 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Res
     let offset = usize::try_from(page.offset).unwrap_or(usize::MAX);
     let permit = api.answers.permit().await?;
     let existing = api.access.agents_of(&api.caller);
-    let wanted = |record: &AgentRecord| filter.matches(record) && existing.contains(&record.version.graph_id);
+    let tenant = &api.caller.tenant;
+    let exists = |record: &AgentRecord| existing.contains(&record.version.graph_id) && !record.is_of_another(tenant);
+    let wanted = |record: &AgentRecord| filter.matches(record) && exists(record);
     let (found, total) = api.definitions.agents(wanted, limit, offset);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),

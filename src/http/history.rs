@@ -124,7 +124,7 @@ pub(super) async fn load(
         newest_run,
     } = loaded;
     let plan = match child.as_ref().or(newest_run.as_ref()) {
-        Some(run) => api.runs.plan_of_run(run).await?,
+        Some(run) => api.runs.plan_of_run(run, &thread_found.ownership.tenant).await?,
         None => api.runs.plan_on(&thread_found),
     };
     let cursor = entries.last().filter(|_| is_cut).map(|entry| entry.origin.id);

@@ -29,22 +29,23 @@ pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp)
     Assistant::automatic(graph_id, agent.name_or(graph_id), agent.description.as_deref(), now)
 }
 
-/// Stores the default assistants of definitions. A stored assistant stays as it is, but it belongs to the server from
-/// now on. If it was never changed, it takes the name and the description of its definition.
-pub(super) async fn register(tx: &mut Tx<'_>, defaults: &[Assistant]) -> DbResult<()> {
+/// Stores the default assistants of definitions of this tenant. A stored assistant stays as it is, unless a user of another
+/// tenant has created it, but it belongs to the server from now on. If it was never changed, it takes the name and the
+/// description of its definition.
+pub(super) async fn register(tx: &mut Tx<'_>, defaults: &[Assistant], tenant: &Tenant) -> DbResult<()> {
     let new = assistants::insert_all(tx, defaults).await?;
     let known: Vec<&Assistant> = defaults.iter().filter(|ours| !new.contains(&ours.id)).collect();
     let ids: Vec<AssistantId> = known.iter().map(|ours| ours.id).collect();
     let mut stored = assistants::lock_all(tx, &ids).await?;
     for ours in known {
         if let Some(stored) = stored.remove(&ours.id) {
-            refresh(tx, ours, stored).await?;
+            refresh(tx, ours, stored, tenant).await?;
         }
     }
     Ok(())
 }
 
-async fn refresh(tx: &mut Tx<'_>, ours: &Assistant, stored: DbResult<Assistant>) -> DbResult<()> {
+async fn refresh(tx: &mut Tx<'_>, ours: &Assistant, stored: DbResult<Assistant>, tenant: &Tenant) -> DbResult<()> {
     let stored = match stored {
         Ok(stored) => stored,
         Err(error) if error.is_corrupt() => return repair(tx, ours, &error).await,
@@ -52,6 +53,11 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant, stored: DbResult<Assistant>)
     };
     // This happens once, for an assistant that a client has created under this id.
     if !stored.ownership.is_of_server() {
+        // The id is known in advance: the settings of another tenant would decide what runs under the name of the agent.
+        if stored.ownership.tenant != *tenant {
+            assistants::delete(tx, ours.id).await?;
+            return assistants::insert_all(tx, std::slice::from_ref(ours)).await.map(drop);
+        }
         assistants::give_to_server(tx, &[ours.id]).await?;
     }
     let old = &stored.settings;
@@ -319,7 +325,7 @@ impl Assistants {
     /// Returns the agent of a definition as a tenant may run it.
     fn known(&self, tenant: &Tenant, graph_id: &str) -> Option<Arc<RegisteredAgent>> {
         let registry = &self.core.registry;
-        let known = registry.agents().of_graph(graph_id).cloned()?;
+        let known = registry.find_of_tenant(graph_id, tenant)?;
         registry.for_tenant(&known, tenant)
     }
 

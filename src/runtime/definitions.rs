@@ -118,7 +118,7 @@ impl Registry {
                     versions.extend(kept);
                     let automatic = |agent: &FileAgent| assistants::automatic(&agent.graph_id, &agent.definition, now);
                     let defaults: Vec<Assistant> = part.iter().map(automatic).collect();
-                    assistants::register(tx, &defaults).await?;
+                    assistants::register(tx, &defaults, &Tenant::default()).await?;
                 }
                 Ok::<_, db::DbError>(versions)
             })
@@ -265,7 +265,7 @@ async fn store(
     .await?;
     db::definitions::put(tx, graph_id, version.number, &tenant).await?;
     let assistant = assistants::automatic(graph_id, &from_client.definition, from_client.now);
-    assistants::register(tx, std::slice::from_ref(&assistant)).await?;
+    assistants::register(tx, std::slice::from_ref(&assistant), &tenant).await?;
     Ok(Some((ClientAgent { tenant, version }, change)))
 }
 

@@ -91,6 +91,15 @@ pub struct AgentRecord {
     pub remarks: Vec<StoredDiagnostic>,
     /// True if the agent can run.
     pub is_usable: bool,
+    /// The tenant whose client defined the agent; none if it is there for all tenants.
+    pub owner: Option<Tenant>,
+}
+
+impl AgentRecord {
+    /// Returns whether a client of another tenant defined the agent.
+    pub fn is_of_another(&self, tenant: &Tenant) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner != tenant)
+    }
 }
 
 /// The current agents, by `graph_id`.
@@ -118,6 +127,14 @@ struct Current {
     records: Arc<Records>,
     /// The tenants of the agents that clients defined; empty if the server does not know the tenants of its callers.
     owners: Arc<AgentOwners>,
+}
+
+impl Current {
+    /// Returns whether the agent of this name is of a file, or of a client of this tenant.
+    fn is_owned_as(&self, graph_id: &str, tenant: Option<&Tenant>) -> bool {
+        let owner = self.owners.get(graph_id);
+        owner.is_none_or(|owner| Some(owner) == tenant)
+    }
 }
 
 /// The sources of the current set.
@@ -184,6 +201,16 @@ impl FileAgents {
 pub(super) struct ResolvedAssistant {
     pub(super) assistant: Assistant,
     pub(super) known: Arc<RegisteredAgent>,
+    /// The tenant whose client defined the agent when it was found. The agent may be deleted before the admission asks for
+    /// whom it exists.
+    pub(super) owner: Option<Tenant>,
+}
+
+impl ResolvedAssistant {
+    /// Returns whether a client of another tenant defined the agent.
+    pub(super) fn is_of_another(&self, tenant: &Tenant) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner != tenant)
+    }
 }
 
 impl Registry {
@@ -251,6 +278,7 @@ impl Registry {
                 version: version.clone(),
                 remarks,
                 is_usable,
+                owner: owners.get(&version.graph_id).cloned(),
             };
             records.insert(version.graph_id.clone(), record);
         }
@@ -337,8 +365,35 @@ impl Registry {
 
     /// Returns which agents exist for a tenant. This is the one place that knows.
     pub(super) fn agents_of(&self, tenant: &Tenant) -> TenantAgents {
+        self.existing_in(&self.current(), tenant)
+    }
+
+    fn existing_in(&self, current: &Current, tenant: &Tenant) -> TenantAgents {
         let allowed = self.tenants.of(tenant).agents.clone();
-        TenantAgents::new(tenant.clone(), allowed, self.current().owners)
+        TenantAgents::new(tenant.clone(), allowed, Arc::clone(&current.owners))
+    }
+
+    /// Returns the agent of this name that can run, if it exists for the tenant.
+    pub(super) fn find_of_tenant(&self, graph_id: &str, tenant: &Tenant) -> Option<Arc<RegisteredAgent>> {
+        let current = self.current();
+        let known = current.agents.of_graph(graph_id)?;
+        let exists = self.existing_in(&current, tenant).contains(graph_id);
+        exists.then(|| Arc::clone(known))
+    }
+
+    /// Returns the agent of a run as it is defined now, unless a client of another tenant than this one has taken its name
+    /// since; unless any client has it, if no tenant is given.
+    pub(super) fn present_of_run(&self, run: &Run, tenant: Option<&Tenant>) -> Option<Arc<RegisteredAgent>> {
+        let current = self.current();
+        let known = current.agents.of_run(run)?;
+        current.is_owned_as(&known.graph_id, tenant).then(|| Arc::clone(known))
+    }
+
+    /// Returns the agent of this name as it is defined now, as [`Registry::present_of_run`] does.
+    pub(super) fn present(&self, graph_id: &str, tenant: Option<&Tenant>) -> Option<Arc<RegisteredAgent>> {
+        let current = self.current();
+        let known = current.agents.of_graph(graph_id)?;
+        current.is_owned_as(graph_id, tenant).then(|| Arc::clone(known))
     }
 
     /// Returns the agent of a definition, unless its diagnostics forbid it.
@@ -366,16 +421,20 @@ impl Registry {
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
     }
 
-    /// Returns the agent of a run, as it was defined when the run was admitted, with what the run has chosen.
-    pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<RegisteredAgent>>> {
-        let agents = self.agents();
+    /// Returns the agent of a run, as it was defined when the run was admitted, with what the run has chosen. If that
+    /// definition is gone, it is the present one, as [`Registry::present_of_run`] returns it.
+    pub(super) async fn of_run(
+        self: &Arc<Self>,
+        run: &Run,
+        tenant: Option<&Tenant>,
+    ) -> DbResult<Option<Arc<RegisteredAgent>>> {
         let Some(AssignedAgent {
             graph_id,
             definition: Some(digest),
             ..
         }) = run.request.agent.clone()
         else {
-            return Ok(agents.of_run(run).map(|known| known.for_run(run)));
+            return Ok(self.present_of_run(run, tenant).map(|known| known.for_run(run)));
         };
         if let Some(known) = self.cached(&graph_id, &digest) {
             return Ok(Some(known.for_run(run)));
@@ -384,7 +443,7 @@ impl Registry {
         let found = self
             .db
             .read(move |tx| Box::pin(async move { this.of_digest(tx, &graph_id, &digest).await }));
-        let found = found.await?.or_else(|| agents.of_run(run).cloned());
+        let found = found.await?.or_else(|| self.present_of_run(run, tenant));
         Ok(found.map(|known| known.for_run(run)))
     }
 
@@ -401,7 +460,7 @@ impl Registry {
         run: &Run,
         tenant: &Tenant,
     ) -> DbResult<Option<Arc<RegisteredAgent>>> {
-        let known = self.of_run(run).await?;
+        let known = self.of_run(run, Some(tenant)).await?;
         Ok(known.and_then(|known| self.for_tenant(&known, tenant)))
     }
 
@@ -420,10 +479,13 @@ impl Registry {
 
     /// Returns the agents that can run and that exist for a tenant.
     pub(super) fn of_tenant(&self, tenant: &Tenant) -> Vec<Arc<RegisteredAgent>> {
-        let existing = self.agents_of(tenant);
-        let agents = self.agents();
-        let existing = agents.all().filter(|known| existing.contains(&known.graph_id));
-        existing.cloned().collect()
+        let current = self.current();
+        let existing = self.existing_in(&current, tenant);
+        let agents = current.agents.all();
+        agents
+            .filter(|known| existing.contains(&known.graph_id))
+            .cloned()
+            .collect()
     }
 
     /// Returns the agent with this definition, in use or not, or none if the definition was deleted.
@@ -499,7 +561,7 @@ impl Registry {
         tx: &mut Tx<'_>,
         wanted: &AssistantRef,
     ) -> Result<ResolvedAssistant, StartError> {
-        let agents = self.agents();
+        let Current { agents, owners, .. } = self.current();
         let id = match wanted {
             AssistantRef::Id(id) => *id,
             AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
@@ -512,6 +574,7 @@ impl Registry {
         };
         match agents.of_graph(&assistant.settings.graph_id) {
             Some(known) => Ok(ResolvedAssistant {
+                owner: owners.get(&known.graph_id).cloned(),
                 known: Arc::clone(known),
                 assistant,
             }),
@@ -525,9 +588,10 @@ impl Registry {
     /// Returns the last agent of a thread, as it is defined now; none if it does not exist for the tenant of the thread,
     /// whose metadata name the agent and come from clients.
     pub(super) fn last_on(&self, thread: &Thread) -> Option<Arc<RegisteredAgent>> {
-        let known = self.agents().last_on(thread).cloned()?;
-        let existing = self.agents_of(&thread.ownership.tenant);
-        existing.contains(&known.graph_id).then_some(known)
+        let current = self.current();
+        let known = current.agents.last_on(thread)?;
+        let existing = self.existing_in(&current, &thread.ownership.tenant);
+        existing.contains(&known.graph_id).then(|| Arc::clone(known))
     }
 
     /// Returns the last agent of a thread, with the definition with which the work in progress began.

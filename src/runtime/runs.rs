@@ -12,6 +12,7 @@ use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartErr
 use crate::db::{self, DbResult, RowAccess, Tx};
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
+use crate::domain::identity::Tenant;
 use crate::domain::machine::Plan;
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
@@ -208,11 +209,11 @@ impl Runs {
         Ok(())
     }
 
-    /// Returns the nodes of the agent of a run, by the definition with which the run began.
+    /// Returns the nodes of the agent of a run, by the definition with which the run began. The tenant is that of its thread.
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn plan_of_run(&self, run: &Run) -> DbResult<Option<Plan>> {
+    pub async fn plan_of_run(&self, run: &Run, tenant: &Tenant) -> DbResult<Option<Plan>> {
         // A subagent is described in the definition of the next agent above it that has one.
         let mut owner = run.clone();
         while let (None, Some(parent)) = (&owner.request.agent, owner.lineage.parent) {
@@ -220,7 +221,7 @@ impl Runs {
             let Some(found) = read.await? else { return Ok(None) };
             owner = found;
         }
-        let Some(known) = self.core.registry.of_run(&owner).await? else {
+        let Some(known) = self.core.registry.of_run(&owner, Some(tenant)).await? else {
             return Ok(None);
         };
         let levels = run.lineage.depth.saturating_sub(owner.lineage.depth);

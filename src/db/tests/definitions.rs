@@ -18,6 +18,7 @@ on_both!(
     definitions_that_are_stored_together_get_the_versions_of_single_ones,
     an_agent_of_a_client_is_listed_until_it_is_removed,
     an_agent_stays_that_of_its_tenant,
+    versions_of_a_client_are_there_for_its_tenant_only,
     the_agents_of_a_tenant_are_erased_and_others_stay,
     agents_of_the_former_release_belong_to_the_only_tenant_or_to_the_default_one,
     a_server_of_the_former_release_stores_agents_of_the_default_tenant,
@@ -61,7 +62,7 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
         write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number,
         4
     );
-    let all = read!(db, |tx| definitions::versions(tx, "a", page(10, 0))).into_items();
+    let all = read!(db, |tx| definitions::versions(tx, "a", None, page(10, 0))).into_items();
     let shown: Vec<_> = all
         .iter()
         .map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0))
@@ -70,15 +71,18 @@ async fn only_a_changed_definition_gets_a_new_version(db: Db) {
     assert_eq!(all[0].provenance, file);
     // The order of keys matters to models, so it must be stored.
     assert_eq!(all[3].definition.text(), saying("one").text());
-    assert_eq!(read!(db, |tx| definitions::version(tx, "a", 2)), Some(all[2].clone()));
     assert_eq!(
-        read!(db, |tx| definitions::versions(tx, "a", page(1, 1))).into_items()[0].number,
+        read!(db, |tx| definitions::version(tx, "a", None, 2)),
+        Some(all[2].clone())
+    );
+    assert_eq!(
+        read!(db, |tx| definitions::versions(tx, "a", None, page(1, 1))).into_items()[0].number,
         3
     );
-    assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 4);
-    assert_eq!(read!(db, |tx| definitions::version(tx, "a", 9)), None);
+    assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a", None)), 4);
+    assert_eq!(read!(db, |tx| definitions::version(tx, "a", None, 9)), None);
     write!(db, |tx| definitions::forget_versions(tx, "a", 2));
-    assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 2);
+    assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a", None)), 2);
 }
 
 async fn definitions_that_are_stored_together_get_the_versions_of_single_ones(db: Db) {
@@ -122,6 +126,27 @@ async fn an_agent_stays_that_of_its_tenant(db: Db) {
         let client = tenant(name);
         write!(db, |tx| definitions::put(tx, "a", number, &client));
         assert_eq!(read!(db, |tx| definitions::owner(tx, "a")), Some(tenant("acme")));
+    }
+}
+
+async fn versions_of_a_client_are_there_for_its_tenant_only(db: Db) {
+    store_version(&db, "a", "one", 1).await;
+    let acme = tenant("acme");
+    write!(db, |tx| definitions::put(tx, "a", 1, &acme));
+    let definition = saying("of a file");
+    let file = Provenance::File("agents/a".to_owned());
+    write!(db, |tx| definitions::keep(tx, "a", &definition, &file, Timestamp(2)));
+    for (name, there) in [(None, vec![2, 1]), (Some("acme"), vec![2, 1]), (Some("other"), vec![2])] {
+        let reader = name.map(tenant);
+        let listed = read!(db, |tx| definitions::versions(tx, "a", reader.as_ref(), page(10, 0)));
+        let numbers: Vec<i64> = listed.into_items().iter().map(|version| version.number).collect();
+        assert_eq!(numbers, there, "{name:?}");
+        let reader = name.map(tenant);
+        let count = read!(db, |tx| definitions::count_versions(tx, "a", reader.as_ref()));
+        assert_eq!(usize::try_from(count), Ok(there.len()), "{name:?}");
+        let reader = name.map(tenant);
+        let first = read!(db, |tx| definitions::version(tx, "a", reader.as_ref(), 1));
+        assert_eq!(first.is_some(), there.contains(&1), "{name:?}");
     }
 }
 

@@ -187,6 +187,7 @@ impl From<AgentRecord> for AgentView {
             version,
             remarks,
             is_usable,
+            owner: _,
         } = record;
         Self {
             assistant_id: AssistantId::of_graph(&version.graph_id).0,

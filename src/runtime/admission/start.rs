@@ -278,7 +278,8 @@ pub(in crate::runtime) fn check_tenant(
             audit::record_refusal(core, user, Action::ThreadsCreateRun, resource, &[]);
         }
     };
-    let Some(known) = core.registry.for_tenant(&resolved.known, tenant) else {
+    let known = core.registry.for_tenant(&resolved.known, tenant);
+    let Some(known) = known.filter(|_| !resolved.is_of_another(tenant)) else {
         refused();
         return Err(StartError::NoAgent {
             assistant,

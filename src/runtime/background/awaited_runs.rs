@@ -80,7 +80,19 @@ impl BackgroundTasks {
         work: &RemoteRun,
     ) -> Result<(RemoteThread, SubagentDefinition), String> {
         let registry = &self.core.registry;
-        let now = registry.agents().of_graph(&work.graph_id).cloned();
+        let run = work.run;
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                match db::access::run_thread(tx, run).await? {
+                    Some(thread) => db::access::thread_facts(tx, thread, false).await,
+                    None => Ok(None),
+                }
+            })
+        });
+        let facts = read.await.map_err(super::storage_error)?;
+        let tenant = facts.as_ref().map(|facts| &facts.ownership.tenant);
+        // An agent of another tenant that has the name now has headers of that tenant.
+        let now = registry.present(&work.graph_id, tenant);
         let named = |known: &Arc<RegisteredAgent>| known.remote_subagent(&work.agent, &work.url).is_some();
         let known = match (now.filter(named), &work.definition) {
             (Some(known), _) => Some(known),

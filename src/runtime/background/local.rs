@@ -18,7 +18,9 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::runtime::admission::{self, AdmissionContext, Admitted, MayStart};
 use crate::runtime::retry::retry_until_available;
-use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts};
+use crate::runtime::{
+    AssistantRef, BackgroundTasks, CancelAction, CancelError, NewRun, StartError, Target, interrupts,
+};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
@@ -253,6 +255,7 @@ async fn begin(
     let mut new_run = new_run.clone();
     new_run.request.background = Some(ancestry);
     let start = async {
+        check_exists(&new_run, context)?;
         let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
         db::background::insert(tx, &record).await?;
         Ok::<_, TaskError>(admitted)
@@ -299,9 +302,23 @@ async fn continue_task(
     if new_run.request.multitask == Multitask::Interrupt {
         take_over_messages(tx, &mut new_run, &in_flight, context).await?;
     }
+    check_exists(&new_run, context)?;
     let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
     db::background::watch(tx, task).await?;
     Ok(TaskStart::New(Box::new(admitted)))
+}
+
+/// Refuses an agent that does not exist for the tenant of the conversation like one that nobody has defined. Other checks of
+/// its run would describe it.
+fn check_exists(new_run: &NewRun, context: &AdmissionContext) -> Result<(), StartError> {
+    let AssistantRef::Graph(graph_id) = &new_run.assistant else {
+        return Ok(());
+    };
+    let existing = context.core.registry.agents_of(&new_run.caller.tenant);
+    match existing.contains(graph_id) {
+        true => Ok(()),
+        false => Err(StartError::NoAssistant(graph_id.clone())),
+    }
 }
 
 /// Withdraws the runs of a task that agents have queued and that have not begun, and puts their messages before those of

@@ -266,24 +266,29 @@ impl BackgroundTasks {
     ) -> Result<(RemoteThread, SubagentDefinition), String> {
         let url = record.url.as_deref().unwrap_or_default();
         let parent = record.starter();
-        let run = self
-            .core
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
-        let run = run.await.map_err(storage_error)?;
+        let task = record.task;
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let run = db::runs::get_by_id(tx, parent).await?;
+                Ok((run, db::access::thread_facts(tx, task, false).await?))
+            })
+        });
+        let (run, facts) = read.await.map_err(storage_error)?;
+        let tenant = facts.as_ref().map(|facts| &facts.ownership.tenant);
         let registry = &self.core.registry;
-        let agents = registry.agents();
+        // An agent of another tenant that has the name now has headers of that tenant.
         let now = match &run {
-            Some(run) => agents.of_run(run).cloned(),
-            None => agents
-                .all()
-                .find(|known| known.assistant == record.parent_assistant)
-                .cloned(),
+            Some(run) => registry.present_of_run(run, tenant),
+            None => {
+                let agents = registry.agents();
+                let parent = agents.all().find(|known| known.assistant == record.parent_assistant);
+                parent.and_then(|known| registry.present(&known.graph_id, tenant))
+            }
         };
         let named = now.filter(|known| known.remote_subagent(&record.agent, url).is_some());
         let known = match (named, run) {
             (Some(known), _) => Some(known),
-            (None, Some(run)) => registry.of_run(&run).await.map_err(storage_error)?,
+            (None, Some(run)) => registry.of_run(&run, tenant).await.map_err(storage_error)?,
             (None, None) => self.describing_agent_of_detached(record.task).await?,
         };
         let found = known

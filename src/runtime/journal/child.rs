@@ -24,8 +24,9 @@ pub(super) enum AdmittedChild {
 /// Returns the agent of this server, as the tenant of the run may run it.
 fn find(run_context: &RunContext, graph_id: &str) -> Option<Arc<RegisteredAgent>> {
     let registry = &run_context.core.registry;
-    let known = registry.agents().of_graph(graph_id).cloned()?;
-    registry.for_tenant(&known, &run_context.ownership.tenant)
+    let tenant = &run_context.ownership.tenant;
+    let known = registry.find_of_tenant(graph_id, tenant)?;
+    registry.for_tenant(&known, tenant)
 }
 
 /// Admits a child run. A run that was admitted before is returned again.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::tenants::{a_run, default_of, values_of};
+use crate::agents::background_tasks::start;
 use crate::support::client::{Client, Reply};
 use crate::support::{Human, Keys, TestServer, eventually, on_both_engines, on_postgres, script, task, transcript};
 
@@ -16,6 +17,9 @@ on_both_engines! {
     an_assistant_of_an_agent_that_another_tenant_has_taken_does_not_exist,
     a_thread_that_names_an_agent_of_another_tenant_has_no_agent,
     an_agent_of_a_file_is_there_for_all_tenants,
+    versions_that_a_file_precedes_are_hidden_from_other_tenants,
+    an_assistant_of_another_tenant_does_not_become_that_of_a_new_agent,
+    a_background_task_for_an_agent_of_another_tenant_is_refused_like_one_for_an_unknown_agent,
     what_clients_of_the_default_tenant_define_is_theirs,
     without_authentication_agents_of_all_tenants_are_there,
 }
@@ -33,7 +37,7 @@ fn definition() -> Value {
 
 /// Returns a definition with a subagent that is the agent of this name.
 fn parent_of(graph_id: &str) -> Value {
-    let clerk = json!({"name": "clerk", "description": "Knows.", "graph_id": graph_id});
+    let clerk = json!({"name": "clerk", "description": "Knows.", "graph_id": graph_id, "async": false});
     json!({"model": "scripted:lab", "subagents": [clerk]})
 }
 
@@ -283,6 +287,64 @@ async fn an_agent_of_a_file_is_there_for_all_tenants(server: TestServer) {
         assert_eq!(shown["definition"]["description"], "of a file");
         client.post("/runs/wait", a_run("desk")).await.ok();
     }
+}
+
+async fn versions_that_a_file_precedes_are_hidden_from_other_tenants(server: TestServer) {
+    let keys = server.is_protected().await;
+    let [acme, other] = developers(&keys).await;
+    let lines = "[agents.desk]\nmodel = \"scripted:lab\"\ndescription = \"of a file\"\n";
+    server.is_configured_with(lines).await;
+    for (client, total) in [(&acme, "2"), (&other, "1"), (&keys.client("harness"), "1")] {
+        let listed = client.get("/agents/desk/versions").await;
+        assert_eq!(listed.header("x-pagination-total"), Some(total), "{listed:?}");
+        assert_eq!(listed.ok().to_string().contains(MARK), total == "2");
+    }
+    acme.get("/agents/desk?version=1").await.ok();
+    let hidden = other.get("/agents/desk?version=1").await;
+    let unknown = other.get("/agents/desk?version=9").await;
+    assert_eq!(hidden.status, 404);
+    assert_eq!(
+        hidden.body.to_string().replace("Version 1", "Version 9"),
+        unknown.body.to_string()
+    );
+}
+
+async fn an_assistant_of_another_tenant_does_not_become_that_of_a_new_agent(server: TestServer) {
+    let keys = server.is_protected().await;
+    let [acme, _] = developers(&keys).await;
+    let other = keys.client("root-of-other");
+    // The id follows from the name of the agent.
+    let desk = default_of(&acme, "desk").await;
+    acme.delete("/agents/desk").await.ok();
+    let body = json!({"assistant_id": desk, "graph_id": "plain", "name": "theirs"});
+    other.post("/assistants", body).await.ok();
+    acme.put("/agents/desk", definition()).await.ok();
+    let path = format!("/assistants/{desk}");
+    let shown = acme.get(&path).await.ok();
+    assert_eq!((&shown["graph_id"], &shown["name"]), (&json!("desk"), &json!("Desk")));
+    let versions = acme.post(&format!("{path}/versions"), json!({})).await.ok();
+    assert_eq!(values_of(&versions, "graph_id"), ["desk"]);
+    other.get(&path).await.refused(404);
+    keys.client("ann").post("/runs/wait", a_run("desk")).await.ok();
+}
+
+async fn a_background_task_for_an_agent_of_another_tenant_is_refused_like_one_for_an_unknown_agent(server: TestServer) {
+    let keys = server.is_protected().await;
+    let [acme, other] = developers(&keys).await;
+    let writer = json!({"name": "writer", "description": "Writes.", "graph_id": "desk"});
+    let foreman = json!({"model": "scripted:lab", "subagents": [writer]});
+    acme.put("/agents/foreman", foreman).await.ok();
+    acme.delete("/agents/desk").await.ok();
+    let call = start("c1", "writer", script().says("written"));
+    let ask = script().calls(call).says("done");
+    let answer = async || {
+        let ann = Human::on_new_thread(keys.client("ann"), "foreman").await;
+        transcript(&ann.says(&ask).await)[2].clone()
+    };
+    let unknown = answer().await;
+    assert!(unknown.contains("desk"), "{unknown}");
+    other.put("/agents/desk", json!({"model": "scripted:lab"})).await.ok();
+    assert_eq!(answer().await, unknown);
 }
 
 async fn what_clients_of_the_default_tenant_define_is_theirs(server: TestServer) {
