@@ -21,8 +21,8 @@ const MOST: usize = 4_096;
 const NUMBER_BYTES: usize = 11;
 /// The most ancestors of a process that are looked at.
 const MOST_ANCESTORS: usize = 100_000;
-/// How many times the memory of a command may be in its processes, counted in each that shares it. It takes the longer the more
-/// that is to tell the part of each, so processes with still more are killed without that.
+/// The memory of all processes of a command, where what they share counts in each of them, as a multiple of the limit. To tell the
+/// part of each takes the longer the more that is, so processes with more are killed without that.
 const MOST_SHARING: u64 = 8;
 /// The pause after such a count, as a multiple of the time that it took: a command must not keep its supervisor busy, which
 /// runs before all others.

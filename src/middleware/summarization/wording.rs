@@ -25,9 +25,9 @@ pub(super) const SYSTEM: &str = "You summarise conversations.";
 const NO_SUMMARY: &str = "No summary of these messages could be written.";
 /// The same behind the last summary.
 const NO_FURTHER_SUMMARY: &str = "No summary of the messages since then could be written.";
-/// What stands before a summary.
+/// The tag before a summary.
 const BEFORE_SUMMARY: &str = "<summary>\n";
-/// What stands after a summary.
+/// The tag after a summary.
 const AFTER_SUMMARY: &str = "\n</summary>";
 
 /// The maximum number of characters of one text in the transcript, other than an earlier summary.
