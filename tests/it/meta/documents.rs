@@ -411,7 +411,9 @@ fn the_table_of_measurements_has_the_rows_of_the_script_that_writes_it() {
     assert!(output.status.success(), "{output:?}");
     let names = String::from_utf8(output.stdout).expect("text");
     let page = fs::read_to_string(root.join("docs/testing-and-performance.md")).expect("text");
-    let (_, table) = page.split_once("| What | adjutant | bare | ratio |\n").expect("the table");
+    let (_, table) = page
+        .split_once("| What | adjutant | bare | ratio |\n")
+        .expect("the table");
     let rows = table.lines().skip(1).take_while(|line| line.starts_with("| "));
     let written: Vec<&str> = rows.filter_map(|row| row[2..].split(" | ").next()).collect();
     assert_eq!(written, names.lines().collect::<Vec<_>>());
