@@ -66,7 +66,7 @@ impl ServerHandler for AgentServer {
                 .map_err(|error| protocol_error(&error))?;
             let agent =
                 agent.ok_or_else(|| ErrorData::invalid_params(format!("Unknown tool: {}", request.name), None))?;
-            Ok(AgentCall::new(&api, context, agent).answer(request).await)
+            Ok(Box::pin(AgentCall::new(&api, context, agent).answer(request)).await)
         };
         // In the trace the run is below the request of the call.
         called_by(span, access.scope(Box::pin(call))).await
