@@ -72,7 +72,7 @@ pub(super) struct TxParts {
     /// True after a deletion whose traces are not yet removed from the write-ahead log of SQLite.
     pub(super) has_erased: Arc<AtomicBool>,
     /// True if new texts are stored in the [short form](super::short_form). On Postgres not before an
-    /// [upgrade](super::upgrade) is finished.
+    /// [`upgrade`] is finished.
     pub(super) shortens: Arc<AtomicBool>,
     /// The number of characters from which base64 content is stored as a blob.
     pub(super) blob_min_chars: usize,

@@ -114,7 +114,7 @@ fn with_error(seen: TaskSnapshot, run: &Run) -> TaskSnapshot {
     TaskSnapshot { error, ..seen }
 }
 
-/// Returns the state like [`look`], with the outcomes before it that the agent does not know.
+/// Returns the state like [`snapshot`], with the outcomes before it that the agent does not know.
 pub(super) async fn snapshot_as_known(
     tx: &mut Tx<'_>,
     thread: ThreadId,
