@@ -176,12 +176,13 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
     let AssistantRef::Graph(graph) = assistant else {
         return Ok(());
     };
-    let known = api.assistants.default_assistants(&api.caller.tenant);
-    if known.iter().any(|card| card.graph_id == *graph) {
+    let tenant = &api.caller.tenant;
+    if api.assistants.has_graph(tenant, graph) {
         return Ok(());
     }
     // An agent that only other tenants have is refused like one that does not exist, but that is recorded.
     drop(api.check_agent(Action::ThreadsCreateRun, graph));
+    let known = api.assistants.default_assistants(tenant);
     Err(ApiError::no_graph(
         graph,
         known.iter().map(|card| card.graph_id.as_str()),

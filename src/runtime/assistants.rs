@@ -312,14 +312,19 @@ impl Assistants {
     }
 
     fn check_graph(&self, tenant: &Tenant, graph_id: &str) -> Result<(), AssistantError> {
-        let known = self.core.registry.of_tenant(tenant);
-        if known.iter().any(|known| known.graph_id == graph_id) {
+        if self.has_graph(tenant, graph_id) {
             return Ok(());
         }
+        let known = self.core.registry.of_tenant(tenant);
         Err(AssistantError::NoGraph {
             graph_id: graph_id.to_owned(),
             known: known.iter().map(|known| known.graph_id.clone()).collect(),
         })
+    }
+
+    /// Returns whether there is a definition of this name that exists for a tenant.
+    pub fn has_graph(&self, tenant: &Tenant, graph_id: &str) -> bool {
+        self.core.registry.find_of_tenant(graph_id, tenant).is_some()
     }
 
     /// Returns the agent of a definition as a tenant may run it.
