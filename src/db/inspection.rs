@@ -136,7 +136,10 @@ pub async fn migrate(url: &str, limits: DbLimits, finishes: bool) -> DbResult<Da
         let hosts = PostgresHosts::of(url)?.with_options(|options| options.application_name("adjutant migrate"));
         let mut conn = hosts.connect(limits).await?;
         let tables = migration::migrate_postgres(&mut conn).await?;
-        let is_finished = upgrade::is_finished(&mut conn).await? || finishes && upgrade::finish(&mut conn).await?;
+        let is_finished = match finishes {
+            true => upgrade::finish(&mut conn).await?,
+            false => upgrade::is_finished(&mut conn).await?,
+        };
         conn.close().await?;
         return Ok(DatabaseState {
             engine: Engine::Postgres,

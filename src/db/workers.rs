@@ -127,9 +127,8 @@ pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
 
 /// Returns whether `worker` has a valid lease.
 pub async fn has_lease(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
-    const OWN: &str = "select exists (select 1 from workers where worker_id = $1 and alive_until > ";
-    const SQLITE: &str = concatcp!(OWN, database_now!(sqlite), ")");
-    const POSTGRES: &str = concatcp!(OWN, database_now!(postgres), ")");
+    const SQLITE: &str = concat!("select ", is_alive!(sqlite, "$1"));
+    const POSTGRES: &str = concat!("select ", is_alive!(postgres, "$1"));
     let sql = tx.either(SQLITE, POSTGRES);
     Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(worker.0)
