@@ -57,7 +57,7 @@ async fn an_upgraded_database_gets_the_constraints_of_a_new_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_servers_of_the_former_release_have_left_can_be_taken_over_after_the_upgrade() {
     const RUNS: &str = "select status, worker is null from runs order by created_at";
-    // What happens to such rows before somebody takes them.
+    // The changes of such rows before another worker takes them.
     const CHANGES: &str = "update runs set cancel = 'interrupt'; update jobs set worker = null, due_at = 2";
     let Some((database, mut conn, _)) = upgraded().await else {
         return;

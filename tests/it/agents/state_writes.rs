@@ -414,8 +414,8 @@ async fn a_subagent_whose_call_a_command_takes_away_is_cancelled_by_its_answer(s
     assert_eq!(server.tools.calls_of("lookup").len(), 1, "the call that was put in");
 }
 
-async fn what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped(server: TestServer) {
-    let alice = server.human("deep").await;
+/// Has a run whose subagent delegates two mails, both of which wait for an approval. Returns the run, which has ended.
+async fn waits_below_a_subagent(alice: &Human) -> Run {
     let asks = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
     let below = script()
         .calls_all([
@@ -427,6 +427,12 @@ async fn what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped(server:
         .asks(script().calls(task("t1", "researcher", below)).says("done"))
         .await;
     run.finishes().await;
+    run
+}
+
+async fn what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped(server: TestServer) {
+    let alice = server.human("deep").await;
+    let run = waits_below_a_subagent(&alice).await;
     let questions = alice.questions().await;
     assert_eq!(questions.len(), 2);
     let update = answer_with(&alice, json!([])).await;
@@ -443,17 +449,7 @@ async fn what_waits_below_a_subagent_whose_call_is_taken_away_is_dropped(server:
 
 async fn what_waits_below_a_subagent_whose_call_and_definition_are_gone_is_dropped(server: TestServer) {
     let alice = server.human("deep").await;
-    let asks = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
-    let below = script()
-        .calls_all([
-            task("t2", "researcher", asks("m1", "ann")),
-            task("t3", "researcher", asks("m2", "bob")),
-        ])
-        .says("both know");
-    let run = alice
-        .asks(script().calls(task("t1", "researcher", below)).says("done"))
-        .await;
-    run.finishes().await;
+    let run = waits_below_a_subagent(&alice).await;
     let questions = alice.questions().await;
     let update = answer_with(&alice, json!([])).await;
     // This assistant has no such subagent.

@@ -86,7 +86,7 @@ async fn model_calls_of_all_agents_count_in_the_tree(server: TestServer) {
     let end = is_over(&courier).await;
     let ended = [run.status().await, end["status"].as_str().unwrap().to_owned()];
     assert_eq!(ended.iter().filter(|status| *status == "error").count(), 1, "{ended:?}");
-    // If the boss has failed, it is told of the courier's result meanwhile, and fails again.
+    // If the boss has failed, the courier's result starts it again meanwhile, and it fails again.
     eventually(async || {
         let failed = if ended[0] == "error" {
             alice.record().await

@@ -66,6 +66,17 @@ impl Play {
         }
     }
 
+    /// A thread whose first run has ended with this answer of the main agent.
+    pub(super) fn answered(text: &str, calls: &[ToolCall]) -> (Self, Agent) {
+        let mut play = Self::new();
+        let mut main = play.main();
+        play.start(&main, false);
+        play.input(&mut main, "hi");
+        play.say(&mut main, "m1", text, calls);
+        play.end(&main);
+        (play, main)
+    }
+
     fn agent(&self, origin: Origin) -> Agent {
         let after_model = if self.asking { vec![HITL.to_owned()] } else { vec![] };
         let plan = Plan {

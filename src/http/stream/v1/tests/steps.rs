@@ -29,12 +29,7 @@ fn delegation() -> Play {
 
 #[test]
 fn a_task_starts_before_its_events_and_ends_before_the_state() {
-    let mut play = Play::new();
-    let mut main = play.main();
-    play.start(&main, false);
-    play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "hello", &[]);
-    play.end(&main);
+    let (play, _) = Play::answered("hello", &[]);
     let frames = play.all(
         &[
             StreamMode::Values,
@@ -140,12 +135,7 @@ fn a_resumed_agent_shows_its_checkpoint_and_interrupts() {
 /// A run that goes on with a step after an update has put the call `c2` in the place of `c1`. Returns also the number of the
 /// events of the run before.
 fn changed_step() -> (Play, Agent, usize) {
-    let mut play = Play::new();
-    let mut main = play.main();
-    play.start(&main, false);
-    play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "", &[call("c1", "lookup", json!({}))]);
-    play.end(&main);
+    let (mut play, mut main) = Play::answered("", &[call("c1", "lookup", json!({}))]);
     let before = play.events.len();
     play.start(&main, true);
     let changed = message("main-agent", "m1", "", &[call("c2", "lookup", json!({}))]);
@@ -203,12 +193,7 @@ fn a_call_that_an_update_brings_into_a_step_begins_as_the_task_that_asks() {
 
 #[test]
 fn calls_that_a_client_sends_begin_and_end_as_one_task_each_and_the_calls_of_the_answer_do_not() {
-    let mut play = Play::new();
-    let mut main = play.main();
-    play.start(&main, false);
-    play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "", &[call("c1", "lookup", json!({}))]);
-    play.end(&main);
+    let (mut play, mut main) = Play::answered("", &[call("c1", "lookup", json!({}))]);
     let before = play.events.len();
     let sent = vec![call("s1", "lookup", json!({})), call("s2", "lookup", json!({}))];
     main.machine
@@ -242,12 +227,7 @@ fn calls_that_a_client_sends_begin_and_end_as_one_task_each_and_the_calls_of_the
 
 #[test]
 fn a_jump_to_a_node_shows_the_start_of_its_task_and_no_task_of_a_run_that_fails_before() {
-    let mut play = Play::new();
-    let mut main = play.main();
-    play.start(&main, false);
-    play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "hello", &[]);
-    play.end(&main);
+    let (mut play, mut main) = Play::answered("hello", &[]);
     let before = play.events.len();
     play.jumps = true;
     main.machine.jump_to(&main.plan, &Destination::Model(None));
