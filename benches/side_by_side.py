@@ -16,15 +16,18 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
+from parts import free_port  # noqa: E402
 
 HEADING = "| What | adjutant | bare | ratio |"
 KEY = "adj_0123456789abcdef0123456789abcdef"
@@ -145,15 +148,6 @@ ROWS = [
     ),
     Row("create and get a thread, 16 clients", "--scenario threads --clients 16", [RATE]),
 ]
-
-
-def free_port():
-    """Returns a port that nothing listens on, below those of outgoing connections."""
-    for port in range(20000, 30000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no port is free")
 
 
 @contextlib.contextmanager
