@@ -1,11 +1,12 @@
 //! The table of background tasks: the run that started each, and whether its agent is still to be notified.
 
+use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
-use super::runs::{last_ended, no_question};
+use super::runs::{LAST_ENDED, NO_QUESTION};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
@@ -14,13 +15,10 @@ use crate::domain::visibility::Visibility;
 
 const TABLE: &str = "background_tasks";
 
-macro_rules! select {
-    () => {
-        "select t.task_id, t.parent_thread, t.parent_run, t.parent_assistant, t.call_id, t.agent_name, t.graph_id, w.url, \
-         t.ancestry, t.notify, t.watched, t.told_run, t.created_at, w.seen, w.unwanted, w.attempts, w.lost_since, w.version \
-         from background_tasks t left join remote_runs w on w.remote_run_id = t.task_id"
-    };
-}
+const SELECT: &str = "\
+    select t.task_id, t.parent_thread, t.parent_run, t.parent_assistant, t.call_id, t.agent_name, t.graph_id, w.url, \
+    t.ancestry, t.notify, t.watched, t.told_run, t.created_at, w.seen, w.unwanted, w.attempts, w.lost_since, w.version \
+    from background_tasks t left join remote_runs w on w.remote_run_id = t.task_id";
 
 pub mod remote;
 
@@ -114,7 +112,7 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
 
 /// Returns the task with this id.
 pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord>> {
-    const SQL: &str = concat!(select!(), " where t.task_id = $1");
+    const SQL: &str = concatcp!(SELECT, " where t.task_id = $1");
     let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
     row.map(TaskRecord::try_from).transpose()
 }
@@ -138,8 +136,8 @@ pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibilit
 
 /// Returns the tasks that a run has started, oldest first, up to `limit`.
 pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<TaskRecord>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where t.parent_run = $1 order by t.created_at, t.task_id limit $2"
     );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(limit).fetch_all(conn).await)?;
@@ -164,8 +162,8 @@ pub async fn delete(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
 
 /// Returns the tasks of a thread whose outcome its agent may not know, oldest first.
 pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where t.parent_thread = $1 and t.watched order by t.created_at, t.task_id"
     );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(parent.0).fetch_all(conn).await)?;
@@ -173,20 +171,16 @@ pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskReco
 }
 
 /// The SQL condition that the task of row `t` is not over, as far as this server knows.
-macro_rules! is_not_over {
-    () => {
-        "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-         and r.status in ('pending', 'running')) or exists (select 1 from interrupts i \
-         where i.thread_id = t.task_id and i.status = 'pending') or exists (select 1 from remote_runs w \
-         where w.remote_run_id = t.task_id and coalesce(w.seen_status, 'running') in ('pending', 'running', 'waiting')))"
-    };
-}
+const IS_NOT_OVER: &str = "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
+    and r.status in ('pending', 'running')) or exists (select 1 from interrupts i \
+    where i.thread_id = t.task_id and i.status = 'pending') or exists (select 1 from remote_runs w \
+    where w.remote_run_id = t.task_id and coalesce(w.seen_status, 'running') in ('pending', 'running', 'waiting')))";
 
 /// Counts the unfinished tasks of a thread, including those that wait for an answer.
 pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select count(*) from background_tasks t where t.parent_thread = $1 and ",
-        is_not_over!()
+        IS_NOT_OVER
     );
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(parent.0)
@@ -196,9 +190,9 @@ pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
 
 /// Counts the unfinished tasks of a tree.
 pub async fn not_over_in_tree(tx: &mut Tx<'_>, tree: RunId) -> DbResult<i64> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select count(*) from background_tasks t where t.task_id in (select thread_id from tree_shares where tree_id = $1) and ",
-        is_not_over!()
+        IS_NOT_OVER
     );
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(tree.0)
@@ -241,15 +235,15 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// Returns idle threads whose agent may not know the outcome of a task.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select distinct t.parent_thread from background_tasks t \
          join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
          where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
          not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
          and (r.status = 'running' or r.status = 'pending' and ",
-        no_question!("r"),
+        str_replace!(NO_QUESTION, "{run}", "r"),
         ")) and (t.told_run is null or t.told_run is distinct from (",
-        last_ended!("t.task_id"),
+        str_replace!(LAST_ENDED, "{thread}", "t.task_id"),
         ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
          and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1"
     );

@@ -1,5 +1,6 @@
 //! The table of crons: runs that start at scheduled times.
 
+use const_format::concatcp;
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
@@ -20,12 +21,9 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "crons";
 
-macro_rules! select {
-    () => {
-        "select cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, keep_threads, due_at, request, \
-         payload, cast(metadata as text) as metadata, created_at, updated_at, tenant, owner from crons"
-    };
-}
+const SELECT: &str = "\
+    select cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, keep_threads, due_at, request, \
+    payload, cast(metadata as text) as metadata, created_at, updated_at, tenant, owner from crons";
 
 #[derive(sqlx::FromRow)]
 struct CronRow {
@@ -139,14 +137,14 @@ async fn reschedule(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
 
 /// Returns the cron with this id.
 pub async fn find(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<Cron>> {
-    const SQL: &str = concat!(select!(), " where cron_id = $1");
+    const SQL: &str = concatcp!(SELECT, " where cron_id = $1");
     one(tx, SQL, id).await
 }
 
 /// Returns the cron with this id, locked until the end of the transaction.
 pub async fn lock(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<Cron>> {
-    const SQLITE: &str = concat!(select!(), " where cron_id = $1");
-    const POSTGRES: &str = concat!(select!(), " where cron_id = $1 for update");
+    const SQLITE: &str = concatcp!(SELECT, " where cron_id = $1");
+    const POSTGRES: &str = concatcp!(SELECT, " where cron_id = $1 for update");
     let sql = tx.either(SQLITE, POSTGRES);
     one(tx, sql, id).await
 }
@@ -338,7 +336,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &CronQuery, bytes: usize) -> DbResu
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<CronRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(select!());
+            let mut sql = QueryBuilder::new(SELECT);
             wanted.push_conditions(&mut sql)?;
             sql.push(wanted.order())
                 .push(" limit ")

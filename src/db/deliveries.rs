@@ -1,5 +1,6 @@
 //! The table of deliveries: reports of webhooks about runs that ended.
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
@@ -17,14 +18,11 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "deliveries";
 
-macro_rules! select {
-    () => {
-        "select d.delivery_id, d.run_id, d.thread_id, d.url, d.body, d.status, coalesce(j.attempts, d.attempts) as attempts, \
-         d.answer, d.error, case when j.worker is null then j.due_at end as next_attempt_at, d.created_at, d.finished_at, \
-         d.tenant, d.owner \
-         from deliveries d left join jobs j on j.kind = 'webhook' and j.key = d.delivery_id"
-    };
-}
+const SELECT: &str = "\
+    select d.delivery_id, d.run_id, d.thread_id, d.url, d.body, d.status, coalesce(j.attempts, d.attempts) as attempts, \
+    d.answer, d.error, case when j.worker is null then j.due_at end as next_attempt_at, d.created_at, d.finished_at, \
+    d.tenant, d.owner \
+    from deliveries d left join jobs j on j.kind = 'webhook' and j.key = d.delivery_id";
 
 #[derive(sqlx::FromRow)]
 struct DeliveryRow {
@@ -117,7 +115,7 @@ pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
 
 /// Returns the delivery with this id.
 pub async fn find(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<Delivery>> {
-    const SQL: &str = concat!(select!(), " where d.delivery_id = $1");
+    const SQL: &str = concatcp!(SELECT, " where d.delivery_id = $1");
     let row: Option<DeliveryRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.0).fetch_optional(conn).await)?;
     row.map(Delivery::try_from).transpose()
 }
@@ -259,7 +257,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> D
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(select!());
+            let mut sql = QueryBuilder::new(SELECT);
             wanted.push_conditions(&mut sql)?;
             sql.push(" order by d.created_at desc, d.delivery_id desc limit ")
                 .push_bind(next);

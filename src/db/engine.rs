@@ -197,7 +197,8 @@ impl<'c> Tx<'c> {
     }
 }
 
-/// Runs the same body on the connection of either engine. The body is written once and type-checked twice.
+/// Runs the same body on the connection of either engine. A macro, since the connections have different types and a closure
+/// cannot be generic: the body is written once and type-checked twice.
 macro_rules! on_engine {
     ($tx:expr, |$conn:ident| $body:expr) => {
         match &mut $tx.conn {

@@ -1,12 +1,12 @@
 //! The table of jobs: work that is due later, and the worker that has claimed each job.
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, readable};
-use super::workers::is_alive;
+use super::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use super::{DbResult, Tx};
 use crate::domain::id::{AssistantId, JobId, ThreadId, WorkerId};
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -50,6 +50,11 @@ pub struct JobOwner {
     /// The assistant.
     pub assistant: Option<AssistantId>,
 }
+
+/// The SQL condition that a job has a worker with a valid lease.
+const HAS_WORKER_SQLITE: &str = str_replace!(IS_ALIVE_SQLITE, "{worker}", "jobs.worker");
+/// The same on Postgres.
+const HAS_WORKER_POSTGRES: &str = str_replace!(IS_ALIVE_POSTGRES, "{worker}", "jobs.worker");
 
 const INSERT: &str = "insert into jobs \
     (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
@@ -126,18 +131,12 @@ pub async fn claim(
     until: Timestamp,
     limit: i64,
 ) -> DbResult<Vec<ClaimedJob>> {
-    macro_rules! due {
-        ($engine:ident, $lock:literal) => {
-            concat!(
-                "select job_id, kind, key, attempts + 1 as attempts, fence + 1 as fence from jobs \
-                 where kind = $1 and due_at <= $2 and (worker is null or worker = $3 or not ",
-                is_alive!($engine, "jobs.worker"),
-                ") order by due_at, job_id limit $4",
-                $lock
-            )
-        };
-    }
-    let sql = tx.either(due!(sqlite, ""), due!(postgres, " for update skip locked"));
+    const DUE: &str = "select job_id, kind, key, attempts + 1 as attempts, fence + 1 as fence from jobs \
+        where kind = $1 and due_at <= $2 and (worker is null or worker = $3 or not ";
+    const FIRST: &str = ") order by due_at, job_id limit $4";
+    const SQLITE: &str = concatcp!(DUE, HAS_WORKER_SQLITE, FIRST);
+    const POSTGRES: &str = concatcp!(DUE, HAS_WORKER_POSTGRES, FIRST, " for update skip locked");
+    let sql = tx.either(SQLITE, POSTGRES);
     let rows: Vec<JobRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(kind.word())
         .bind(now.0)
@@ -164,15 +163,10 @@ pub async fn claim(
 
 /// Makes jobs due again whose worker let its lease expire, except those of `worker`. Returns their number.
 pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<u64> {
-    macro_rules! free {
-        ($engine:ident) => {
-            concat!(
-                "update jobs set due_at = $2, worker = null where worker is not null and worker <> $1 and not ",
-                is_alive!($engine, "jobs.worker")
-            )
-        };
-    }
-    let sql = tx.either(free!(sqlite), free!(postgres));
+    const FREE: &str = "update jobs set due_at = $2, worker = null where worker is not null and worker <> $1 and not ";
+    const SQLITE: &str = concatcp!(FREE, HAS_WORKER_SQLITE);
+    const POSTGRES: &str = concatcp!(FREE, HAS_WORKER_POSTGRES);
+    let sql = tx.either(SQLITE, POSTGRES);
     Ok(on_engine!(tx, |conn| query(sql)
         .bind(worker.0)
         .bind(now.0)
@@ -239,16 +233,10 @@ pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
 
 /// Returns whether there are jobs, except those of `worker`, whose worker let its lease expire.
 pub async fn any_orphans(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
-    macro_rules! any {
-        ($engine:ident) => {
-            concat!(
-                "select exists (select 1 from jobs where worker is not null and worker <> $1 and not ",
-                is_alive!($engine, "jobs.worker"),
-                ")"
-            )
-        };
-    }
-    let sql = tx.either(any!(sqlite), any!(postgres));
+    const ANY: &str = "select exists (select 1 from jobs where worker is not null and worker <> $1 and not ";
+    const SQLITE: &str = concatcp!(ANY, HAS_WORKER_SQLITE, ")");
+    const POSTGRES: &str = concatcp!(ANY, HAS_WORKER_POSTGRES, ")");
+    let sql = tx.either(SQLITE, POSTGRES);
     Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(worker.0)
         .fetch_one(conn)

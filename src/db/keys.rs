@@ -1,5 +1,6 @@
 //! The tables of API keys and stream tickets.
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::engine::on_engine;
@@ -20,12 +21,9 @@ pub const MAX_TICKETS_OF_USER: i64 = 1_000;
 /// The most expired tickets that are deleted when another one is stored.
 const SWEPT_TICKETS: i64 = 100;
 
-macro_rules! select {
-    () => {
-        "select key_id, name, tenant, user_id, roles, scopes, digest, previous_digest, previous_until, created_at, \
-         expires_at, last_used_at, rotated_at, revoked_at from api_keys"
-    };
-}
+const SELECT: &str = "\
+    select key_id, name, tenant, user_id, roles, scopes, digest, previous_digest, previous_until, created_at, \
+    expires_at, last_used_at, rotated_at, revoked_at from api_keys";
 
 #[derive(sqlx::FromRow)]
 struct ApiKeyRow {
@@ -90,7 +88,7 @@ impl TryFrom<ApiKeyRow> for ApiKey {
 
 /// Returns the key with this id.
 pub async fn find(tx: &mut Tx<'_>, id: &ApiKeyId) -> DbResult<Option<StoredApiKey>> {
-    const SQL: &str = concat!(select!(), " where key_id = $1");
+    const SQL: &str = concatcp!(SELECT, " where key_id = $1");
     let row: Option<ApiKeyRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.as_str()).fetch_optional(conn).await)?;
     row.map(StoredApiKey::try_from).transpose()
 }
@@ -135,7 +133,7 @@ pub async fn insert(tx: &mut Tx<'_>, stored: &StoredApiKey, forgotten: Timestamp
 /// Returns the keys of a tenant, or of all tenants, newest first.
 pub async fn list(tx: &mut Tx<'_>, tenant: Option<&Tenant>, limit: i64, offset: i64) -> DbResult<Vec<ApiKey>> {
     let rows: Vec<ApiKeyRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(select!());
+        let mut sql = QueryBuilder::new(SELECT);
         if let Some(tenant) = tenant {
             sql.push(" where tenant = ").push_bind(tenant.as_str());
         }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use const_format::concatcp;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{Connection, PgConnection, query_scalar};
 
@@ -9,7 +10,7 @@ use super::engine::pool_hosts;
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::session_lock::check_same_database;
-use super::workers::database_now;
+use super::workers::NOW_POSTGRES;
 use super::{DbAddress, DbLimits};
 use crate::domain::id::WorkerId;
 use crate::domain::time::{Clock, Timestamp};
@@ -42,7 +43,7 @@ pub struct ConnectionCount {
 /// # Errors
 /// If the database cannot be reached or fails.
 pub async fn clock_difference(url: &str, limits: DbLimits, clock: &dyn Clock) -> DbResult<ClockDifference> {
-    const NOW: &str = concat!("select ", database_now!(postgres));
+    const NOW: &str = concatcp!("select ", NOW_POSTGRES);
     let mut conn = connect(url, limits).await?;
     // The first statement of a connection takes longer.
     let _: i64 = query_scalar(NOW).fetch_one(&mut conn).await?;

@@ -1,6 +1,7 @@
 //! The table of remote runs: work of agents on other servers, kept until that server has nothing left of the work.
 //! For background tasks see [`background`](super::background).
 
+use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -39,87 +40,55 @@ impl From<RemoteRunRow> for RemoteRun {
 }
 
 /// The SQL condition that interrupt `i` was raised by the run of row `e`. Those of main agents are in the main lane.
-macro_rules! is_raised_by_it {
-    () => {
-        concat!(
-            "(i.lane = e.remote_run_id or (i.run_id = e.remote_run_id and exists (select 1 from runs o \
-             where o.run_id = e.remote_run_id and o.depth = 0)))"
-        )
-    };
-}
+const IS_RAISED_BY_IT: &str = "(i.lane = e.remote_run_id or (i.run_id = e.remote_run_id \
+    and exists (select 1 from runs o where o.run_id = e.remote_run_id and o.depth = 0)))";
 
-/// The SQL condition that the run of row `e` is over: it does not wait, and no run is at work on its thread that may
-/// continue it. A deleted run is over.
-macro_rules! is_over {
-    ($statuses:literal) => {
-        concat!(
-            "not exists (select 1 from runs r where r.run_id = e.remote_run_id and (r.status not in ",
-            $statuses,
-            " or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",
-            is_raised_by_it!(),
-            ") or (r.status <> 'error' and exists (select 1 from runs m \
-             where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))))"
-        )
-    };
-}
+/// The SQL condition that the run of row `e` is over, with one of the statuses `{statuses}`: it does not wait, and no run is
+/// at work on its thread that may continue it. A deleted run is over.
+const IS_OVER: &str = concatcp!(
+    "not exists (select 1 from runs r where r.run_id = e.remote_run_id and (r.status not in {statuses} \
+     or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",
+    IS_RAISED_BY_IT,
+    ") or (r.status <> 'error' and exists (select 1 from runs m \
+     where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))))"
+);
 
 /// The SQL condition that the run of row `e` is one of a main agent, and its question was dropped.
-macro_rules! is_abandoned {
-    () => {
-        "exists (select 1 from runs o join interrupts i on i.thread_id = o.thread_id and i.run_id = o.run_id \
-         where o.run_id = e.remote_run_id and o.depth = 0 and i.status = 'dropped')"
-    };
-}
+const IS_ABANDONED: &str = "exists (select 1 from runs o join interrupts i on i.thread_id = o.thread_id and i.run_id = o.run_id \
+    where o.run_id = e.remote_run_id and o.depth = 0 and i.status = 'dropped')";
 
 /// The SQL condition that the run of row `e` has succeeded.
-macro_rules! has_succeeded {
-    () => {
-        concat!(
-            "not ",
-            is_abandoned!(),
-            " and ",
-            "exists (select 1 from runs r where r.run_id = e.remote_run_id and r.status = 'success') and ",
-            is_over!("('success')")
-        )
-    };
-}
+const HAS_SUCCEEDED: &str = concatcp!(
+    "not ",
+    IS_ABANDONED,
+    " and exists (select 1 from runs r where r.run_id = e.remote_run_id and r.status = 'success') and ",
+    str_replace!(IS_OVER, "{statuses}", "('success')")
+);
 
 /// The SQL condition that the work of row `e` is to be cancelled.
-macro_rules! is_unwanted {
-    () => {
-        concat!(
-            "(",
-            is_over!("('error', 'timeout', 'interrupted')"),
-            " or ",
-            is_abandoned!(),
-            ")"
-        )
-    };
-}
+const IS_UNWANTED: &str = concatcp!(
+    "(",
+    str_replace!(IS_OVER, "{statuses}", "('error', 'timeout', 'interrupted')"),
+    " or ",
+    IS_ABANDONED,
+    ")"
+);
 
 /// The SQL condition that the run of row `e` waits for an answer, and no run is at work on its thread, or brings one.
-macro_rules! waits {
-    () => {
-        concat!(
-            "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id \
-             where r.run_id = e.remote_run_id and i.status = 'pending' and ",
-            is_raised_by_it!(),
-            " and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 \
-             and (m.status = 'running' or m.status = 'pending' and m.turn = 'answer')))"
-        )
-    };
-}
+const WAITS: &str = concatcp!(
+    "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id \
+     where r.run_id = e.remote_run_id and i.status = 'pending' and ",
+    IS_RAISED_BY_IT,
+    " and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 \
+     and (m.status = 'running' or m.status = 'pending' and m.turn = 'answer')))"
+);
 
-/// The SQL condition that row `e` has no job of this kind.
-macro_rules! has_no_job {
-    ($kind:literal) => {
-        concat!(
-            "not exists (select 1 from jobs j where j.kind = '",
-            $kind,
-            "' and j.key = e.remote_run_id)"
-        )
-    };
-}
+/// The SQL condition that no job will cancel the work of row `e`.
+const HAS_NO_CANCELLATION: &str =
+    "not exists (select 1 from jobs j where j.kind = 'cancel_remote' and j.key = e.remote_run_id)";
+/// The SQL condition that no job polls the question of row `e`.
+const HAS_NO_WATCH: &str =
+    "not exists (select 1 from jobs j where j.kind = 'watch_interrupt' and j.key = e.remote_run_id)";
 
 /// Stores a remote run before it begins.
 pub async fn insert(tx: &mut Tx<'_>, work: &RemoteRun) -> DbResult<()> {
@@ -155,11 +124,11 @@ pub async fn any_awaited(tx: &mut Tx<'_>) -> DbResult<bool> {
 /// Returns whether there are remote runs that are done, or remote runs that are to be cancelled and have no job for
 /// that.
 pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select exists (select 1 from remote_runs e where e.task_id is null and ",
-        has_no_job!("cancel_remote"),
+        HAS_NO_CANCELLATION,
         " and ",
-        is_over!("('success', 'error', 'timeout', 'interrupted')"),
+        str_replace!(IS_OVER, "{statuses}", "('success', 'error', 'timeout', 'interrupted')"),
         ")"
     );
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
@@ -167,9 +136,9 @@ pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// Deletes some remote runs that have succeeded.
 pub async fn delete_done(tx: &mut Tx<'_>, limit: i64) -> DbResult<()> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "delete from remote_runs where remote_run_id in (select e.remote_run_id from remote_runs e where e.task_id is null and ",
-        has_succeeded!(),
+        HAS_SUCCEEDED,
         " order by e.remote_run_id limit $1)"
     );
     on_engine!(tx, |conn| query(SQL).bind(limit).execute(conn).await.map(drop))?;
@@ -178,11 +147,11 @@ pub async fn delete_done(tx: &mut Tx<'_>, limit: i64) -> DbResult<()> {
 
 /// Schedules the cancellation of some remote runs.
 pub async fn schedule_cancelling(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<()> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select e.remote_run_id from remote_runs e where e.task_id is null and ",
-        has_no_job!("cancel_remote"),
+        HAS_NO_CANCELLATION,
         " and ",
-        is_unwanted!(),
+        IS_UNWANTED,
         " order by e.remote_run_id limit $1"
     );
     schedule(tx, SQL, JobKind::CancelRemote, now, limit).await
@@ -190,9 +159,9 @@ pub async fn schedule_cancelling(tx: &mut Tx<'_>, now: Timestamp, limit: i64) ->
 
 /// Returns whether a remote run is to be cancelled.
 pub async fn is_unwanted(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select exists (select 1 from remote_runs e where e.remote_run_id = $1 and e.task_id is null and ",
-        is_unwanted!(),
+        IS_UNWANTED,
         ")"
     );
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
@@ -203,11 +172,11 @@ pub async fn is_unwanted(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
 
 /// Returns whether there are remote runs that wait for an answer and have no job that polls them.
 pub async fn any_unwatched(tx: &mut Tx<'_>) -> DbResult<bool> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select exists (select 1 from remote_runs e where e.task_id is null and ",
-        has_no_job!("watch_interrupt"),
+        HAS_NO_WATCH,
         " and ",
-        waits!(),
+        WAITS,
         ")"
     );
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
@@ -215,11 +184,11 @@ pub async fn any_unwatched(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// Schedules polling of some remote runs that wait for an answer.
 pub async fn schedule_watching(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<()> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select e.remote_run_id from remote_runs e where e.task_id is null and ",
-        has_no_job!("watch_interrupt"),
+        HAS_NO_WATCH,
         " and ",
-        waits!(),
+        WAITS,
         " order by e.remote_run_id limit $1"
     );
     schedule(tx, SQL, JobKind::WatchInterrupt, now, limit).await
@@ -235,9 +204,9 @@ async fn schedule(tx: &mut Tx<'_>, sql: &'static str, kind: JobKind, now: Timest
 
 /// Returns whether a remote run waits for an answer, and no run is at work on its thread.
 pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select exists (select 1 from remote_runs e where e.remote_run_id = $1 and e.task_id is null and ",
-        waits!(),
+        WAITS,
         ")"
     );
     Ok(on_engine!(tx, |conn| query_scalar(SQL)

@@ -24,10 +24,10 @@ pub use claims::{
     release, release_all, request_cancel, restore_children, set_child_status, set_first_seq, some_pending,
     some_running, stop_below, stop_children, unreported,
 };
-pub(super) use order::last_ended;
+pub(super) use order::LAST_ENDED;
 pub use order::{begun_after, begun_by, ended_among, latest};
 pub use queue::{QueueDepth, queue};
-pub(super) use turns::no_question;
+pub(super) use turns::NO_QUESTION;
 pub use turns::{
     at_work_by_queue, count_of_subject, hold_messages, lock_claims, next_in_queue, try_lock_claims, waiting_queues,
 };

@@ -5,6 +5,7 @@
 //! take over its runs before its lease is over. If only the connection breaks, the process renews its lease without a lock
 //! at once, and its runs stay with it.
 
+use const_format::{concatcp, str_replace};
 use sqlx::postgres::PgListener;
 use sqlx::{Connection, PgConnection, PgExecutor, query, query_scalar};
 use tokio::sync::watch;
@@ -12,20 +13,11 @@ use tokio::sync::watch;
 use super::error::{DbError, DbResult};
 use crate::domain::id::WorkerId;
 
-/// The SQL condition that a connection to the current database holds the advisory lock with this number.
-macro_rules! is_held {
-    ($lock:literal) => {
-        concat!(
-            "exists (select 1 from pg_locks where locktype = 'advisory' and granted and objsubid = 1 \
-             and database = (select oid from pg_database where datname = current_database()) \
-             and (classid::bigint << 32) | objid::bigint = ",
-            $lock,
-            ")"
-        )
-    };
-}
-
-pub(super) use is_held;
+/// The SQL condition that a connection to the current database holds the advisory lock with the number `{lock}`.
+pub(super) const IS_HELD: &str = "exists (select 1 from pg_locks \
+    where locktype = 'advisory' and granted and objsubid = 1 \
+    and database = (select oid from pg_database where datname = current_database()) \
+    and (classid::bigint << 32) | objid::bigint = {lock})";
 
 /// The number of an advisory lock, which is a new one for each connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +40,7 @@ impl SessionLock {
 /// # Errors
 /// [`DbError::CannotOpen`] if they do not, and if the database fails.
 pub(super) async fn check_same_database(direct: &mut PgConnection, pooled: &mut PgConnection) -> DbResult<()> {
-    const SQL: &str = concat!("select ", is_held!("$1"));
+    const SQL: &str = concatcp!("select ", str_replace!(IS_HELD, "{lock}", "$1"));
     let lock = SessionLock::take(direct).await?;
     let mut transaction = pooled.begin().await?;
     let seen = query_scalar(SQL).bind(lock.0).persistent(false);

@@ -6,7 +6,7 @@ mod terms;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
@@ -18,7 +18,7 @@ pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, cou
 
 use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable};
-use super::runs::no_question;
+use super::runs::NO_QUESTION;
 use super::sealing::Sealer;
 use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
@@ -297,11 +297,11 @@ pub async fn leave(
     left: &ThreadAfterRun,
     now: Timestamp,
 ) -> DbResult<Option<LeftThread>> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "update threads set status = case when exists (select 1 from runs other \
          where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
          and other.run_id <> $2 and (other.status = 'running' or ",
-        no_question!("other"),
+        str_replace!(NO_QUESTION, "{run}", "other"),
         ")) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
          expires_at = $6 + ttl where thread_id = $1 returning exists (select 1 from interrupts asked \
          where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \

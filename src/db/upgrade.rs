@@ -7,12 +7,12 @@
 //! for runs and jobs before it knows that it has no lease, and it ends what it cannot read. In a database that servers of this
 //! release have made, it is so from the beginning; the migration has the same constraints.
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{Connection, PgConnection, Postgres, Transaction, query_scalar, raw_sql};
 
 use super::error::DbResult;
-use super::session_lock::is_held;
-use super::workers::database_now;
+use super::session_lock::IS_HELD;
+use super::workers::NOW_POSTGRES;
 
 /// Returns whether the upgrade is finished: every server that can be at work reads texts in the
 /// [short form](super::short_form).
@@ -31,9 +31,9 @@ pub(super) async fn is_finished(conn: &mut PgConnection) -> DbResult<bool> {
 pub(super) async fn finish(conn: &mut PgConnection) -> DbResult<bool> {
     const IS_FORMER_AT_WORK: &str = concatcp!(
         "select exists (select 1 from workers where substr(worker_id::text, 15, 1) <> '8' and (alive_until > ",
-        database_now!(postgres),
+        NOW_POSTGRES,
         " or session_lock is not null and ",
-        is_held!("workers.session_lock"),
+        str_replace!(IS_HELD, "{lock}", "workers.session_lock"),
         "))"
     );
     // Rows of jobs and runs that are there are not read: what remains of former workers does no harm.

@@ -8,40 +8,27 @@
 
 use std::time::Duration;
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{query, query_scalar};
 
 use super::engine::{Conn, on_engine};
-use super::session_lock::{SessionLock, is_held};
+use super::session_lock::{IS_HELD, SessionLock};
 use super::{DbResult, Tx};
 use crate::domain::id::WorkerId;
 use crate::domain::time::Timestamp;
 
 /// The SQL expression for the current time of the database, in microseconds since 1970.
-macro_rules! database_now {
-    (sqlite) => {
-        "cast(unixepoch('subsec') * 1000000 as bigint)"
-    };
-    (postgres) => {
-        // Not `now()`, which is the start of the transaction: it may have waited for a lock since.
-        "cast(extract(epoch from clock_timestamp()) * 1000000 as bigint)"
-    };
-}
+pub(super) const NOW_SQLITE: &str = "cast(unixepoch('subsec') * 1000000 as bigint)";
+/// The same on Postgres. Not `now()`, which is the start of the transaction: it may have waited for a lock since.
+pub(super) const NOW_POSTGRES: &str = "cast(extract(epoch from clock_timestamp()) * 1000000 as bigint)";
 
-/// The SQL condition that the worker in this column has a valid lease.
-macro_rules! is_alive {
-    ($engine:ident, $column:literal) => {
-        concat!(
-            "exists (select 1 from workers where workers.worker_id = ",
-            $column,
-            " and workers.alive_until > ",
-            $crate::db::workers::database_now!($engine),
-            ")"
-        )
-    };
-}
-
-pub(super) use {database_now, is_alive};
+/// The SQL condition that the worker `{worker}` has a lease that is valid at the time `{now}`.
+const IS_ALIVE: &str =
+    "exists (select 1 from workers where workers.worker_id = {worker} and workers.alive_until > {now})";
+/// The SQL condition that the worker `{worker}` has a valid lease.
+pub(super) const IS_ALIVE_SQLITE: &str = str_replace!(IS_ALIVE, "{now}", NOW_SQLITE);
+/// The same on Postgres.
+pub(super) const IS_ALIVE_POSTGRES: &str = str_replace!(IS_ALIVE, "{now}", NOW_POSTGRES);
 
 /// The time for which the lock of a worker has to be missing, in microseconds. A worker that has only lost the
 /// connection with its lock says so meanwhile.
@@ -58,8 +45,8 @@ pub async fn renew_lease(
     const INSERT: &str = "insert into workers (worker_id, session_lock, alive_until) values ($1, $3, ";
     const OR_UPDATE: &str = " + $2) on conflict (worker_id) do update set alive_until = excluded.alive_until, \
         session_lock = excluded.session_lock, missed_at = null";
-    const SQLITE: &str = concatcp!(INSERT, database_now!(sqlite), OR_UPDATE);
-    const POSTGRES: &str = concatcp!(INSERT, database_now!(postgres), OR_UPDATE);
+    const SQLITE: &str = concatcp!(INSERT, NOW_SQLITE, OR_UPDATE);
+    const POSTGRES: &str = concatcp!(INSERT, NOW_POSTGRES, OR_UPDATE);
     let sql = tx.either(SQLITE, POSTGRES);
     let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX / 2);
     on_engine!(tx, |conn| query(sql)
@@ -85,11 +72,11 @@ pub struct LostWorkers {
 pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers> {
     const IS_LOST: &str = concatcp!(
         " where worker_id <> $1 and session_lock is not null and not ",
-        is_held!("workers.session_lock")
+        str_replace!(IS_HELD, "{lock}", "workers.session_lock")
     );
     const MISSED: &str = concatcp!(
         "update workers set missed_at = ",
-        database_now!(postgres),
+        NOW_POSTGRES,
         IS_LOST,
         " and missed_at is null"
     );
@@ -97,7 +84,7 @@ pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers
         "delete from workers",
         IS_LOST,
         " and missed_at < ",
-        database_now!(postgres),
+        NOW_POSTGRES,
         " - $2"
     );
     match &mut tx.conn {
@@ -116,8 +103,8 @@ pub async fn end_lost(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<LostWorkers
 /// Returns whether another worker than `worker` has a valid lease.
 pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
     const OTHERS: &str = "select exists (select 1 from workers where worker_id <> $1 and alive_until > ";
-    const SQLITE: &str = concatcp!(OTHERS, database_now!(sqlite), ")");
-    const POSTGRES: &str = concatcp!(OTHERS, database_now!(postgres), ")");
+    const SQLITE: &str = concatcp!(OTHERS, NOW_SQLITE, ")");
+    const POSTGRES: &str = concatcp!(OTHERS, NOW_POSTGRES, ")");
     let sql = tx.either(SQLITE, POSTGRES);
     Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(worker.0)
@@ -127,8 +114,8 @@ pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
 
 /// Returns whether `worker` has a valid lease.
 pub async fn has_lease(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
-    const SQLITE: &str = concat!("select ", is_alive!(sqlite, "$1"));
-    const POSTGRES: &str = concat!("select ", is_alive!(postgres, "$1"));
+    const SQLITE: &str = concatcp!("select ", str_replace!(IS_ALIVE_SQLITE, "{worker}", "$1"));
+    const POSTGRES: &str = concatcp!("select ", str_replace!(IS_ALIVE_POSTGRES, "{worker}", "$1"));
     let sql = tx.either(SQLITE, POSTGRES);
     Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(worker.0)

@@ -1,9 +1,10 @@
 //! The remote runs of background tasks: their last polled state and the next poll.
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::{TABLE, TaskRow};
+use super::{SELECT, TABLE, TaskRow};
 use crate::db::access::push_scope_of_thread;
 use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
@@ -46,8 +47,8 @@ async fn poll_at(tx: &mut Tx<'_>, task: &TaskRecord, due_at: Option<Timestamp>) 
 
 /// Returns the tasks that wait for an answer, oldest first, among those that threads in a scope have given away.
 pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResult<Vec<TaskRecord>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where w.seen_status = 'waiting' and not w.unwanted and exists (select 1 from jobs j where j.kind = 'poll_remote' \
          and j.key = t.task_id)"
     );

@@ -1,7 +1,7 @@
 //! The claims of workers on runs. A claim carries a fence, a number that grows whenever a run changes hands: a worker
 //! with an older fence can no longer write for the run.
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use super::usage::encode_usage;
 use super::{COLUMNS, ReadRun, RunRow, SELECT, encode_error, read_all, restore};
 use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
-use crate::db::workers::is_alive;
+use crate::db::workers::{IS_ALIVE_POSTGRES, IS_ALIVE_SQLITE};
 use crate::db::{DbError, DbResult, Notification, Tx, blobs, interrupts, notifications, threads};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
@@ -180,12 +180,18 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
     const LIMIT: &str = " order by orphan.created_at, orphan.run_id limit $3";
     const LOCK: &str = " for no key update of held skip locked for update of orphan skip locked";
     const RETURNING: &str = concatcp!(") returning ", CLAIMED);
-    const SQLITE: &str = concatcp!(UPDATE, IS_ORPHAN, is_alive!(sqlite, "orphan.worker"), LIMIT, RETURNING);
+    const SQLITE: &str = concatcp!(
+        UPDATE,
+        IS_ORPHAN,
+        str_replace!(IS_ALIVE_SQLITE, "{worker}", "orphan.worker"),
+        LIMIT,
+        RETURNING
+    );
     const POSTGRES: &str = concatcp!(
         UPDATE,
         THREAD,
         IS_ORPHAN,
-        is_alive!(postgres, "orphan.worker"),
+        str_replace!(IS_ALIVE_POSTGRES, "{worker}", "orphan.worker"),
         LIMIT,
         LOCK,
         RETURNING
@@ -253,25 +259,18 @@ pub struct EndOfRun<'a> {
     pub waits: bool,
 }
 
-/// The condition on run `$1` that locks its thread until the end of the transaction. A condition holds before the row of
-/// the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a statement more.
-macro_rules! and_thread_is_locked {
-    ($lock:literal) => {
-        concat!(
-            " and thread_id = (select threads.thread_id from threads where threads.thread_id = \
-             (select own.thread_id from runs own where own.run_id = $1) for ",
-            $lock,
-            ")"
-        )
-    };
-}
+/// The condition on run `$1` that locks its thread until the end of the transaction, with the strength `{lock}`. A condition
+/// holds before the row of the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a
+/// statement more.
+const AND_THREAD_IS_LOCKED: &str = " and thread_id = (select threads.thread_id from threads where threads.thread_id = \
+    (select own.thread_id from runs own where own.run_id = $1) for {lock})";
 
 /// Returns whether the worker still holds the run. If so, no other worker can claim it, and nobody can delete its thread,
 /// before the end of the transaction.
 pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<bool> {
     const SQLITE: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
         crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
-    const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("key share"));
+    const POSTGRES: &str = concatcp!(SQLITE, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
     let sql = tx.either(SQLITE, POSTGRES);
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
     let held = on_engine!(tx, |conn| query(sql)
@@ -306,7 +305,7 @@ pub async fn end_fenced(
     const SQLITE: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
         usage = coalesce($8, usage), definition = case when $9 then definition end \
         where run_id = $1 and worker = $2 and fence = $3";
-    const POSTGRES: &str = concatcp!(SQLITE, and_thread_is_locked!("no key update"));
+    const POSTGRES: &str = concatcp!(SQLITE, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update"));
     let sql = tx.either(SQLITE, POSTGRES);
     let error = encode_error(tx, holder.run, end.error).await?;
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;

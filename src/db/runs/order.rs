@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use const_format::{concatcp, str_replace};
 use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::get_by_id;
-use super::turns::no_question;
+use super::turns::NO_QUESTION;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
@@ -26,37 +27,29 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
     find_by_seq(tx, SQL, thread, seq).await
 }
 
-/// The SQL query for the run of the main agent that ended last on this thread. Two kinds of runs are passed over, unless
-/// there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter has
-/// failed before its first step, and no interrupt has its answer.
-macro_rules! last_ended {
-    ($thread:literal) => {
-        concat!(
-            "select ended.run_id from runs ended where ended.thread_id = ",
-            $thread,
-            " and ended.depth = 0 and ended.status not in ('pending', 'running') \
-             order by ended.first_seq is null or (coalesce(ended.turn, '') = 'answer' and ended.status = 'error' \
-             and not exists (select 1 from interrupts answered \
-             where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id) \
-             and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
-             and step.seq >= ended.first_seq and step.run_id = ended.run_id)), \
-             ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1"
-        )
-    };
-}
-
-pub(in crate::db) use last_ended;
+/// The SQL query for the run of the main agent that ended last on the thread `{thread}`. Two kinds of runs are passed over,
+/// unless there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter
+/// has failed before its first step, and no interrupt has its answer.
+pub(in crate::db) const LAST_ENDED: &str = "select ended.run_id from runs ended where ended.thread_id = {thread} \
+    and ended.depth = 0 and ended.status not in ('pending', 'running') \
+    order by ended.first_seq is null or (coalesce(ended.turn, '') = 'answer' and ended.status = 'error' \
+    and not exists (select 1 from interrupts answered \
+    where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id) \
+    and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
+    and step.seq >= ended.first_seq and step.run_id = ended.run_id)), \
+    ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1";
 
 /// Returns the run that tells how the work on a thread stands: the newest one that is at work or may begin, or else the
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
 pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
-    const IN_FLIGHT: &str = concat!(
+    const IN_FLIGHT: &str = concatcp!(
         "select run_id from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running') \
          and (status = 'running' or ",
-        no_question!("runs"),
+        str_replace!(NO_QUESTION, "{run}", "runs"),
         ") order by created_at desc, run_id desc limit 1"
     );
-    for sql in [IN_FLIGHT, last_ended!("$1")] {
+    const ENDED: &str = str_replace!(LAST_ENDED, "{thread}", "$1");
+    for sql in [IN_FLIGHT, ENDED] {
         let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
         if let Some(id) = id {
             return get_by_id(tx, RunId(id)).await;

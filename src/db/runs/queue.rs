@@ -1,8 +1,9 @@
 //! The length of the queue of runs, for metrics.
 
+use const_format::{concatcp, str_replace};
 use sqlx::query_as;
 
-use super::turns::no_question;
+use super::turns::NO_QUESTION;
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
@@ -20,11 +21,11 @@ pub struct QueueDepth {
 
 /// Counts the due and the running runs at `now`. Finds them by two partial indexes: pending and running runs.
 pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
-    const SQL: &str = concat!(
+    const SQL: &str = concatcp!(
         "select (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        no_question!("runs"),
+        str_replace!(NO_QUESTION, "{run}", "runs"),
         ") as due, (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1 and ",
-        no_question!("runs"),
+        str_replace!(NO_QUESTION, "{run}", "runs"),
         ") as oldest, (select count(*) from runs where depth = 0 and status = 'running') as running"
     );
     let (due, oldest, running): (i64, Option<i64>, i64) =

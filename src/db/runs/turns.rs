@@ -7,7 +7,7 @@
 //! in its way. The row of an interrupt does not say whether its thread has left the branch on which it waits. So whoever has
 //! found out that none of them waits on the present branch gives these messages the turn `unheld`, see [`hold_messages`].
 
-use const_format::concatcp;
+use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -18,31 +18,19 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
-/// The SQL condition on the pending run of this row that no question of the present branch of its thread is in its way.
-macro_rules! no_question {
-    ($run:literal) => {
-        concat!(
-            "(",
-            $run,
-            ".turn is null or ",
-            $run,
-            ".turn <> 'after_answers' or not exists (select 1 from interrupts asked where asked.thread_id = ",
-            $run,
-            ".thread_id and asked.status = 'pending'))"
-        )
-    };
-}
-
-pub(in crate::db) use no_question;
+/// The SQL condition on the pending run of the row `{run}` that no question of the present branch of its thread is in its
+/// way.
+pub(in crate::db) const NO_QUESTION: &str = "({run}.turn is null or {run}.turn <> 'after_answers' \
+    or not exists (select 1 from interrupts asked where asked.thread_id = {run}.thread_id and asked.status = 'pending'))";
 
 /// The condition on a pending run of `runs` that its thread is free for it: no run is at work there, none that brings an
 /// answer goes first, and no question is in its way.
-pub(super) const MAY_BEGIN: &str = concat!(
+pub(super) const MAY_BEGIN: &str = concatcp!(
     "not exists (select 1 from runs other where other.thread_id = runs.thread_id \
      and other.depth = 0 and other.status = 'running') \
      and (runs.turn = 'answer' or not exists (select 1 from runs answer where answer.thread_id = runs.thread_id \
      and answer.depth = 0 and answer.status = 'pending' and answer.turn = 'answer')) and ",
-    no_question!("runs")
+    str_replace!(NO_QUESTION, "{run}", "runs")
 );
 
 /// Lets the queued messages of a thread that wait for answers begin, or holds them: whether an interrupt waits on the present

@@ -4,6 +4,7 @@
 //! interrupted continues where it stopped, and it can run beside servers with the same keys: a value that a server has
 //! changed meanwhile is not overwritten.
 
+use const_format::str_replace;
 use serde_json::Value;
 use sqlx::types::Json;
 use sqlx::{ColumnIndex, Database, Decode, Encode, QueryBuilder, Row, Type};
@@ -20,16 +21,8 @@ const MAX_ROWS: i64 = 200;
 const MAX_BYTES: i64 = 4 << 20;
 /// The tenant of rows that belong to no tenant.
 const OF_SERVER: &str = "'*'";
-/// The tenant of the thread of a row.
-macro_rules! tenant_of_thread {
-    ($table:literal) => {
-        concat!(
-            "(select owned.tenant from threads owned where owned.thread_id = ",
-            $table,
-            ".thread_id)"
-        )
-    };
-}
+/// The tenant of the thread of a row of the table `{table}`.
+const TENANT_OF_THREAD: &str = "(select owned.tenant from threads owned where owned.thread_id = {table}.thread_id)";
 
 /// The target of rekeying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +173,7 @@ static TABLES: [SealedTable; 15] = [
         bound_to: "runs",
         key: &[("run_id", KeyKind::Id)],
         columns: &[text("request"), json("metadata"), text("error")],
-        tenant: tenant_of_thread!("runs"),
+        tenant: str_replace!(TENANT_OF_THREAD, "{table}", "runs"),
         id: first,
     },
     SealedTable {
@@ -196,7 +189,7 @@ static TABLES: [SealedTable; 15] = [
                 ..text("before")
             },
         ],
-        tenant: tenant_of_thread!("checkpoints"),
+        tenant: str_replace!(TENANT_OF_THREAD, "{table}", "checkpoints"),
         id: last,
     },
     SealedTable {
@@ -204,7 +197,7 @@ static TABLES: [SealedTable; 15] = [
         bound_to: "events",
         key: &[("thread_id", KeyKind::Id), ("seq", KeyKind::Number)],
         columns: &[text("body")],
-        tenant: tenant_of_thread!("events"),
+        tenant: str_replace!(TENANT_OF_THREAD, "{table}", "events"),
         id: of_event,
     },
     SealedTable {
@@ -212,7 +205,7 @@ static TABLES: [SealedTable; 15] = [
         bound_to: "interrupts",
         key: &[("thread_id", KeyKind::Id), ("interrupt_id", KeyKind::Text)],
         columns: &[text("interrupt"), text("resolution"), text("before")],
-        tenant: tenant_of_thread!("interrupts"),
+        tenant: str_replace!(TENANT_OF_THREAD, "{table}", "interrupts"),
         id: last,
     },
     SealedTable {
@@ -220,7 +213,7 @@ static TABLES: [SealedTable; 15] = [
         bound_to: "remembered_decisions",
         key: &[("decision_id", KeyKind::Id)],
         columns: &[text("body")],
-        tenant: tenant_of_thread!("remembered_decisions"),
+        tenant: str_replace!(TENANT_OF_THREAD, "{table}", "remembered_decisions"),
         id: first,
     },
     SealedTable {
