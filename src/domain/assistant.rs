@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::access::Ownership;
 use super::id::AssistantId;
+use super::run_config::{CONFIGURABLE, ContextConflict, configurable, mirror, set_configurable};
 use super::time::Timestamp;
 use super::{Invalid, metadata};
 
@@ -120,16 +121,7 @@ impl AssistantSettings {
     /// # Errors
     /// Returns [`ContextConflict`] if both are given and differ.
     pub fn mirrored(mut self) -> Result<Self, ContextConflict> {
-        let configurable = configurable(&self.config);
-        match (configurable.is_empty(), self.context.is_empty()) {
-            (false, true) => self.context = configurable,
-            (true, false) => drop(
-                self.config
-                    .insert("configurable".to_owned(), self.context.clone().into()),
-            ),
-            (false, false) if configurable != self.context => return Err(ContextConflict),
-            (false, false) | (true, true) => {}
-        }
+        mirror(&mut self.config, &mut self.context)?;
         Ok(self)
     }
 
@@ -139,16 +131,16 @@ impl AssistantSettings {
     /// # Errors
     /// Returns [`ContextConflict`] if the change gives both and they differ.
     pub fn changed(mut self, change: AssistantChange) -> Result<Self, ContextConflict> {
-        let given = change.config.as_ref().map(configurable).unwrap_or_default();
+        let given = change.config.as_ref().map(own_configurable).unwrap_or_default();
         match change.context {
             Some(context) if !given.is_empty() && !context.is_empty() && given != context => {
                 return Err(ContextConflict);
             }
             Some(context) if given.is_empty() => {
                 self.config = change.config.unwrap_or(self.config);
-                self.config.remove("configurable");
+                self.config.remove(CONFIGURABLE);
                 if !context.is_empty() {
-                    self.config.insert("configurable".to_owned(), context.clone().into());
+                    set_configurable(&mut self.config, context.clone());
                 }
                 self.context = context;
             }
@@ -201,8 +193,8 @@ impl AssistantSettings {
     /// Returns the settings of one run: those of the request, with these as defaults. Objects are merged by their
     /// top-level keys, and so is `configurable`.
     pub fn as_defaults_for(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
-        let mut own = configurable(&self.config);
-        own.extend(configurable(config));
+        let mut own = own_configurable(&self.config);
+        own.extend(own_configurable(config));
         let mut merged = self.context.clone();
         merged.extend(context.clone());
         let mut settings = RunSettings {
@@ -213,9 +205,9 @@ impl AssistantSettings {
         if own.is_empty() {
             own = settings.context.clone();
         }
-        settings.config.remove("configurable");
+        settings.config.remove(CONFIGURABLE);
         if !own.is_empty() {
-            settings.config.insert("configurable".to_owned(), own.into());
+            set_configurable(&mut settings.config, own);
         }
         settings
     }
@@ -233,28 +225,20 @@ pub struct RunSettings {
 impl RunSettings {
     /// Puts an entry into the context, or removes it.
     pub fn put(&mut self, name: &str, value: Option<&Value>) {
-        let mut configurable = configurable(&self.config);
+        let mut configurable = own_configurable(&self.config);
         for context in [&mut self.context, &mut configurable] {
             match value {
                 Some(value) => drop(context.insert(name.to_owned(), value.clone())),
                 None => drop(context.remove(name)),
             }
         }
-        self.config.insert("configurable".to_owned(), configurable.into());
+        set_configurable(&mut self.config, configurable);
     }
 }
 
-/// The error for `config.configurable` and `context` that are both given and differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("config.configurable and context differ")]
-pub struct ContextConflict;
-
-fn configurable(config: &Map<String, Value>) -> Map<String, Value> {
-    config
-        .get("configurable")
-        .and_then(Value::as_object)
-        .cloned()
-        .unwrap_or_default()
+/// Returns a copy of the `configurable` of a config, which may be empty.
+fn own_configurable(config: &Map<String, Value>) -> Map<String, Value> {
+    configurable(config).cloned().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -276,27 +260,6 @@ mod tests {
 
     fn both(settings: &AssistantSettings) -> Value {
         json!([settings.config, settings.context])
-    }
-
-    #[test]
-    fn context_and_configurable_mirror_each_other() {
-        let given = settings(json!({"tags": ["x"]}), json!({"who": "me"}))
-            .mirrored()
-            .expect("no contradiction");
-        assert_eq!(
-            both(&given),
-            json!([{"tags": ["x"], "configurable": {"who": "me"}}, {"who": "me"}])
-        );
-        let given = settings(json!({"configurable": {"a": 1}}), json!({}))
-            .mirrored()
-            .expect("no contradiction");
-        assert_eq!(both(&given), json!([{"configurable": {"a": 1}}, {"a": 1}]));
-        let same = settings(json!({"configurable": {"a": 1}}), json!({"a": 1})).mirrored();
-        assert!(same.is_ok());
-        assert_eq!(
-            settings(json!({"configurable": {"a": 1}}), json!({"b": 1})).mirrored(),
-            Err(ContextConflict)
-        );
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub mod remembered;
 pub mod remote_run;
 pub mod ruling;
 pub mod run;
+pub mod run_config;
 pub mod sandbox;
 pub mod schema;
 pub mod secret;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::Json;
 use axum::http::HeaderValue;
 use axum::response::Response;
-use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
@@ -19,6 +18,7 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::machine::TOOLS;
+use crate::domain::run_config::configurable;
 use crate::runtime::StateWrite;
 
 /// Shows the newest state of a thread.
@@ -272,9 +272,7 @@ pub(super) async fn history_posted(
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
     // The checkpoint is in `before.configurable`, or in `before` itself.
     let before = body.before.as_ref();
-    let inner = before
-        .and_then(|before| before.get("configurable"))
-        .and_then(Value::as_object);
+    let inner = before.and_then(configurable);
     let (_, before) = wire::namespace_and_checkpoint(inner.or(before))?;
     let (namespace, only) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
     let slice = HistorySlice::History {

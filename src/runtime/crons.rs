@@ -23,6 +23,7 @@ use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredResponse};
 use crate::domain::identity::Identity;
 use crate::domain::run::RunRequest;
+use crate::domain::run_config::CONFIGURABLE;
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 
@@ -94,7 +95,7 @@ impl NewCron {
 
 /// Stores in the settings of a run that this cron started it.
 fn mark(config: &mut Map<String, Value>, id: CronId) {
-    open(config, "configurable").insert("cron_id".to_owned(), json!(id));
+    open(config, CONFIGURABLE).insert("cron_id".to_owned(), json!(id));
 }
 
 /// Returns the object under this name, and creates it if it does not exist.

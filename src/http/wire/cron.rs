@@ -18,6 +18,7 @@ use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::identity::Identity;
+use crate::domain::run_config::configurable_mut;
 use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select, fields};
@@ -186,7 +187,7 @@ pub fn read_patch(old: &Cron, patch: &Object, caller: &Arc<Identity>) -> Result<
 /// Removes the cron's id from the settings; it was added by the server.
 fn remove_cron_id(payload: &mut Object) {
     if let Some(Value::Object(config)) = payload.get_mut("config")
-        && let Some(Value::Object(configurable)) = config.get_mut("configurable")
+        && let Some(configurable) = configurable_mut(config)
     {
         configurable.remove("cron_id");
     }

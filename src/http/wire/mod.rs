@@ -9,6 +9,7 @@ use super::error::ApiError;
 use crate::domain::Invalid;
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::machine::Failure;
+use crate::domain::run_config::configurable_mut;
 
 pub mod agent;
 pub mod approval;
@@ -72,7 +73,7 @@ pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<Ch
 /// # Errors
 /// If the id is not a UUID, or the checkpoint is one of a subagent.
 pub fn take_checkpoint(config: &mut Object) -> Result<Option<CheckpointId>, Invalid> {
-    let Some(settings) = config.get_mut("configurable").and_then(Value::as_object_mut) else {
+    let Some(settings) = configurable_mut(config) else {
         return Ok(None);
     };
     let namespace = settings.shift_remove("checkpoint_ns");

@@ -13,6 +13,7 @@ use crate::domain::account::MAX_PRIORITY;
 use crate::domain::id::{AssistantId, RunId};
 use crate::domain::identity::{Identity, UserRole};
 use crate::domain::run::{Command, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run_config::{CONFIGURABLE, ContextConflict, configurable, mirror, set_configurable};
 use crate::domain::time::Timestamp;
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
@@ -250,15 +251,12 @@ impl RunCreate {
     fn config_and_context(&mut self) -> Result<(Object, Object), ApiError> {
         let mut config = self.config.take().unwrap_or_default();
         check_config(&config)?;
-        let configurable = object(&config, "configurable").unwrap_or_default();
-        let context = self.context.take().unwrap_or_default();
-        if !configurable.is_empty() && !context.is_empty() {
+        let mut context = self.context.take().unwrap_or_default();
+        let has_configurable = configurable(&config).is_some_and(|given| !given.is_empty());
+        if has_configurable && !context.is_empty() {
             return Err(ApiError::two_contexts());
         }
-        if context.is_empty() {
-            return Ok((config, configurable));
-        }
-        config.insert("configurable".to_owned(), context.clone().into());
+        mirror(&mut config, &mut context).map_err(|ContextConflict| ApiError::two_contexts())?;
         Ok((config, context))
     }
 
@@ -324,7 +322,7 @@ fn object(fields: &Object, name: &str) -> Option<Object> {
 /// # Errors
 /// Names the invalid field.
 pub(super) fn check_config(config: &Object) -> Result<(), Invalid> {
-    for name in ["configurable", "metadata"] {
+    for name in [CONFIGURABLE, "metadata"] {
         if config
             .get(name)
             .is_some_and(|value| !value.is_object() && !value.is_null())
@@ -516,13 +514,13 @@ fn kwargs(run: &Run) -> Value {
     // The config of an assistant may name a checkpoint. Shown here, it would start the next run of a client that sends
     // the settings of this one again.
     drop(super::take_checkpoint(&mut config));
-    let mut configurable = object(&config, "configurable").unwrap_or_default();
+    let mut configurable = configurable(&config).cloned().unwrap_or_default();
     let graph_id = run.metadata.get("graph_id").cloned().unwrap_or_default();
     configurable.extend(platform_settings(run.id, run.assistant, graph_id, run.created_at));
     let after = run.due_at.since(run.created_at).as_secs();
     configurable.insert("__after_seconds__".to_owned(), json!(after));
     configurable.insert("thread_id".to_owned(), json!(run.thread));
-    config.insert("configurable".to_owned(), configurable.into());
+    set_configurable(&mut config, configurable);
     config.insert("metadata".to_owned(), run.metadata.clone().into());
     let mut kwargs = json!({
         "input": request.input,

@@ -19,6 +19,7 @@ use crate::domain::checkpoint::CheckpointSource;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Failure, Plan, Position, START, TOOLS};
 use crate::domain::run::{Run, namespace_text};
+use crate::domain::run_config::configurable;
 use crate::domain::thread::Thread;
 use crate::http::error::ApiError;
 use crate::http::extract::Select;
@@ -243,7 +244,7 @@ pub fn metadata_of(
 
 /// The metadata that a run adds to its checkpoints: its own, and the scalar settings of its config.
 pub fn run_metadata(run: &Run) -> Object {
-    let configurable = run.request.config.get("configurable").and_then(Value::as_object);
+    let configurable = configurable(&run.request.config);
     let simple = |(name, value): &(&String, &Value)| !name.starts_with("__") && !value.is_object() && !value.is_array();
     let settings = configurable
         .into_iter()

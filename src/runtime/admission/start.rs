@@ -24,6 +24,7 @@ use crate::domain::metadata;
 use crate::domain::run::{
     AssignedAgent, Command, Lineage, Multitask, QueueTurn, Run, RunCaller, RunRequest, RunStatus, SERVER_KEYS,
 };
+use crate::domain::run_config::{CONFIGURABLE, configurable, set_configurable};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
@@ -508,13 +509,13 @@ async fn find_or_make_thread(
 pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
-    let before = thread.config.get("configurable").and_then(Value::as_object);
+    let before = configurable(&thread.config);
     let Some(before) = before.filter(|_| goes_on(new_run)) else {
         return assistant.as_defaults_for(config, context);
     };
     if context.is_empty() && !before.is_empty() {
         let mut config = config.clone();
-        config.insert("configurable".to_owned(), before.clone().into());
+        set_configurable(&mut config, before.clone());
         return assistant.as_defaults_for(&config, before);
     }
     let mut settings = assistant.as_defaults_for(config, context);
@@ -705,14 +706,12 @@ async fn enter_thread(
     now: Timestamp,
 ) -> DbResult<()> {
     let mut config = Map::new();
-    for key in ["configurable", "tags", "metadata", "recursion_limit"] {
+    for key in [CONFIGURABLE, "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
             config.insert(key.to_owned(), value.clone());
         }
     }
-    config
-        .entry("configurable")
-        .or_insert_with(|| Value::Object(Map::new()));
+    config.entry(CONFIGURABLE).or_insert_with(|| Value::Object(Map::new()));
     let mut metadata = thread.metadata.clone();
     for (key, value) in [
         ("graph_id", known.graph_id.clone()),

@@ -22,6 +22,7 @@ use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
+use crate::domain::run_config::CONFIGURABLE;
 use crate::domain::time::Timestamp;
 use crate::peer::responses::PeerRun;
 use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
@@ -526,7 +527,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Re
         .map(|limit| ("recursion_limit".to_owned(), json!(limit)));
     let config = agent
         .notify_parent
-        .then(|| ("configurable".to_owned(), parent))
+        .then(|| (CONFIGURABLE.to_owned(), parent))
         .into_iter()
         .chain(steps);
     RemoteRunRequest {
