@@ -14,10 +14,10 @@
 //!     │   ├── critic.md          a subagent in one file, named by its file
 //!     │   └── researcher/        a subagent in a folder, named by its folder
 //!     │       └── AGENTS.md
-//!     └── .deepagents/agents/…   subagents as coding agents keep them, see [`project`]
+//!     └── .deepagents/agents/…   subagents as coding agents keep them, see [`coding_agents`]
 //! ```
 //!
-//! A folder with a `deepagents.toml` ([`deploy`]) or an `agent.json` ([`managed`]) has the layout of that file; a
+//! A folder with a `deepagents.toml` ([`deepagents_toml`]) or an `agent.json` ([`agent_json`]) has the layout of that file; a
 //! folder with several of the three layouts is an error. The settings are the fields of a definition. Other entries of
 //! a folder are reported, except for names that begin with a dot. Nothing outside the folder of all agents is read,
 //! wherever links lead.
@@ -31,13 +31,11 @@ use super::{document, markdown};
 use crate::definition::enclosed::is_relative;
 use crate::definition::{FieldPath, source_problem};
 
-mod deploy;
+pub(super) mod compat;
 mod entry;
-mod managed;
-pub(super) mod project;
 mod servers;
-mod tools;
 
+use compat::{agent_json, coding_agents, deepagents_toml, tools_json};
 use entry::FolderEntry;
 
 /// Other contents of such folders, and why they are not read.
@@ -51,7 +49,7 @@ const UNREAD: [(&str, &str); 4] = [
     ("tools.json", "is not read: it belongs to an agent.json"),
 ];
 
-/// The file with the tools of an agent in the managed layout.
+/// The file with the tools of an agent beside an `agent.json`.
 const TOOLS: &str = "tools.json";
 /// The folder with the skills of an agent.
 const SKILLS: &str = "skills";
@@ -187,7 +185,7 @@ impl Search<'_> {
         }
         let folder = entry.join(".deepagents").join("agents");
         if folder.real.is_dir() {
-            project::add(self, &folder, list);
+            coding_agents::add(self, &folder, list);
         }
         self.warn_similar_names(entry, list);
         Some(agent)
@@ -283,7 +281,7 @@ impl Search<'_> {
         servers::read(self, entry, prefix, &home, &mut settings)?;
         let tools = entry.join(TOOLS);
         if layout == Layout::Managed && tools.real.exists() {
-            tools::read(self, &tools, prefix, &mut settings)?;
+            tools_json::read(self, &tools, prefix, &mut settings)?;
         } else {
             servers::offer_all_tools(&mut settings);
         }
@@ -330,8 +328,8 @@ impl Search<'_> {
         match layout {
             Layout::Own if table.real.is_file() => self.table(&table, prefix, &mut settings)?,
             Layout::Own => {}
-            Layout::Deploy => deploy::read(self, &table, prefix, role, &mut settings)?,
-            Layout::Managed => managed::read(self, entry, prefix, role, &mut settings)?,
+            Layout::Deploy => deepagents_toml::read(self, &table, prefix, role, &mut settings)?,
+            Layout::Managed => agent_json::read(self, entry, prefix, role, &mut settings)?,
         }
         Some(settings)
     }

@@ -483,7 +483,7 @@ impl ConfigReader {
         // A list of the wrong type is reported when the whole configuration is read.
         let Value::Array(list) = list else { return };
         let field = FieldPath::of(["agents", graph_id.as_str()]);
-        let origins = folder::project::load(folder, display_path, list, &mut self.problems).into_iter();
+        let origins = folder::compat::coding_agents::load(folder, display_path, list, &mut self.problems).into_iter();
         self.origins.0.extend(origins.map(|origin| SettingOrigin {
             prefix: field.join(&origin.prefix),
             ..origin

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::entry::FolderEntry;
-use super::{Search, markdown};
+use crate::config::folder::Search;
+use crate::config::folder::entry::FolderEntry;
+use crate::config::markdown;
 use crate::config::problem::{Problem, SettingOrigin};
 use crate::definition::{FieldPath, SubagentDefinition, read};
 
@@ -29,7 +30,7 @@ pub(in crate::config) fn load(
 }
 
 /// Adds the subagents within the folder of an agent.
-pub(super) fn add(search: &mut Search<'_>, folder: &FolderEntry, list: &mut Vec<Value>) {
+pub(in crate::config::folder) fn add(search: &mut Search<'_>, folder: &FolderEntry, list: &mut Vec<Value>) {
     let declared = list.len();
     for entry in search.entries(folder) {
         let Some(subagent) = subagent(search, &entry) else {

@@ -6,9 +6,9 @@
 
 use serde_json::{Map, Value};
 
-use super::entry::FolderEntry;
-use super::{Role, Search};
 use crate::config::document;
+use crate::config::folder::entry::FolderEntry;
+use crate::config::folder::{Role, Search};
 use crate::config::problem::{Positions, Problem};
 use crate::definition::FieldPath;
 
@@ -54,7 +54,7 @@ const SECTIONS: [Section; 4] = [
 const AGENT_KEYS: [&str; 3] = ["name", "description", "model"];
 
 /// Reads a `deepagents.toml`.
-pub(super) fn read(
+pub(in crate::config::folder) fn read(
     search: &mut Search<'_>,
     entry: &FolderEntry,
     prefix: &FieldPath,

@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::Search;
-use super::entry::FolderEntry;
-use super::servers;
+use crate::config::folder::entry::FolderEntry;
+use crate::config::folder::{Search, servers};
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::check::address_problem;
@@ -20,7 +19,7 @@ use crate::definition::check::address_problem;
 const MAX_NAME_CHARS: usize = 32;
 
 /// Adds the tools of the file to the settings of an agent. Without the file, a folder has no such tools.
-pub(super) fn read(
+pub(in crate::config::folder) fn read(
     search: &mut Search<'_>,
     file: &FolderEntry,
     prefix: &FieldPath,

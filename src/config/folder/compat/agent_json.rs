@@ -1,11 +1,11 @@
-//! The layout of `agent.json`: settings in that file, tools in `tools.json` ([`tools`](super::tools)), instructions
+//! The layout of `agent.json`: settings in that file, tools in `tools.json` ([`tools_json`](super::tools_json)), instructions
 //! in `AGENTS.md`, and subagents in folders of the same layout, named after their folders.
 
 use serde_json::{Map, Value};
 
-use super::deploy::DEFAULT_MODEL;
-use super::entry::FolderEntry;
-use super::{Role, Search};
+use super::deepagents_toml::DEFAULT_MODEL;
+use crate::config::folder::entry::FolderEntry;
+use crate::config::folder::{Role, Search};
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
@@ -22,7 +22,7 @@ const AGENT_KEYS: [&str; 8] = [
 const SUBAGENT_KEYS: [&str; 3] = ["description", "model", "model_id"];
 
 /// Reads an `agent.json`.
-pub(super) fn read(
+pub(in crate::config::folder) fn read(
     search: &mut Search<'_>,
     folder: &FolderEntry,
     prefix: &FieldPath,
