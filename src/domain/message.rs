@@ -225,6 +225,10 @@ impl fmt::Display for Content {
 /// The id of a removal that deletes every message before it.
 pub const REMOVE_ALL: &str = "__remove_all__";
 
+/// The key in the `additional_kwargs` of a message under which LangChain's clients find what has written it, unless a client
+/// or a model has.
+pub const SOURCE: &str = "lc_source";
+
 impl Message {
     /// Returns the first block of a human's message for which `reason` returns an error, with its index and the error.
     pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
@@ -301,6 +305,17 @@ impl Message {
             id: Some(id.into()),
             ..self
         }
+    }
+
+    /// Returns what has written the message, unless a client or a model has.
+    pub fn source(&self) -> Option<&str> {
+        self.additional_kwargs.get(SOURCE).and_then(Value::as_str)
+    }
+
+    /// Marks the message with what has written it.
+    pub fn set_source(&mut self, source: &str) {
+        self.additional_kwargs
+            .insert(SOURCE.to_owned(), Value::String(source.to_owned()));
     }
 
     /// Returns the calls of a model's message; none for other roles.

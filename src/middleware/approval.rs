@@ -470,9 +470,10 @@ fn responded(call: &ToolCall, text: String) -> Message {
 
 /// Marks a result as that of a decision, under the keys by which LangChain's clients know it from that of a tool.
 fn marked(mut result: Message, decision: DecisionKind) -> Message {
-    let kwargs = &mut result.additional_kwargs;
-    kwargs.insert("lc_source".to_owned(), json!("hitl_interrupt_decision"));
-    kwargs.insert("lc_data".to_owned(), json!({"decision": decision}));
+    result.set_source("hitl_interrupt_decision");
+    result
+        .additional_kwargs
+        .insert("lc_data".to_owned(), json!({"decision": decision}));
     result
 }
 

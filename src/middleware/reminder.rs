@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
-
 use super::HookResult;
 use crate::domain::machine::{Failure, Jump};
 use crate::domain::message::Message;
@@ -12,8 +10,6 @@ use crate::tool::Halt;
 
 /// The maximum number of reminders in one turn.
 const MAX_REMINDERS: usize = 2;
-/// The key that marks a message with the middleware that wrote it.
-const SOURCE: &str = "lc_source";
 
 /// A reminder of one middleware.
 pub(super) struct ToolUseReminder {
@@ -45,7 +41,7 @@ impl ToolUseReminder {
             return Err(Halt::Fail(Failure::new(class, text)));
         }
         let mut reminder = Message::human(self.text);
-        reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(self.source));
+        reminder.set_source(self.source);
         Ok(HookResult {
             update: Update::messages([reminder]),
             jump: Some(Jump::Model),
@@ -54,6 +50,6 @@ impl ToolUseReminder {
     }
 
     fn is_reminder(&self, message: &Message) -> bool {
-        message.is_human() && message.additional_kwargs.get(SOURCE).and_then(Value::as_str) == Some(self.source)
+        message.is_human() && message.source() == Some(self.source)
     }
 }

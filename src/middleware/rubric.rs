@@ -302,7 +302,7 @@ fn feedback(grading: &Grading) -> Message {
     text.push_str("\n\nRevise your work, and give the whole answer again.");
     let mut message = Message::human(text);
     message.name = Some(SOURCE.to_owned());
-    message.additional_kwargs.insert("lc_source".to_owned(), json!(SOURCE));
+    message.set_source(SOURCE);
     message
 }
 

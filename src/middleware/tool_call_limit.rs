@@ -23,8 +23,6 @@ use crate::tool::{Halt, Scope};
 
 /// The class of the failure with which a run ends.
 const FAILURE: &str = "ToolCallLimitExceededError";
-/// The key of a message that names the middleware that wrote it.
-const SOURCE: &str = "lc_source";
 /// The key of the counts of a limit on all tools.
 const ALL: &str = "__all__";
 
@@ -242,12 +240,12 @@ impl ToolCallLimit {
     }
 
     fn marked(&self, mut message: Message) -> Message {
-        message.additional_kwargs.insert(SOURCE.to_owned(), json!(self.name()));
+        message.set_source(self.name());
         message
     }
 
     fn is_marked(&self, message: &Message) -> bool {
-        message.additional_kwargs.get(SOURCE).and_then(Value::as_str) == Some(self.name())
+        message.source() == Some(self.name())
     }
 }
 

@@ -118,7 +118,7 @@ impl Skills {
             };
             let mut message = Message::human(wording::pinned(skill, &file.content.text()));
             let about = json!({"name": skill.name, "path": skill.path, "description": skill.description});
-            message.additional_kwargs.insert("lc_source".to_owned(), json!(PINNED));
+            message.set_source(PINNED);
             message.additional_kwargs.insert("skill".to_owned(), about);
             update.merge(Update::messages([message]));
             update.merge(self.disclosure(skill, &json!({"pinned": true})));
@@ -171,9 +171,8 @@ fn skills(state: &State) -> Vec<Skill> {
 }
 
 fn is_pinned(message: &Message, skill: &str) -> bool {
-    let kwargs = &message.additional_kwargs;
-    kwargs.get("lc_source").and_then(Value::as_str) == Some(PINNED)
-        && kwargs.get("skill").and_then(|about| about.get("name")?.as_str()) == Some(skill)
+    let about = message.additional_kwargs.get("skill");
+    message.source() == Some(PINNED) && about.and_then(|about| about.get("name")?.as_str()) == Some(skill)
 }
 
 #[async_trait]

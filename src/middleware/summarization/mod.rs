@@ -17,7 +17,7 @@ use crate::definition::{SummarizationSettings, builtins};
 use crate::domain::background::NOTIFICATION;
 use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
-use crate::domain::message::{Message, Role};
+use crate::domain::message::{Message, Role, SOURCE};
 use crate::domain::state::{File, State, Update};
 use crate::domain::summarization::{
     EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened, long_message_path,
@@ -374,9 +374,7 @@ impl Summarization {
         let count = conversation.earlier + range.end;
         let text = wording::summary_text(summary, count, path.as_deref(), quoted.as_deref());
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
-        message
-            .additional_kwargs
-            .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
+        message.set_source(wording::SOURCE);
         if let Some((_, answers)) = request {
             message
                 .additional_kwargs
@@ -522,7 +520,7 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
 
 /// Returns whether a message is one of the user: reminders, reports and the like have the same role.
 fn is_of_user(message: &Message) -> bool {
-    let marks = [wording::SOURCE_KEY, NOTIFICATION];
+    let marks = [SOURCE, NOTIFICATION];
     message.is_human() && !marks.iter().any(|mark| message.additional_kwargs.contains_key(*mark))
 }
 

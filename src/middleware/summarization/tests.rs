@@ -238,9 +238,7 @@ fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
     let text = format!("{}MIDDLE{}", "a".repeat(10_000), "z".repeat(10_000));
     let other = Arc::new(Message::human(text.clone()));
     let mut summary = Message::human(text);
-    summary
-        .additional_kwargs
-        .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
+    summary.set_source(wording::SOURCE);
     let messages = [Arc::new(summary), other];
     let request = wording::summary_request("Summarise.", &messages, 100_000);
     assert_eq!(request.matches("MIDDLE").count(), 1, "other messages are cut");
@@ -252,9 +250,7 @@ fn an_earlier_summary_is_in_the_transcript_whole_where_that_leaves_room() {
 #[test]
 fn an_earlier_summary_leaves_room_for_later_messages_in_every_script() {
     let mut summary = Message::human("要".repeat(20_000));
-    summary
-        .additional_kwargs
-        .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
+    summary.set_source(wording::SOURCE);
     let messages = [Arc::new(summary), Arc::new(Message::human("the next step"))];
     let request = wording::summary_request("Summarise.", &messages, 30_000);
     assert!(request.contains("the next step"), "{}", request.len());
@@ -359,9 +355,7 @@ async fn summarized(settings: &Value) -> State {
 #[tokio::test]
 async fn a_reminder_is_not_taken_for_the_request_of_the_user() {
     let mut reminder = Message::human("go on").with_id("n0");
-    reminder
-        .additional_kwargs
-        .insert(wording::SOURCE_KEY.to_owned(), json!("until_tool"));
+    reminder.set_source("until_tool");
     let mut messages = vec![Arc::new(Message::human("the task").with_id("h0"))];
     messages.extend(calls(0..2));
     messages.push(Arc::new(reminder));

@@ -32,8 +32,6 @@ const AFTER_SUMMARY: &str = "\n</summary>";
 
 /// The maximum number of characters of one text in the transcript, other than an earlier summary.
 const TRANSCRIPT_CHARS: usize = 4_000;
-/// The key in the `additional_kwargs` of a message that says where it comes from.
-pub(super) const SOURCE_KEY: &str = "lc_source";
 /// The source of a summary.
 pub(super) const SOURCE: &str = "summarization";
 /// The maximum number of characters of the name of a file.
@@ -159,7 +157,7 @@ pub(super) fn history_text(messages: &[Arc<Message>], part: u64, max_bytes: usiz
 
 /// Returns whether a message is the summary of a conversation.
 fn is_summary(message: &Message) -> bool {
-    message.additional_kwargs.get(SOURCE_KEY).and_then(Value::as_str) == Some(SOURCE)
+    message.source() == Some(SOURCE)
 }
 
 fn role_word(message: &Message) -> &'static str {
