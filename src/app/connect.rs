@@ -14,9 +14,9 @@ use super::builder::Prepared;
 use super::{credentials, encryption, keys, secret};
 use crate::auth::count_issuer_keys;
 use crate::config::{Config, SecretSection};
+use crate::db::DbError;
 use crate::db::inspection::{DatabaseState, inspect};
 use crate::db::migration::TableState;
-use crate::db::{DbError, Engine};
 use crate::definition::{SandboxServiceDefinition, ToolKind};
 use crate::domain::time::{Clock, SystemClock};
 use crate::net;
@@ -215,10 +215,7 @@ fn database(config: &Config) -> PlannedCheck {
 }
 
 fn describe_tables(state: &DatabaseState) -> Finding {
-    let engine = match state.engine {
-        Engine::Sqlite => "SQLite",
-        Engine::Postgres => "Postgres",
-    };
+    let engine = state.engine;
     match state.tables {
         TableState::InMemory => Finding::warn(
             format!("{engine} in memory"),

@@ -29,10 +29,6 @@ pub fn run<'p>(prepared: &'p Prepared, command: &MigrateCommand) -> LocalBoxFutu
         let migrated = migrate(storage.session_url().expose(), limits, finishes).await;
         let migrated = migrated.with_context(|| format!("could not bring {} up to date", storage.session_url()));
         let before = migrated.map_err(|error| super::explain_in_use(error, IN_USE))?;
-        let engine = match before.engine {
-            Engine::Sqlite => "SQLite",
-            Engine::Postgres => "Postgres",
-        };
         let done = match before.tables {
             TableState::InMemory => "a database in memory has its tables only while a server runs".to_owned(),
             TableState::NoFile | TableState::None => "the tables were created".to_owned(),
@@ -47,6 +43,6 @@ pub fn run<'p>(prepared: &'p Prepared, command: &MigrateCommand) -> LocalBoxFutu
             (Engine::Sqlite, _) | (Engine::Postgres, true) => "",
             (Engine::Postgres, false) => "; when no server of the former release is left, run this with --finish",
         };
-        Ok(format!("{engine}: {done}{end}\n"))
+        Ok(format!("{}: {done}{end}\n", before.engine))
     })
 }

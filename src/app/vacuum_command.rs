@@ -56,9 +56,9 @@ fn summary(report: &VacuumReport) -> String {
         has_checkpoint,
         problems: _,
     } = report;
-    let (engine, beyond) = match engine {
-        Engine::Sqlite => ("SQLite", BEYOND_SQLITE),
-        Engine::Postgres => ("Postgres", BEYOND_POSTGRES),
+    let beyond = match engine {
+        Engine::Sqlite => BEYOND_SQLITE,
+        Engine::Postgres => BEYOND_POSTGRES,
     };
     let checkpoint = match has_checkpoint {
         Some(true) => "a checkpoint was made\n",

@@ -1,5 +1,6 @@
 //! The few places where the two engines differ.
 
+use std::fmt;
 use std::path::{Component, Path};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -47,6 +48,16 @@ pub enum Engine {
     Sqlite,
     /// A server; any number of processes.
     Postgres,
+}
+
+/// The name of the database system.
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sqlite => "SQLite",
+            Self::Postgres => "Postgres",
+        })
+    }
 }
 
 /// A transaction. Only [`super::Db::read`] and [`super::Db::write`] begin and end one.
