@@ -90,6 +90,11 @@ impl DbError {
         matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
     }
 
+    /// Returns whether the transaction that failed with this error may be committed all the same, now or later.
+    pub fn may_be_committed(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+
     /// Returns the error of a timeout. The write may have been committed.
     pub fn late() -> Self {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");

@@ -62,6 +62,7 @@ mod error;
 mod interrupts;
 mod jobs;
 mod journal;
+mod late_commits;
 mod lease;
 mod ledger;
 mod log_lines;

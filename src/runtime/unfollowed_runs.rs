@@ -1,8 +1,8 @@
 //! Runs that end with their clients, and that nobody follows, so that nobody would cancel them.
 //!
 //! The client may not know of its run: the database did not say whether the run is stored, or the client disconnected before
-//! it was answered. This process looks for such a run, and cancels it once it is stored: often at first, and then from time
-//! to time, since the database may store a commit long after it was given up here.
+//! it was answered. This process looks for such a run as for other [late commits](super::late_commits), and cancels it once it
+//! is stored.
 //!
 //! Or the process has ended that the client was connected to. The next process at work on the run cancels it, unless a client
 //! joins the run in time, at whatever process. For that the request of the run names the processes with its followers. A
@@ -16,13 +16,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::retry::{TransactionError, write_while_busy};
-use super::{CancelAction, CancelError, Runs, StartError};
+use super::{CancelAction, CancelError, Runs, StartError, late_commits};
 use crate::db::{self, DbError, DbResult, RowAccess, Tx, warn_of};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::run::Run;
 
-/// The time for which looks are frequent. Most commits that still arrive do so earlier.
-const ARRIVAL: Duration = Duration::from_secs(5);
 /// The pause between frequent looks.
 const FREQUENT: Duration = Duration::from_millis(250);
 /// The time after the first look after which a run is not looked for any more. Looks while the database is away do not count.
@@ -129,7 +127,8 @@ impl UnfollowedRuns {
             unfollowed.is_looking = false;
             return None;
         }
-        let is_new = |unfollowed: &UnfollowedRun| unfollowed.since.elapsed() < ARRIVAL;
+        let now = Instant::now();
+        let is_new = |unfollowed: &UnfollowedRun| late_commits::is_likely(unfollowed.since, now);
         Some(match unfollowed.runs.values().any(is_new) {
             true => FREQUENT,
             false => longest,
@@ -193,7 +192,7 @@ impl UnansweredRun {
     /// Leaves the run alone if its client learns of it, or if it is certain that the run is not stored.
     pub(super) fn settle(mut self, started: &Result<Run, StartError>) {
         let fault = started.as_ref().err().and_then(TransactionError::fault);
-        let may_be_stored = matches!(fault, Some(DbError::Unavailable(_))) && self.written.is_set();
+        let may_be_stored = fault.is_some_and(DbError::may_be_committed) && self.written.is_set();
         self.is_settled = !may_be_stored;
     }
 }
@@ -342,6 +341,7 @@ async fn with_lease(tx: &mut Tx<'_>, workers: &[WorkerId]) -> DbResult<Vec<Worke
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::late_commits::ARRIVAL;
 
     const LONGEST: Duration = Duration::from_secs(60);
 

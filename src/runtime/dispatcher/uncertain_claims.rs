@@ -1,9 +1,8 @@
 //! Claims that the database has stored although this process was not told so.
 //!
 //! This process would not drive such a run, and no other process would take it over. So the dispatch loop looks for runs
-//! that this process holds and does not drive, and gives them back: often for a while after a claim without an answer, and
-//! else from time to time, since the database may store a commit long after it was given up here, such as one that waits
-//! for a standby.
+//! that this process holds and does not drive, and gives them back: often for a while after a claim without an answer, as for
+//! other [late commits](crate::runtime::late_commits), and else from time to time.
 //!
 //! A run whose claim is stored this moment is not driven yet either. So a run is given back when two looks have found it and
 //! all admissions that were in progress at the first look have ended before the second. The dispatch loop itself claims
@@ -18,10 +17,7 @@ use tokio::time::Instant;
 use super::Dispatcher;
 use crate::db::runs::LeaseHolder;
 use crate::db::{self, DbError, DbResult, Tx};
-
-/// The time for which looks are frequent after a claim without an answer. Most commits that still arrive do so earlier:
-/// Postgres ends sessions that are idle in a transaction before.
-const ARRIVAL: Duration = Duration::from_secs(5);
+use crate::runtime::late_commits;
 
 /// The claims of this process that may be stored without an answer.
 #[derive(Debug, Default)]
@@ -77,7 +73,7 @@ impl UncertainClaims {
 
     /// Notes that a claim has failed with this error, if it may be stored all the same.
     pub(super) fn note(&self, error: &DbError) {
-        if matches!(error, DbError::Unavailable(_)) {
+        if error.may_be_committed() {
             self.findings().failed_at = Some(Instant::now());
         }
     }
@@ -111,7 +107,7 @@ impl UncertainClaims {
         if !look.is_certain {
             return vec![];
         }
-        let has_arrived = |failed: Instant| failed + ARRIVAL <= look.began;
+        let has_arrived = |failed: Instant| !late_commits::is_likely(failed, look.began);
         if undriven.is_empty() && findings.failed_at.is_some_and(has_arrived) {
             findings.failed_at = None;
         }
@@ -159,6 +155,7 @@ impl Dispatcher {
 mod tests {
     use super::*;
     use crate::domain::id::{RunId, WorkerId};
+    use crate::runtime::late_commits::ARRIVAL;
 
     const LONGEST: Duration = Duration::from_secs(60);
 
