@@ -127,8 +127,8 @@
 //! use in [`agent::assemble`] or in a middleware that is made from the `AgentSpec`, `docs/agents.md` and
 //! `docs/subagents.md`, a test. `tool_token_limit_before_evict` is one.
 //!
-//! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, a test; `openrouter` is
-//! one. A new protocol needs its arms in `model/providers/` besides.
+//! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, `docs/settings.md` anew, a
+//! test; `openrouter` is one. A new protocol needs its arms in `model/providers/` besides.
 //!
 //! **a kind of job**: its row in `domain/job.rs`, its line in `runtime/jobs/mod.rs`, and its file beside that;
 //! `sweep_deliveries.rs` is one.

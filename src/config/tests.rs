@@ -3,6 +3,7 @@ use std::fs;
 use secrecy::ExposeSecret;
 
 use super::*;
+use crate::definition::provider::PROVIDERS;
 
 mod agents;
 mod auth;
@@ -137,18 +138,23 @@ builtin = "lookup"
 [providers.lab]
 kind = "openai"
 "#;
+    let mut known: Vec<&str> = PROVIDERS.iter().map(|kind| kind.word).chain(["lab"]).collect();
+    known.sort_unstable();
+    let known = known.join(", ");
     assert_eq!(
         shortened(&complaints(text)),
-        "\
+        format!(
+            "\
 adjutant.toml:1:1: error: extra: unknown key; allowed are: server, …
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
 adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, …
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
-adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, openai_responses, openrouter, scripted; a section `[providers.laab]` with its `kind` adds one
+adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: {known}; a section `[providers.laab]` with its `kind` adds one
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
 adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
 adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number of at least 1"
+        )
     );
 }
 
@@ -318,11 +324,13 @@ fn a_key_file_is_relative_to_the_configuration() {
 
 #[test]
 fn a_provider_has_one_kind_and_one_source_of_its_key() {
+    let kinds = PROVIDERS.map(|kind| kind.word).join(", ");
     assert_eq!(
         complaints("[providers.lab]\napi_key = \"x\"\napi_key_env = \"X\"\n[agents.a]\nmodel = \"lab:x\"\n"),
-        "adjutant.toml:1:12: error: providers.lab.kind: must be given: one of openai, openai_responses, anthropic, google_genai, \
-         ollama, openrouter, scripted\n\
-         adjutant.toml:1:12: error: providers.lab: only one of `api_key_env`, `api_key_file` and `api_key` may be given"
+        format!(
+            "adjutant.toml:1:12: error: providers.lab.kind: must be given: one of {kinds}\n\
+             adjutant.toml:1:12: error: providers.lab: only one of `api_key_env`, `api_key_file` and `api_key` may be given"
+        )
     );
 }
 

@@ -3,9 +3,9 @@
 //! The list has what the providers publish. A model that is not listed answers in a form by a tool, which every model
 //! can.
 
-use crate::definition::provider::ProviderKind;
+use crate::definition::provider::{Protocol, ProviderKind};
 
-/// The beginnings of model names of each kind of provider, and whether these models keep to a schema. The first one that
+/// The beginnings of model names of each protocol, and whether these models keep to a schema. The first one that
 /// fits counts.
 const OPENAI: [(&str, bool); 9] = [
     ("gpt-4o-audio", false),
@@ -29,12 +29,19 @@ const GOOGLE: [(&str, bool); 1] = [("gemini-3", true)];
 
 /// Returns whether a model of this kind of provider keeps to a JSON Schema beside its tools.
 pub fn is_known(kind: ProviderKind, model: &str) -> bool {
-    let rows: &[(&str, bool)] = match kind {
-        ProviderKind::OpenAi | ProviderKind::OpenAiResponses => &OPENAI,
-        ProviderKind::Anthropic => &ANTHROPIC,
-        ProviderKind::GoogleGenAi => &GOOGLE,
+    // A kind with an address speaks the protocol of another one: it is a gateway, or has models of its own.
+    let is_another = kind.traits().address.is_some();
+    let rows: &[(&str, bool)] = match kind.protocol() {
+        Protocol::OpenAi | Protocol::OpenAiResponses if !is_another => &OPENAI,
+        Protocol::Anthropic if !is_another => &ANTHROPIC,
+        Protocol::GoogleGenAi if !is_another => &GOOGLE,
         // What a gateway or a daemon passes on depends on what is behind it.
-        ProviderKind::Ollama | ProviderKind::OpenRouter | ProviderKind::Scripted => &[],
+        Protocol::OpenAi
+        | Protocol::OpenAiResponses
+        | Protocol::Anthropic
+        | Protocol::GoogleGenAi
+        | Protocol::Ollama
+        | Protocol::Scripted => &[],
     };
     let name = model.to_ascii_lowercase();
     let row = rows.iter().find(|(start, _)| name.starts_with(start));
