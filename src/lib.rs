@@ -107,6 +107,19 @@
 //! serves them beside those of the configuration. What that needs is exported here, at the top; the rooms below are for
 //! readers, tests and benches, and change without notice. `examples/embedding.rs` is a whole one.
 //!
+//! # Other systems' spellings and layouts
+//!
+//! They are translated where they are read or written, so that the rest of the source knows one form.
+//!
+//! | Kind | Place |
+//! |---|---|
+//! | the forms of messages, files and updates that LangChain's clients send | [`domain::input`] |
+//! | LangGraph's `configurable` beside the `context` | [`domain::run_config`] |
+//! | former keys of definitions, and the dialects of the `task` tool | [`definition::compat`] |
+//! | agents in folders of other systems | `config/folder/compat` |
+//! | the streams of LangGraph, old and new | `http/stream/v1`, `http/stream/v2` |
+//! | the requests and responses of LangGraph | `http/wire` |
+//!
 //! # How to add …
 //!
 //! **a middleware with settings**: `middleware/x.rs` with a type that implements [`middleware::Middleware`] (its
@@ -121,11 +134,11 @@
 //! `middleware/todos.rs` is such a setting.
 //!
 //! **a setting of tools**: its field in `definition/tool.rs`, its use in `tool/remote.rs` (or the kind of tool that has
-//! it), the table in `docs/tools.md`, a test. `max_retries` is one.
+//! it), the table in `docs/tools.md`, `docs/settings.md` anew, a test. `max_retries` is one.
 //!
-//! **a field of agents and subagents**: its entry in the lists at the end of `agents!` in `definition/agent.rs`, its
-//! use in [`agent::assemble`] or in a middleware that is made from the `AgentSpec`, `docs/agents.md` and
-//! `docs/subagents.md`, a test. `tool_token_limit_before_evict` is one.
+//! **a field of agents and subagents**: its entry in the lists at the end of `agents!` in `definition/agent.rs`, and in
+//! `POLICY_FIELDS` below them if it is a setting of a middleware; its use in [`agent::assemble`] or in a middleware that is
+//! made from the `AgentSpec`; `docs/agents.md` and `docs/subagents.md`; a test. `tool_token_limit_before_evict` is one.
 //!
 //! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, `docs/settings.md` anew, a
 //! test; `openrouter` is one. A new protocol needs its arms in `model/providers/` besides.

@@ -14,11 +14,10 @@ use super::builder::Prepared;
 use super::{peers, providers, tools};
 use crate::agent::Agent;
 use crate::agent::assemble::AgentFactory;
-use crate::definition::builtins::{
-    APPROVAL, ASK_USER, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
-    SUMMARIZATION, TODOS, UNTIL,
+use crate::definition::{
+    AgentDefinition, HarnessProfiles, INHERITED_FIELDS, POLICY_FIELDS, Policy, Provenance, SubagentDefinition,
+    suggestion,
 };
-use crate::definition::{AgentDefinition, HarnessProfiles, Policy, Provenance, SubagentDefinition, suggestion};
 use crate::domain::machine::HookPoint;
 use crate::middleware::{Middleware, instance_name};
 use crate::shutdown::Shutdown;
@@ -26,61 +25,6 @@ use crate::tool::remote;
 
 /// The characters of a text that are shown in a line.
 const SHOWN: usize = 100;
-
-/// The fields of a definition that are settings of a policy of the server.
-const POLICY_FIELDS: [(&str, &[&str]); 14] = [
-    (
-        FILES,
-        &[
-            "files",
-            "workspace",
-            "execute",
-            "permissions",
-            "tool_token_limit_before_evict",
-            "human_message_token_limit_before_evict",
-        ],
-    ),
-    (
-        SUBAGENTS,
-        &[
-            "max_subagent_depth",
-            "task_description",
-            "task_system_prompt",
-            "task_dialect",
-            "unknown_subagent",
-        ],
-    ),
-    (TODOS, &["todos"]),
-    (STORE, &["store"]),
-    (SKILLS, &["skills", "skill_tools"]),
-    (MEMORY, &["memory"]),
-    (ASK_USER, &["ask_user"]),
-    (SUMMARIZATION, &["summarization"]),
-    (
-        APPROVAL,
-        &["interrupt_on", "interrupt_mode", "permissions", "approvers"],
-    ),
-    (UNTIL, &["until_tool"]),
-    (STRUCTURED, &["response_format"]),
-    (PERMISSIONS, &["permissions"]),
-    (LIMITS, &["limits"]),
-    (REPEATED_FAILURES, &["limits"]),
-];
-
-/// The fields of a definition that its subagents have as well, unless they give their own.
-const INHERITED_FIELDS: [&str; 11] = [
-    "approvers",
-    "execute",
-    "files",
-    "human_message_token_limit_before_evict",
-    "interrupt_mode",
-    "interrupt_on",
-    "permissions",
-    "store",
-    "summarization",
-    "tool_token_limit_before_evict",
-    "workspace",
-];
 
 /// An agent, explained.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -6,6 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::builtins::{
+    APPROVAL, ASK_USER, FILES, LIMITS, MEMORY, PERMISSIONS, REPEATED_FAILURES, SKILLS, STORE, STRUCTURED, SUBAGENTS,
+    SUMMARIZATION, TODOS, UNTIL,
+};
 use super::mcp::McpServerDefinition;
 use super::{
     ApprovalRule, BundledFiles, Configurable, ExecuteRule, GeneralPurpose, Headers, Inherit, InterruptMode, Location,
@@ -96,6 +100,9 @@ macro_rules! agents {
             $( $(#[doc = $own_doc])+ pub $own: $own_type, )*
             $( $(#[doc = $always_own_doc])+ pub $always_own: $always_own_type, )*
         }
+
+        /// The fields of an agent that its subagents have as well, unless they give their own.
+        pub const INHERITED_FIELDS: &[&str] = &["files", $( stringify!($inherited), )* $( stringify!($limited), )*];
 
         impl AgentDefinition {
             /// Returns the specification of the agent of this `graph_id`. The definition has to be
@@ -384,6 +391,46 @@ agents! {
         limits: Option<Limits>,
     }
 }
+
+/// The fields that are settings of policies of the server, by the names of these policies.
+pub const POLICY_FIELDS: [(&str, &[&str]); 14] = [
+    (
+        FILES,
+        &[
+            "files",
+            "workspace",
+            "execute",
+            "permissions",
+            "tool_token_limit_before_evict",
+            "human_message_token_limit_before_evict",
+        ],
+    ),
+    (
+        SUBAGENTS,
+        &[
+            "max_subagent_depth",
+            "task_description",
+            "task_system_prompt",
+            "task_dialect",
+            "unknown_subagent",
+        ],
+    ),
+    (TODOS, &["todos"]),
+    (STORE, &["store"]),
+    (SKILLS, &["skills", "skill_tools"]),
+    (MEMORY, &["memory"]),
+    (ASK_USER, &["ask_user"]),
+    (SUMMARIZATION, &["summarization"]),
+    (
+        APPROVAL,
+        &["interrupt_on", "interrupt_mode", "permissions", "approvers"],
+    ),
+    (UNTIL, &["until_tool"]),
+    (STRUCTURED, &["response_format"]),
+    (PERMISSIONS, &["permissions"]),
+    (LIMITS, &["limits"]),
+    (REPEATED_FAILURES, &["limits"]),
+];
 
 impl AgentDefinition {
     /// Returns the name of the agent: the one that it has been given, or else its `graph_id`.

@@ -62,8 +62,8 @@ mod workspace;
 
 use agent::is_default;
 pub use agent::{
-    AgentDefinition, AgentSpec, ContextScoping, OnPendingInterrupt, STEP_LIMIT, SubagentDefinition, SubagentMode,
-    UntilTool, Workspace,
+    AgentDefinition, AgentSpec, ContextScoping, INHERITED_FIELDS, OnPendingInterrupt, POLICY_FIELDS, STEP_LIMIT,
+    SubagentDefinition, SubagentMode, UntilTool, Workspace,
 };
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
 pub use approval::{ApprovalChoices, ApprovalRule, ExpiryDecision, InterruptMode, MAX_EXPIRY_S};
