@@ -267,6 +267,32 @@ fn pauses_between_attempts_are_described_in_one_place() {
     assert_eq!(places, ["domain/backoff.rs"], "use `Backoff`");
 }
 
+/// Returns the files outside of tests, in the rooms below HTTP, that have this text.
+fn inner_places(text: &str) -> Vec<String> {
+    const INNER: [&str; 6] = ["agent", "domain", "middleware", "peer", "runtime", "tool"];
+    let has_text = |source: &Source| {
+        let is_inner = INNER.contains(&source.room.as_str()) && !source.place.contains("tests");
+        is_inner && without_tests(&source.text).contains(text)
+    };
+    let found = sources().into_iter().filter(has_text);
+    found.map(|source| source.place).collect()
+}
+
+/// The server works with the context, whichever of the two names a client uses.
+#[test]
+fn the_configurable_of_langgraph_is_known_in_one_place() {
+    assert_eq!(inner_places("\"configurable\""), ["domain/run_config.rs"]);
+}
+
+#[test]
+fn the_source_of_a_message_has_its_key_in_one_place() {
+    assert_eq!(
+        inner_places("\"lc_source\""),
+        ["domain/message.rs"],
+        "use `Message::set_source`"
+    );
+}
+
 #[test]
 fn every_file_has_a_module_comment() {
     let is_silent = |source: &&Source| {
