@@ -13,6 +13,7 @@ use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, T
 use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
+use super::run_config::{configurable, configurable_mut};
 use super::stored;
 use super::time::Timestamp;
 use super::trace::RunTrace;
@@ -389,7 +390,7 @@ impl RunRequest {
     /// Returns a function that makes the context for tools: `context`, or `config.configurable` if the request has no
     /// context, with the user on whose behalf the run works.
     pub fn tool_context(&self) -> impl FnOnce() -> Map<String, Value> + Send + use<> {
-        let mut context = match self.config.get("configurable").and_then(Value::as_object) {
+        let mut context = match configurable(&self.config) {
             Some(configurable) if self.context.is_empty() => configurable.clone(),
             Some(_) | None => self.context.clone(),
         };
@@ -407,7 +408,7 @@ impl RunRequest {
     pub fn assign_to(&mut self, caller: &Identity) {
         self.caller = RunCaller::of(caller);
         remove_auth_keys(&mut self.context);
-        if let Some(Value::Object(configurable)) = self.config.get_mut("configurable") {
+        if let Some(configurable) = configurable_mut(&mut self.config) {
             remove_auth_keys(configurable);
         }
     }
