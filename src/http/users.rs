@@ -30,7 +30,7 @@ pub(super) async fn export(api: Api, ApiPath(path): ApiPath<UserPath>, client: C
     let lines = export::user_lines(api.db.clone(), owner).inspect_err(move |error| {
         // The permit is held for as long as the lines are read.
         let _permit = &permit;
-        tracing::error!(%error, "the export of a user's data broke off");
+        tracing::error!(%error, "the export of a user's data ended early");
     });
     let headers = [
         (header::CONTENT_TYPE, "application/jsonl"),

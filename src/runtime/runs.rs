@@ -170,7 +170,7 @@ impl Runs {
     /// Releases the lease, so that another process may continue the unfinished runs at once.
     pub async fn close(&self) {
         if let Err(error) = self.dispatcher.release_lease().await {
-            tracing::warn!(%error, "could not give the lease back");
+            tracing::warn!(%error, "could not release the lease");
         }
     }
 

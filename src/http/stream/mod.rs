@@ -212,7 +212,7 @@ impl<L: Log> RunProjection<L> {
     /// is aborted, so that the client resumes: an error would look like the end of the run.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
         if error.is_resumable() {
-            warn_of!(error, "run stream broke off");
+            warn_of!(error, "run stream ended early");
             return self.abort();
         }
         tracing::error!(%error, "run stream failed");

@@ -130,7 +130,7 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
 /// client resumes.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
     if error.is_resumable() {
-        warn_of!(error, "thread stream broke off");
+        warn_of!(error, "thread stream ended early");
         return Flow::Break;
     }
     tracing::error!(%error, "thread stream failed");

@@ -343,7 +343,7 @@ impl SocketSession {
     /// so that the client connects again.
     async fn fail<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
         if error.is_resumable() {
-            warn_of!(error, thread = %self.thread, "thread WebSocket broke off");
+            warn_of!(error, thread = %self.thread, "thread WebSocket ended early");
             return self
                 .close_for_restart("the database does not answer")
                 .await

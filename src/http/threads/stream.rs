@@ -152,7 +152,7 @@ impl Projection for ThreadRunsProjection {
             Ok(None) => return Flow::End,
             // The client resumes when the database is back.
             Err(error) if error.is_resumable() => {
-                warn_of!(error, thread = %self.thread, "thread stream broke off");
+                warn_of!(error, thread = %self.thread, "thread stream ended early");
                 return Flow::Break;
             }
             Err(error) => Err(error.into()),
@@ -160,7 +160,7 @@ impl Projection for ThreadRunsProjection {
         match result {
             Ok(()) => Flow::Continue,
             Err(error) if error.is_unavailable() => {
-                tracing::warn!(thread = %self.thread, error = error.message(), "thread stream broke off");
+                tracing::warn!(thread = %self.thread, error = error.message(), "thread stream ended early");
                 Flow::Break
             }
             Err(error) => {

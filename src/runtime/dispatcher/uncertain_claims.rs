@@ -145,7 +145,7 @@ impl Dispatcher {
         undriven.retain(|holder| !self.active().contains_key(&holder.run));
         for holder in self.uncertain_claims.found(&look, undriven) {
             db::runs::release(tx, holder.run, holder.worker, holder.fence).await?;
-            tracing::info!(run = %holder.run, "gave back a run whose claim was stored without an answer");
+            tracing::info!(run = %holder.run, "released a run whose claim was stored without an answer");
         }
         Ok(())
     }

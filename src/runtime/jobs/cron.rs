@@ -94,7 +94,7 @@ async fn fire(
             return Ok(CronOutcome::Nothing);
         }
         Err(error) if error.is_corrupt() => {
-            tracing::error!(cron = %id, %error, "a cron that cannot be read is not due any more");
+            tracing::error!(cron = %id, %error, "a cron cannot be read and is not scheduled any more");
             db::crons::move_on(tx, id, job, None).await?;
             return Ok(CronOutcome::Nothing);
         }

@@ -376,7 +376,7 @@ impl JobRunner {
                 .db
                 .write(move |tx| Box::pin(jobs::free_orphans(tx, worker, now)));
             let count = free.await?;
-            tracing::debug!(count, "jobs of servers that are gone are due again");
+            tracing::debug!(count, "released the jobs of servers whose leases have expired");
             next = Some(now);
         }
         for state in &self.core.jobs.kinds {

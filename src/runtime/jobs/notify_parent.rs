@@ -74,7 +74,7 @@ impl JobHandler for NotifyParentHandler {
                     .db
                     .write(move |tx| Box::pin(db::jobs::ensure(tx, kind, parent.0, owner, now)));
                 if let Err(error) = write.await {
-                    tracing::warn!(thread = %parent, %error, "could not schedule the run that gives an agent the outcomes of its background tasks");
+                    tracing::warn!(thread = %parent, %error, "could not schedule the run that reports background tasks to their agent");
                 }
             }
             Ok(())
@@ -85,7 +85,7 @@ impl JobHandler for NotifyParentHandler {
         Box::pin(async move {
             let parent = ThreadId(job.key);
             if let Err(error) = wake_parent(runtime, parent).await {
-                tracing::warn!(thread = %parent, %error, "could not tell an agent the outcome of a background task");
+                tracing::warn!(thread = %parent, %error, "could not report the outcome of a background task to its agent");
                 if error.is_corrupt() {
                     let write = runtime
                         .core
@@ -105,7 +105,7 @@ async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()>
         Box::pin(async move { start_notifying_run(tx, parent, context).await })
     });
     if let Some(run) = woken.await? {
-        tracing::info!(thread = %parent, run = %run.id, "a run gives an agent the outcomes of its background tasks");
+        tracing::info!(thread = %parent, run = %run.id, "started a run that reports background tasks to their agent");
     }
     Ok(())
 }
@@ -171,7 +171,7 @@ async fn start_notifying_run(
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
             // The agent reads the outcome in its next run.
-            tracing::warn!(thread = %parent, %refusal, "an agent could not be woken for its background tasks");
+            tracing::warn!(thread = %parent, %refusal, "could not start the run that reports background tasks to their agent");
             Ok(None)
         }
     }

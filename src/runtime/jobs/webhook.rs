@@ -47,7 +47,7 @@ impl JobHandler for WebhookHandler {
             let attempt = attempt(runtime, job, &delivery).await;
             if attempt.status == DeliveryStatus::Dead {
                 let run = delivery.run;
-                tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook was given up");
+                tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook delivery failed and is not retried");
             }
             let now = runtime.core.clock.now();
             let settled = job.clone();
