@@ -144,8 +144,6 @@ impl App {
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
             .await
             .context("could not open the vector index of the Store")?;
-        let sweeping = store.clone().keep_swept(shutdown.soft().clone());
-        spawn_essential(&shutdown, "store sweeper", sweeping);
         let tenants = Arc::new(config.tenant_settings()?);
         let logins = ServerLogins::stored(&db, &clock);
         let mut sources = agent_sources(&config, registered, providers, &tenants, logins, &shutdown).await?;

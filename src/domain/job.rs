@@ -62,6 +62,8 @@ kinds! {
     Sweep = "sweep",
     /// Deletes old deliveries. The key is nil.
     SweepDeliveries = "sweep_deliveries",
+    /// Removes expired items of the Store. The key is nil.
+    SweepItems = "sweep_items",
 }
 
 impl JobKind {

@@ -125,6 +125,7 @@ impl Dispatcher {
             tracer: parts.tracer,
             webhooks: Arc::new(parts.webhooks),
             retention: parts.retention,
+            item_sweep_interval: parts.store.sweep_interval(),
             bounds: parts.bounds,
             sizes: parts.sizes,
             sharing: parts.sharing,

@@ -43,6 +43,8 @@ pub(super) struct Core {
     pub(super) webhooks: Arc<Webhooks>,
     /// The default lifetimes of threads and histories.
     pub(super) retention: Retention,
+    /// The pause between two removals of expired items of the Store.
+    pub(super) item_sweep_interval: Duration,
     /// The most runs that may wait, and the longest time that one may be at work.
     pub(super) bounds: RunBounds,
     /// The largest sizes of files and states.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
-use tokio_util::sync::CancellationToken;
 
 use crate::db::ListPart;
 use crate::db::items::{self, MOST_COMPARED, NamespaceSearch};
@@ -31,8 +30,6 @@ use index::{Index, IndexError};
 /// The most memory that the items found by one tool call may take, in bytes, approximately: the same as the largest
 /// answer of a tool.
 const MOST_FOUND_BYTES: usize = 8 * 1024 * 1024;
-/// The maximum number of expired items that one transaction removes.
-const SWEEP: u32 = 500;
 
 /// The settings of the Store that the owner of the server chooses.
 #[derive(Debug, Clone, Copy)]
@@ -331,37 +328,9 @@ impl Store {
             .await
     }
 
-    /// Removes expired items, again and again until the server stops. Other processes may do so as well.
-    pub async fn keep_swept(self, stop: CancellationToken) {
-        loop {
-            if let Err(error) = self.sweep(&stop).await {
-                tracing::warn!(%error, "could not remove expired items of the store");
-            }
-            let pause = tokio::time::sleep(self.0.settings.sweep_interval);
-            if stop.run_until_cancelled(pause).await.is_none() {
-                return;
-            }
-        }
-    }
-
-    async fn sweep(&self, stop: &CancellationToken) -> DbResult<()> {
-        let mut all = 0;
-        while !stop.is_cancelled() {
-            let now = self.0.clock.now();
-            let swept = self
-                .0
-                .db
-                .write(move |tx| Box::pin(items::sweep(tx, now, SWEEP)))
-                .await?;
-            all += swept;
-            if swept < u64::from(SWEEP) {
-                break;
-            }
-        }
-        if all > 0 {
-            tracing::debug!(items = all, "expired items of the store removed");
-        }
-        Ok(())
+    /// Returns the pause between two removals of expired items.
+    pub(super) fn sweep_interval(&self) -> Duration {
+        self.0.settings.sweep_interval
     }
 }
 

@@ -40,6 +40,7 @@ mod notify_parent;
 mod poll_remote;
 mod sweep;
 mod sweep_deliveries;
+mod sweep_items;
 mod watch_interrupt;
 mod webhook;
 
@@ -133,11 +134,12 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
         JobKind::NotifyParent => &notify_parent::NotifyParentHandler,
         JobKind::Sweep => &sweep::SweepHandler,
         JobKind::SweepDeliveries => &sweep_deliveries::SweepDeliveriesHandler,
+        JobKind::SweepItems => &sweep_items::SweepItemsHandler,
     }
 }
 
 /// The kinds with a single job for the whole database, which is repeated for ever.
-const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
+const PERIODIC: [JobKind; 3] = [JobKind::Sweep, JobKind::SweepDeliveries, JobKind::SweepItems];
 
 /// The state of the job queue in this process.
 #[derive(Debug)]

@@ -125,8 +125,10 @@ async fn the_jobs_of_the_queue_are_counted_by_kind(server: TestServer) {
     let path = format!("/runs/crons/{}", cron["cron_id"].as_str().expect("an id"));
     assert_eq!(server.client().delete(&path).await.status, 204);
     assert_eq!(crons().await, Some(0.0));
-    let sweeps = number(&metrics(&server).await, "adjutant_jobs", json!({"kind": "sweep"}));
-    assert_eq!(sweeps, Some(1.0));
+    for kind in ["sweep", "sweep_deliveries", "sweep_items"] {
+        let sweeps = number(&metrics(&server).await, "adjutant_jobs", json!({"kind": kind}));
+        assert_eq!(sweeps, Some(1.0), "{kind}");
+    }
 }
 
 async fn metrics_are_text_for_prometheus_unless_json_is_asked_for(server: TestServer) {

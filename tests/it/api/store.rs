@@ -48,6 +48,7 @@ on_both_engines! {
     namespaces_are_listed_by_prefix_suffix_and_depth,
     an_item_is_deleted_after_its_ttl,
     the_configured_ttl_of_items_is_the_default,
+    expired_items_are_removed_again_and_again,
     an_invalid_item_is_refused_by_field,
     items_are_found_by_meaning,
     an_item_is_not_stored_without_its_embedding,
@@ -180,6 +181,17 @@ async fn the_configured_ttl_of_items_is_the_default(server: TestServer) {
     items(&client, Method::PUT, forever).await.ok();
     eventually(async || get(&client, "n", "k").await.is_null()).await;
     assert_eq!(found(&client, json!({})).await, ["forever"]);
+}
+
+async fn expired_items_are_removed_again_and_again(server: TestServer) {
+    let client = server.client();
+    server
+        .is_configured_with("[store.ttl]\ndefault_ttl = 0.001\nsweep_interval_minutes = 0.0005")
+        .await;
+    for key in ["first", "second"] {
+        put(&client, json!(["n"]), key, json!({})).await.ok();
+        eventually(async || server.number_in_database("select count(*) from items").await == 0).await;
+    }
 }
 
 async fn an_invalid_item_is_refused_by_field(server: TestServer) {
