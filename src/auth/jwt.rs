@@ -226,7 +226,7 @@ impl Issuer {
             display_name: rules.display_name(claims),
             roles,
             scopes: None,
-            claims: rules.kept(claims),
+            claims: rules.kept_claims(claims),
             credential: Credential::Jwt(self.settings.issuer.clone()),
             expires_at: Some(expires_at),
         })

@@ -142,7 +142,11 @@ async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResul
 }
 
 /// Returns the stored response for a key, if the key was used; the inner none when the key belongs to another request.
-pub async fn kept(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<Option<Option<StoredResponse>>> {
+pub async fn stored_response(
+    tx: &mut Tx<'_>,
+    key: &IdempotencyKey,
+    now: Timestamp,
+) -> DbResult<Option<Option<StoredResponse>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";
     let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL)

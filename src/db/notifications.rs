@@ -151,7 +151,7 @@ pub(super) fn listen(
 /// Forwards notifications if a connection can be made, until it breaks.
 async fn connect_and_forward(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
     // Without a pool, which would retry until its timeout and then report nothing else.
-    if let Err(error) = look(targets, listening, limits).await {
+    if let Err(error) = look_for_hosts(targets, listening, limits).await {
         listening.reach.is_out(&error);
         return Ok(());
     }
@@ -162,7 +162,7 @@ async fn connect_and_forward(targets: &ListenerTargets, listening: &Listening, l
 }
 
 /// Looks which hosts take writes, and has new connections lead to them.
-async fn look(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
+async fn look_for_hosts(targets: &ListenerTargets, listening: &Listening, limits: DbLimits) -> DbResult<()> {
     let hosts = &targets.pool.hosts;
     let before = hosts.latest_index();
     let looked = targets.check_reach(limits).await;
@@ -183,7 +183,7 @@ async fn look_again(
     listener: &mut PgListener,
 ) -> DbResult<()> {
     let reach = &listening.reach;
-    let Err(error) = look(targets, listening, limits).await else {
+    let Err(error) = look_for_hosts(targets, listening, limits).await else {
         if reach.is_out_of_reach() {
             reach.is_back();
         }

@@ -83,7 +83,7 @@ impl CompletedJob {
     }
 
     /// Tells the caller how the transaction has ended.
-    pub(super) fn tell(self, ended: DbResult<()>) {
+    pub(super) fn report(self, ended: DbResult<()>) {
         // An error of the transaction precedes a refusal of the job, since the refusal may depend on writes of other
         // jobs in the same transaction. The caller may be gone; the job is done all the same.
         let _ = self.answer.send(ended.and(self.kept.map(drop)));

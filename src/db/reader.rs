@@ -107,13 +107,13 @@ async fn read_in_snapshot(conn: &mut SqliteConnection, parts: &TxParts, job: Que
     let done = job.run_while_awaited(&mut tx).await;
     if let Some(error) = tx.take_opening_error() {
         if let Some(done) = done {
-            done.tell(Err(DbError::from(error)));
+            done.report(Err(DbError::from(error)));
         }
         return Err(sqlx::Error::BeginFailed);
     }
     let has_begun = tx.unsent_opening().is_empty();
     if let Some(done) = done {
-        done.tell(Ok(()));
+        done.report(Ok(()));
     }
     if has_begun {
         raw_sql(END).execute(&mut *conn).await?;

@@ -116,7 +116,7 @@ async fn write_group(conn: &mut SqliteConnection, parts: &TxParts, group: &mut V
         let _ = raw_sql("rollback").execute(&mut *conn).await;
     }
     for job in done {
-        job.tell(ended.clone());
+        job.report(ended.clone());
     }
     // Jobs are left in the group only if the transaction broke before they began.
     let Err(error) = ended else {
@@ -265,7 +265,7 @@ async fn write_one(pool: &PostgresPool, parts: &TxParts, job: QueuedJob, limit: 
     if is_refused {
         pool.reach.writes_are_refused();
     }
-    done.tell(ended.map_err(DbError::from));
+    done.report(ended.map_err(DbError::from));
 }
 
 /// A connection that returns to its pool only when its transaction has ended.

@@ -131,7 +131,7 @@ async fn is_late(run_context: &RunContext) -> DbResult<bool> {
 pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
     let mut branch = None;
-    if (run.attempt > 1 || goes_on(&run.request)) && run.request.compaction.is_none() {
+    if (run.attempt > 1 || continues_work(&run.request)) && run.request.compaction.is_none() {
         let thread = run.thread;
         let id = run.id;
         let command = run.request.command.as_ref();
@@ -150,7 +150,7 @@ pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) 
         max_seq,
     } = load(run_context, run, branch).await?;
     run_context.log.open(next_seq(run, max_seq));
-    let resumed = own || loaded.machine.head.is_some() && goes_on(&run.request) && input.is_none();
+    let resumed = own || loaded.machine.head.is_some() && continues_work(&run.request) && input.is_none();
     let notes = vec![started(run, &loaded.machine, resumed)];
     let mut ready = ReadyMachine::of(run_context, known, loaded, notes).await?;
     let is_begun = own || run.request.compaction.is_some();
@@ -452,7 +452,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
 }
 
 /// Returns whether a request continues the work in progress rather than beginning anew.
-fn goes_on(request: &RunRequest) -> bool {
+fn continues_work(request: &RunRequest) -> bool {
     match &request.command {
         Some(command) => command.resumes(),
         None => request.input.is_none(),

@@ -89,7 +89,7 @@ impl Core {
         let now = self.clock.now();
         let found = self
             .db
-            .read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
+            .read(move |tx| Box::pin(async move { db::idempotency::stored_response(tx, &key, now).await }));
         Ok(found
             .await?
             .map(|kept| kept.map_or(IdempotentOutcome::KeyReused, IdempotentOutcome::Replayed)))

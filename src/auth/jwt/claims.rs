@@ -68,7 +68,7 @@ impl ClaimRules {
     }
 
     /// Returns the claims that agents and tools see.
-    pub(super) fn kept(&self, claims: &Map<String, Value>) -> Map<String, Value> {
+    pub(super) fn kept_claims(&self, claims: &Map<String, Value>) -> Map<String, Value> {
         let kept = self.kept.iter();
         kept.filter_map(|name| Some((name.clone(), find(claims, name)?.clone())))
             .collect()
@@ -140,7 +140,7 @@ mod tests {
     fn only_the_named_claims_are_kept() {
         let token = claims(json!({"email": "a@example.org", "phone": "1"}));
         assert_eq!(
-            Value::Object(rules("roles", &[]).kept(&token)),
+            Value::Object(rules("roles", &[]).kept_claims(&token)),
             json!({"email": "a@example.org"})
         );
     }

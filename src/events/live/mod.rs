@@ -172,15 +172,15 @@ impl Exchange {
             };
             let watched = self.events.watched_threads();
             let (known, new): (Vec<_>, Vec<_>) = watched.into_iter().partition(|(_, log)| log.set_announced(true));
-            self.tell(carrier, true, &new).await;
+            self.announce_threads(carrier, true, &new).await;
             if is_renewal {
                 renewal = Instant::now() + RENEWAL;
-                self.tell(carrier, false, &known).await;
+                self.announce_threads(carrier, false, &known).await;
             }
         }
     }
 
-    async fn tell(&self, carrier: &Carrier, is_new: bool, threads: &[(ThreadId, Arc<ThreadLog>)]) {
+    async fn announce_threads(&self, carrier: &Carrier, is_new: bool, threads: &[(ThreadId, Arc<ThreadLog>)]) {
         if threads.is_empty() {
             return;
         }

@@ -304,14 +304,9 @@ pub struct InterruptResolve {
     #[schema(value_type = Option<Vec<Object>>, example = json!([{"type": "approve"}]))]
     pub decisions: Option<Value>,
     /// The answer to any other question.
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "super::read_nullable")]
     #[schema(value_type = Option<Object>)]
     pub response: Option<Value>,
-}
-
-/// Deserializes a field that may be null.
-fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
 }
 
 impl InterruptResolve {

@@ -1,6 +1,6 @@
 //! Items of the Store on the wire.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Object;
@@ -28,7 +28,7 @@ pub struct ItemPut {
     /// The fields to index for semantic search: the configured fields if absent, `false` for none, or a list of fields.
     pub index: Option<ItemIndex>,
     /// The time to live in minutes; as configured if absent, unlimited if null.
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "super::read_nullable")]
     #[schema(value_type = Option<f64>, exclusive_minimum = 0.0)]
     pub ttl: Option<Option<f64>>,
 }
@@ -41,11 +41,6 @@ pub enum ItemIndex {
     Switch(bool),
     /// A list of fields.
     Fields(Vec<String>),
-}
-
-/// Distinguishes null from an absent field.
-fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
 }
 
 impl ItemPut {

@@ -2,6 +2,7 @@
 //!
 //! Conversions to the wire always succeed; those from the wire name the invalid field.
 
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -117,6 +118,15 @@ pub fn namespace(text: Option<&str>) -> Result<Vec<TaskId>, Invalid> {
         task.ok_or_else(|| Invalid::new("checkpoint.checkpoint_ns", reason))
     };
     tasks.into_iter().flatten().map(read).collect()
+}
+
+/// Deserializes a field that is given and may be null. With the default of serde, none is a field that is absent.
+fn read_nullable<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(deserializer).map(Some)
 }
 
 /// Reads a field that holds one of several words.

@@ -78,7 +78,7 @@ impl Skills {
     }
 
     /// Searches for skills, unless this thread has searched the same sources.
-    async fn found(&self, scope: &Scope, state: &State) -> Update {
+    async fn find_skills(&self, scope: &Scope, state: &State) -> Update {
         let is_known = state.fields.get(SKILLS).is_some_and(Value::is_array);
         let origin = Value::from(self.catalog.origin.as_str());
         if is_known && state.fields.get(ORIGIN) == Some(&origin) {
@@ -200,7 +200,7 @@ impl Middleware for Skills {
 
     async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         Ok(match point {
-            HookPoint::BeforeAgent => self.found(scope, state).await,
+            HookPoint::BeforeAgent => self.find_skills(scope, state).await,
             HookPoint::BeforeModel => self.pinned(scope, state).await,
             HookPoint::AfterModel | HookPoint::AfterAgent => Update::none(),
         }

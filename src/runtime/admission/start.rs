@@ -510,7 +510,7 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
     let before = configurable(&thread.config);
-    let Some(before) = before.filter(|_| goes_on(new_run)) else {
+    let Some(before) = before.filter(|_| resumes_work(new_run)) else {
         return assistant.as_defaults_for(config, context);
     };
     if context.is_empty() && !before.is_empty() {
@@ -531,7 +531,7 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
 }
 
 /// Returns whether a request continues the work that waits on its thread.
-fn goes_on(new_run: &NewRun) -> bool {
+fn resumes_work(new_run: &NewRun) -> bool {
     let is_resumed = new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes);
     is_resumed || new_run.request.compaction.is_some()
 }
@@ -668,7 +668,7 @@ async fn settle_questions(
         if matches!(new_run.target, Target::Stateless { .. }) {
             return Err(StartError::ResumeNeedsThread);
         }
-        check_goes_on(new_run)?;
+        refuse_jump(new_run)?;
         return interrupts::resolve(tx, run, resolution, &new_run.caller).await;
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
@@ -689,7 +689,7 @@ async fn settle_questions(
 }
 
 /// Refuses answers beside a jump. It would leave the step that asked, and what was approved would not happen.
-fn check_goes_on(new_run: &NewRun) -> Result<(), Invalid> {
+fn refuse_jump(new_run: &NewRun) -> Result<(), Invalid> {
     let command = new_run.request.command.as_ref();
     if command.is_none_or(|command| command.goto.is_empty()) {
         return Ok(());

@@ -147,7 +147,7 @@ async fn start_notifying_run(
         if !record.notify {
             continue;
         }
-        let known = known(tx, &machine.state, &record)
+        let known = find_task(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
         let seen = match &record.url {
@@ -179,7 +179,7 @@ async fn start_notifying_run(
 
 /// Returns a task from the state of the main agent, or else from the state of the subagent that started it, whose work
 /// is over by now.
-async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<Option<BackgroundTask>> {
+async fn find_task(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<Option<BackgroundTask>> {
     let task = record.task.to_string();
     let starter = record.ancestry.starter.as_ref();
     match (BackgroundTask::find(main, &task), starter) {
