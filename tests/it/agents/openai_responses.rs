@@ -75,6 +75,7 @@ async fn responses_carry_a_conversation_with_tools_and_their_reasoning(server: T
     server.is_stopped_and_started_again().await;
     alice.says("sure?").await;
     let asked = server.models.asked().split_off(before);
+    assert!(!asked.is_empty(), "the model was not asked");
     assert!(asked.iter().all(|asked| asked.path == "/responses/v1/responses"));
     assert!(asked.iter().all(|asked| asked.key.as_deref() == Some("key-of-answers")));
     let bodies = bodies(&server, before);

@@ -176,6 +176,7 @@ async fn a_compaction_is_visible_in_the_stream_and_in_the_state(server: TestServ
     alice.says("one").await;
     let more = json!({"stream_mode": ["custom", "updates", "messages"]});
     let frames = alice.streams("two", more.clone()).await.rest().await;
+    assert!(!frames.is_empty(), "the stream has begun");
     assert!(frames.iter().all(|frame| frame.mode() != "custom"), "{frames:#?}");
     let frames = alice.streams("three", more).await.rest().await;
     let news: Vec<&Value> = frames

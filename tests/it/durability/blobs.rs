@@ -92,6 +92,7 @@ async fn every_reader_gets_what_was_sent(server: &TestServer) {
     assert_eq!(said_by_human(&history[0]["values"]), all, "history");
     let runs = alice.runs().await;
     let inputs = runs.iter().map(|run| &run["kwargs"]["input"]["messages"][0]["content"]);
+    assert!(!runs.is_empty(), "there are runs");
     assert!(inputs.clone().all(|content| *content == sent), "requests");
     server.models.will([Turn::Says("four")]);
     let mut body = input(&sent);

@@ -62,6 +62,7 @@ async fn rows_are_readable_for_the_former_release_until_the_upgrade_is_finished(
     assert!(is_short(&server, &alice).await);
     // What was written in either form is read.
     let runs = alice.runs().await;
+    assert!(!runs.is_empty(), "there are runs");
     assert!(runs.iter().all(|run| run["status"] == "success"), "{runs:?}");
     assert_eq!(alice.transcript().await.len(), 2 * runs.len());
     let (_, said) = runs_command("doctor", &url);

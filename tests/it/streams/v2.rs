@@ -154,6 +154,7 @@ async fn a_replay_has_the_ids_numbers_and_times_of_the_live_stream(server: TestS
     let replayed = viewer.replays(2).await;
     check_order(&replayed);
     assert_eq!(lasting(&replayed), lasting(&heard));
+    assert!(!messages(&heard).is_empty(), "{heard:#?}");
     for message in messages(&heard) {
         assert_eq!(said(&replayed, &message), said(&heard, &message));
     }
