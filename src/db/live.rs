@@ -1,6 +1,6 @@
 //! Live notices between the servers on one Postgres (`NOTIFY`): chunks of answers, and who wants them.
 //!
-//! Chunks are not stored, and neither are these notices. They can be lost with a connection; whoever needs them copes
+//! Chunks are not stored, and neither are these notices. They can be lost with a connection, and their receivers cope
 //! with that. [`crate::events::live`] says what the texts mean.
 //!
 //! Every role that may connect to a database can listen there. So with master keys the chunks are sealed like stored

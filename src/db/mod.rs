@@ -335,7 +335,7 @@ impl Db {
     /// The caller does not wait for the end of the transaction, which keeps nothing.
     ///
     /// # Errors
-    /// Those of the job, [`DbError::Unbound`] when the task does not say for whom it works, and
+    /// Those of the job, [`DbError::Unbound`] when the task does not say for which tenant it works, and
     /// [`DbError::Unavailable`].
     pub async fn read<T, J>(&self, job: J) -> DbResult<T>
     where
@@ -427,7 +427,7 @@ impl Db {
     /// request, those that the job adds included.
     ///
     /// # Errors
-    /// Those of the job; [`DbError::Unbound`] when the task does not say for whom it works; [`DbError::Busy`] when the job
+    /// Those of the job; [`DbError::Unbound`] when the task does not say for which tenant it works; [`DbError::Busy`] when the job
     /// lost a race and may be retried; [`DbError::Unavailable`].
     pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
     where

@@ -1,10 +1,10 @@
-//! For whom the database is read and written: the second fence between tenants.
+//! The tenant for which the database is read and written: the second fence between tenants.
 //!
 //! The first fence are the filters in the statements of this module. The second one stands in Postgres: every table
 //! with content of tenants has a policy (row-level security), and every transaction says for which tenant it works. So a
 //! statement whose filter is missing or wrong still finds and changes nothing of another tenant.
 //!
-//! The task that works says for whom it does, with [`RowAccess::scope`]: a request for the tenant of its caller, a run
+//! The task that works says for which tenant, with [`RowAccess::scope`]: a request for the tenant of its caller, a run
 //! for the tenant of its thread, and claims, sweeps and other work of the server for the server itself. Work that does
 //! not say so is refused, on both engines: it is a fault of the program.
 

@@ -235,7 +235,7 @@ impl SharingRule {
 /// The facts about a resource on which a decision depends.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ResourceFacts {
-    /// To whom it belongs.
+    /// The owner and the tenant.
     pub ownership: Ownership,
     /// Its metadata, for sharing. Empty for kinds that cannot be shared.
     pub metadata: Map<String, Value>,

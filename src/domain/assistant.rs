@@ -22,7 +22,7 @@ pub const MAX_SETTING_BYTES: usize = 128 * 1024;
 pub struct Assistant {
     /// The id.
     pub id: AssistantId,
-    /// To whom it belongs.
+    /// The owner and the tenant.
     pub ownership: Ownership,
     /// The number of the version in use.
     pub version: i64,

@@ -19,7 +19,7 @@ use super::time::Timestamp;
 pub struct Cron {
     /// The id.
     pub id: CronId,
-    /// To whom it belongs, and the threads that it makes.
+    /// The owner and the tenant of the cron and of the threads that it creates.
     pub ownership: Ownership,
     /// The assistant to run.
     pub assistant: AssistantId,

@@ -14,7 +14,7 @@ use super::time::Timestamp;
 pub struct Thread {
     /// The id.
     pub id: ThreadId,
-    /// To whom it belongs.
+    /// The owner and the tenant.
     pub ownership: Ownership,
     /// The status.
     pub status: ThreadStatus,

@@ -1,7 +1,7 @@
 //! Middleware: refuses the tool calls that the permissions of an agent deny.
 //!
-//! It is inside the other policies, so that it checks the call that really runs: after an edit by a human, and whoever
-//! brought the call. Calls about which a rule asks are the business of [`super::approval`].
+//! It is inside the other policies, so that it checks the call that really runs: after an edit by a human, and
+//! also if a client has sent the call. Calls about which a rule asks are the business of [`super::approval`].
 
 use async_trait::async_trait;
 

@@ -201,8 +201,8 @@ impl FileAgents {
 pub(super) struct ResolvedAssistant {
     pub(super) assistant: Assistant,
     pub(super) known: Arc<RegisteredAgent>,
-    /// The tenant whose client defined the agent when it was found. The agent may be deleted before the admission asks for
-    /// whom it exists.
+    /// The tenant whose client defined the agent when it was found. The agent may be deleted before the admission checks
+    /// its tenant.
     pub(super) owner: Option<Tenant>,
 }
 

@@ -25,7 +25,7 @@ use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 pub struct NewThread {
     /// The id.
     pub id: ThreadId,
-    /// To whom it belongs.
+    /// The owner and the tenant.
     pub ownership: Ownership,
     /// The metadata.
     pub metadata: Map<String, Value>,

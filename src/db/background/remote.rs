@@ -45,7 +45,7 @@ async fn poll_at(tx: &mut Tx<'_>, task: &TaskRecord, due_at: Option<Timestamp>) 
     }
 }
 
-/// Returns the tasks that wait for an answer, oldest first, among those that threads in a scope have given away.
+/// Returns the tasks that wait for an answer, oldest first, among those that agents on threads in a scope have started.
 pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concatcp!(
         SELECT,

@@ -39,7 +39,7 @@ pub(in crate::db) const LAST_ENDED: &str = "select ended.run_id from runs ended 
     and step.seq >= ended.first_seq and step.run_id = ended.run_id)), \
     ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1";
 
-/// Returns the run that tells how the work on a thread stands: the newest one that is at work or may begin, or else the
+/// Returns the run whose status is that of the work on a thread: the newest one that is at work or may begin, or else the
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
 pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
     const IN_FLIGHT: &str = concatcp!(

@@ -4,8 +4,9 @@
 //! each, and so is the next run of an account.
 //!
 //! A queued message that has to wait for answers has the turn `after_answers`, and no pending interrupt of its thread may be
-//! in its way. The row of an interrupt does not say whether its thread has left the branch on which it waits. So whoever has
-//! found out that none of them waits on the present branch gives these messages the turn `unheld`, see [`hold_messages`].
+//! in its way. The row of an interrupt does not say whether its thread has left the branch on which it waits. So a
+//! transaction that has found that no interrupt waits on the present branch gives these messages the turn `unheld`, see
+//! [`hold_messages`].
 
 use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};

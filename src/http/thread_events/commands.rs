@@ -230,7 +230,7 @@ impl CommandHandler<'_> {
         })
     }
 
-    /// The run at work on the thread, or else the one that tells how the work stands, with its child runs.
+    /// Returns the active run of the thread, or else the latest one, with its child runs.
     async fn tree(&self) -> CommandResult {
         let none = || CommandError::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;

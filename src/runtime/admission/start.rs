@@ -307,7 +307,7 @@ fn check_access(
 }
 
 /// Returns whether a run works on behalf of its caller. An approver of another user's thread decides, and the agent
-/// goes on working for whom it worked before.
+/// goes on working on behalf of the owner.
 fn is_on_behalf_of_caller(new_run: &NewRun, thread: &Thread) -> bool {
     let caller = &new_run.caller;
     match new_run.resume {

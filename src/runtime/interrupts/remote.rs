@@ -45,7 +45,7 @@ impl Interrupts {
         Ok(self.remote_task(task).await?.map(|record| interrupts_of(&record)))
     }
 
-    /// Returns the open interrupts of up to `tasks` remote tasks that threads in a scope have given away.
+    /// Returns the open interrupts of up to `tasks` remote tasks that agents on threads in a scope have started.
     ///
     /// # Errors
     /// Returns an error when the database fails.

@@ -205,7 +205,7 @@ impl BackgroundTool {
                 task.agent_name
             ));
         };
-        // The state tells how the task stood when the agent was last told.
+        // The state has the status of the task at the last report to the agent.
         let waited = task.status == TaskStatus::Waiting
             && scope
                 .tasks
