@@ -113,13 +113,13 @@ pub fn lines_lost() -> u64 {
 /// The lines that wait for the writing thread.
 #[derive(Default)]
 struct Buffer {
-    state: Mutex<State>,
+    state: Mutex<BufferState>,
     changed: Condvar,
     lost: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct BufferState {
     waiting: Vec<u8>,
     /// True if the thread is writing the lines that it took last.
     is_writing: bool,
@@ -185,7 +185,7 @@ impl Buffer {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BufferState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

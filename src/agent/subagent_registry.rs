@@ -14,7 +14,7 @@ use crate::domain::visibility::Visibility;
 pub struct SubagentRegistry {
     /// The maximum depth of delegations below the agent.
     pub max_depth: u32,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, RegistryEntry>,
     agents: BTreeMap<String, ReferencedAgent>,
     /// The visibility of subagents to clients, if it is not full.
     visibility: BTreeMap<String, Visibility>,
@@ -69,7 +69,7 @@ impl Forks {
     }
 }
 
-struct Entry {
+struct RegistryEntry {
     build: Build,
     /// Built when first needed: with the registry, and without.
     delegating: OnceLock<Arc<Agent>>,
@@ -90,7 +90,7 @@ impl SubagentRegistry {
         agents: BTreeMap<String, ReferencedAgent>,
         visibility: BTreeMap<String, Visibility>,
     ) -> Arc<Self> {
-        let entry = |build| Entry {
+        let entry = |build| RegistryEntry {
             build,
             delegating: OnceLock::new(),
             leaf: OnceLock::new(),

@@ -101,7 +101,7 @@ pub(super) fn load(folder: &Path, display_path: &Path, problems: &mut Vec<Proble
 
 /// The owner of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum FolderRole {
     Agent,
     Subagent,
 }
@@ -126,12 +126,12 @@ impl Layout {
         }
     }
 
-    fn reads(self, name: &str, role: Role) -> bool {
+    fn reads(self, name: &str, role: FolderRole) -> bool {
         matches!(name, "AGENTS.md" | SKILLS)
             || servers::FILES.contains(&name)
             || name == self.file()
             || self == Self::Managed && name == TOOLS
-            || role == Role::Agent && matches!(name, "subagents" | "subagents.yaml" | "subagents.yml" | ".deepagents")
+            || role == FolderRole::Agent && matches!(name, "subagents" | "subagents.yaml" | "subagents.yml" | ".deepagents")
             // The subagents of a subagent are reported separately.
             || name == "subagents"
     }
@@ -166,7 +166,7 @@ struct Search<'p> {
 
 impl Search<'_> {
     fn agent(&mut self, entry: &FolderEntry) -> Option<Map<String, Value>> {
-        let mut agent = self.settings(entry, &FieldPath::default(), Role::Agent)?;
+        let mut agent = self.settings(entry, &FieldPath::default(), FolderRole::Agent)?;
         let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
         // A list of the wrong type is reported when the definition is read.
         let Value::Array(list) = list else { return Some(agent) };
@@ -248,7 +248,7 @@ impl Search<'_> {
                 self.problems
                     .push(nested.problem("a subagent has no subagents of its own; put them beside it"));
             }
-            (self.settings(entry, prefix, Role::Subagent)?, entry.name())
+            (self.settings(entry, prefix, FolderRole::Subagent)?, entry.name())
         } else if entry.name() == "AGENTS.md" {
             self.problems
                 .push(entry.problem("must be in a folder that has the subagent's name"));
@@ -270,10 +270,10 @@ impl Search<'_> {
     }
 
     /// Reads the settings in a folder, in any layout.
-    fn settings(&mut self, entry: &FolderEntry, prefix: &FieldPath, role: Role) -> Option<Map<String, Value>> {
+    fn settings(&mut self, entry: &FolderEntry, prefix: &FieldPath, role: FolderRole) -> Option<Map<String, Value>> {
         let layout = self.layout(entry)?;
         let mut settings = self.read_layout(entry, layout, prefix, role)?;
-        let home = if role == Role::Subagent {
+        let home = if role == FolderRole::Subagent {
             format!("subagents/{}", entry.name())
         } else {
             ".".to_owned()
@@ -296,7 +296,7 @@ impl Search<'_> {
         if entry.join(SKILLS).real.is_dir() {
             settings.entry(SKILLS).or_insert_with(|| json!([SKILLS]));
         }
-        if role == Role::Subagent {
+        if role == FolderRole::Subagent {
             // They are stored with the definition of the agent, whose folder is the parent.
             paths(&mut settings).for_each(|path| *path = format!("{home}/{path}"));
         }
@@ -308,7 +308,7 @@ impl Search<'_> {
         entry: &FolderEntry,
         layout: Layout,
         prefix: &FieldPath,
-        role: Role,
+        role: FolderRole,
     ) -> Option<Map<String, Value>> {
         let text = entry.join("AGENTS.md");
         let table = entry.join(layout.file());

@@ -8,7 +8,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use super::Message;
+use super::ExportMessage;
 use super::otlp::OtlpEncoding;
 use crate::domain::backoff::Backoff;
 use crate::domain::trace::SpanData;
@@ -78,7 +78,7 @@ impl Failures {
 
 impl Exporter {
     /// Sends batches until the export is closed.
-    pub(super) async fn run(self, mut received: mpsc::Receiver<Message>) {
+    pub(super) async fn run(self, mut received: mpsc::Receiver<ExportMessage>) {
         let mut failures = Failures::default();
         let mut closed = None;
         while closed.is_none() {
@@ -116,7 +116,7 @@ impl Exporter {
     /// Returns the next batch, which may be empty when the export is closed; none if nobody can send spans any more.
     async fn collect(
         &self,
-        received: &mut mpsc::Receiver<Message>,
+        received: &mut mpsc::Receiver<ExportMessage>,
     ) -> Option<(Vec<SpanData>, Option<oneshot::Sender<()>>)> {
         let mut batch = vec![];
         let mut end = None;
@@ -126,8 +126,8 @@ impl Exporter {
                 Some(end) => timeout_at(end, received.recv()).await,
             };
             match next {
-                Ok(Some(Message::SpanData(span))) => batch.push(*span),
-                Ok(Some(Message::Close(done))) => return Some((batch, Some(done))),
+                Ok(Some(ExportMessage::SpanData(span))) => batch.push(*span),
+                Ok(Some(ExportMessage::Close(done))) => return Some((batch, Some(done))),
                 Ok(None) if batch.is_empty() => return None,
                 Ok(None) | Err(_) => return Some((batch, None)),
             }

@@ -60,7 +60,7 @@ pub struct ExportSettings {
 }
 
 /// A message to the exporting task.
-enum Message {
+enum ExportMessage {
     SpanData(Box<SpanData>),
     /// Send everything, then end.
     Close(oneshot::Sender<()>),
@@ -69,7 +69,7 @@ enum Message {
 /// The export of spans. Cheap to clone.
 #[derive(Clone)]
 pub struct Telemetry {
-    spans: mpsc::Sender<Message>,
+    spans: mpsc::Sender<ExportMessage>,
     metrics: Metrics,
     shutdown: Duration,
     /// Ends the task when the time for closing is over.
@@ -120,7 +120,7 @@ impl Telemetry {
     pub async fn close(&self) {
         let (done, ended) = oneshot::channel();
         let closing = async {
-            if self.spans.send(Message::Close(done)).await.is_ok() {
+            if self.spans.send(ExportMessage::Close(done)).await.is_ok() {
                 // The task drops the sender if it is dropped itself.
                 let _ = ended.await;
             }
@@ -134,7 +134,7 @@ impl Telemetry {
 
 impl SpanSink for Telemetry {
     fn record(&self, span: SpanData) {
-        match self.spans.try_send(Message::SpanData(Box::new(span))) {
+        match self.spans.try_send(ExportMessage::SpanData(Box::new(span))) {
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(_)) => self.metrics.traces().dropped(DropReason::QueueFull, 1),
         }

@@ -46,7 +46,7 @@ struct CopiedAgent {
 
 /// A thread and its copy.
 #[derive(Debug, Clone, Copy)]
-struct Threads {
+struct ThreadCopy {
     from: ThreadId,
     to: ThreadId,
     /// The run of the main agent in the copy.
@@ -73,7 +73,7 @@ impl WaitingSteps {
         if !can_wait_in_copy(&main.position) || runs::count_in_flight(tx, from).await?.at_work > 0 {
             return Ok(None);
         }
-        let threads = Threads {
+        let threads = ThreadCopy {
             from,
             to,
             root: RunId::mint(),
@@ -172,7 +172,7 @@ impl WaitingSteps {
 
 /// Returns the main agent, and the subagents for which it waits, at all levels. Those that cannot go on in the copy are left
 /// out.
-async fn agents_of(tx: &mut Tx<'_>, threads: Threads, main: Head) -> DbResult<Vec<CopiedAgent>> {
+async fn agents_of(tx: &mut Tx<'_>, threads: ThreadCopy, main: Head) -> DbResult<Vec<CopiedAgent>> {
     let mut agents = vec![CopiedAgent {
         from: Lane::Main,
         head: main,
@@ -199,7 +199,7 @@ async fn agents_of(tx: &mut Tx<'_>, threads: Threads, main: Head) -> DbResult<Ve
 /// Returns the subagent of a run for which `caller` waits; none if it cannot go on in the copy.
 async fn subagent(
     tx: &mut Tx<'_>,
-    threads: Threads,
+    threads: ThreadCopy,
     caller: &CopiedAgent,
     child: RunId,
 ) -> DbResult<Option<CopiedAgent>> {
@@ -256,7 +256,7 @@ struct Continued {
 }
 
 impl Continued {
-    fn of(agents: &[CopiedAgent], asked: &[InterruptRecord], threads: Threads) -> Self {
+    fn of(agents: &[CopiedAgent], asked: &[InterruptRecord], threads: ThreadCopy) -> Self {
         let mut positions = vec![Position::default(); agents.len()];
         let mut waits = vec![false; agents.len()];
         let mut interrupts = vec![];
@@ -300,7 +300,7 @@ impl Continued {
 }
 
 /// Returns the run of the main agent for the copy. It has ended there, since it waits.
-fn run_in_copy(run: Run, threads: Threads) -> Run {
+fn run_in_copy(run: Run, threads: ThreadCopy) -> Run {
     Run {
         id: threads.root,
         thread: threads.to,

@@ -17,10 +17,10 @@ pub const MAX_TEXTS: usize = 64;
 /// A path to texts in a value: `$` is the whole value, `a.b` a field of a field, `list[0]` and `list[-1]` the first and
 /// the last item, `list[*].name` a field of each item.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct TextPath(Vec<Step>);
+pub struct TextPath(Vec<PathStep>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum PathStep {
     Field(String),
     At(i64),
     Each,
@@ -47,16 +47,16 @@ impl TextPath {
             if name.is_empty() {
                 return Err(wrong());
             }
-            steps.push(Step::Field(name.to_owned()));
+            steps.push(PathStep::Field(name.to_owned()));
             while !brackets.is_empty() {
                 let (inside, rest) = brackets
                     .strip_prefix('[')
                     .and_then(|open| open.split_once(']'))
                     .ok_or_else(wrong)?;
                 let step = if inside == "*" {
-                    Step::Each
+                    PathStep::Each
                 } else {
-                    Step::At(inside.parse().map_err(|_| wrong())?)
+                    PathStep::At(inside.parse().map_err(|_| wrong())?)
                 };
                 steps.push(step);
                 brackets = rest;
@@ -92,17 +92,17 @@ impl fmt::Display for TextPath {
         }
         for (at, step) in self.0.iter().enumerate() {
             match step {
-                Step::Field(name) if at == 0 => f.write_str(name)?,
-                Step::Field(name) => write!(f, ".{name}")?,
-                Step::At(index) => write!(f, "[{index}]")?,
-                Step::Each => f.write_str("[*]")?,
+                PathStep::Field(name) if at == 0 => f.write_str(name)?,
+                PathStep::Field(name) => write!(f, ".{name}")?,
+                PathStep::At(index) => write!(f, "[{index}]")?,
+                PathStep::Each => f.write_str("[*]")?,
             }
         }
         Ok(())
     }
 }
 
-fn walk(steps: &[Step], value: &Value, path: String, found: &mut BTreeMap<String, String>) {
+fn walk(steps: &[PathStep], value: &Value, path: String, found: &mut BTreeMap<String, String>) {
     let Some((step, rest)) = steps.split_first() else {
         if let Some(text) = text_of(value) {
             found.insert(if path.is_empty() { "$".to_owned() } else { path }, text);
@@ -110,13 +110,13 @@ fn walk(steps: &[Step], value: &Value, path: String, found: &mut BTreeMap<String
         return;
     };
     match (step, value) {
-        (Step::Field(name), Value::Object(fields)) => {
+        (PathStep::Field(name), Value::Object(fields)) => {
             if let Some(inner) = fields.get(name) {
                 let dot = if path.is_empty() { "" } else { "." };
                 walk(rest, inner, format!("{path}{dot}{name}"), found);
             }
         }
-        (Step::At(index), Value::Array(items)) => {
+        (PathStep::At(index), Value::Array(items)) => {
             let at = usize::try_from(*index).ok().or_else(|| {
                 let back = usize::try_from(index.unsigned_abs()).ok()?;
                 items.len().checked_sub(back)
@@ -125,12 +125,12 @@ fn walk(steps: &[Step], value: &Value, path: String, found: &mut BTreeMap<String
                 walk(rest, inner, format!("{path}[{at}]"), found);
             }
         }
-        (Step::Each, Value::Array(items)) => {
+        (PathStep::Each, Value::Array(items)) => {
             for (at, inner) in items.iter().enumerate() {
                 walk(rest, inner, format!("{path}[{at}]"), found);
             }
         }
-        (Step::Field(_) | Step::At(_) | Step::Each, _) => {}
+        (PathStep::Field(_) | PathStep::At(_) | PathStep::Each, _) => {}
     }
 }
 

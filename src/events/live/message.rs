@@ -112,11 +112,11 @@ struct PartBody {
 /// An event: its number, its time, the index of its agent, and its content. A stored event has its number, and instead of
 /// the index 0, or one more than the index of the agent whose answers it ends.
 #[derive(Serialize, Deserialize)]
-struct PartEvent(i64, i64, usize, Content);
+struct PartEvent(i64, i64, usize, EventContent);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Content {
+enum EventContent {
     /// An event that is stored.
     Stored,
     /// A chunk: the index of its answer, its number in the answer, and its content.
@@ -197,13 +197,13 @@ impl OpenPart {
             (false, false) => 0,
         };
         let content = match &event.body {
-            EventBody::Entry(_) | EventBody::Fact(_) => Content::Stored,
+            EventBody::Entry(_) | EventBody::Fact(_) => EventContent::Stored,
             EventBody::Delta(delta) => {
                 let answer = index_in(&mut self.body.answers, &delta.answer);
-                Content::Delta(answer, delta.ordinal, delta.chunk.clone())
+                EventContent::Delta(answer, delta.ordinal, delta.chunk.clone())
             }
-            EventBody::Begun(work) => Content::Begun(*work),
-            EventBody::Output { call, text } => Content::Output(call.clone(), text.clone()),
+            EventBody::Begun(work) => EventContent::Begun(*work),
+            EventBody::Output { call, text } => EventContent::Output(call.clone(), text.clone()),
         };
         let at = if is_chunk { event.at.0 } else { 0 };
         let placed = PartEvent(event.seq, at, origin, content);
@@ -216,7 +216,7 @@ impl OpenPart {
             let is_first = self.body.events.is_empty();
             if is_first && !is_chunk {
                 // Readers have to know of every stored event, if not of whose it is.
-                self.body.events.push(PartEvent(event.seq, 0, 0, Content::Stored));
+                self.body.events.push(PartEvent(event.seq, 0, 0, EventContent::Stored));
             }
             return is_first && !is_chunk;
         }
@@ -313,14 +313,14 @@ pub(super) fn read_slots(range: ChunkRange, text: &str) -> Result<(Vec<Slot>, us
         }
         before = seq;
         let body = match content {
-            Content::Stored => None,
-            Content::Delta(answer, ordinal, chunk) => Some(EventBody::Delta(Delta {
+            EventContent::Stored => None,
+            EventContent::Delta(answer, ordinal, chunk) => Some(EventBody::Delta(Delta {
                 answer: Arc::clone(answers.get(answer).ok_or(Unusable::Malformed)?),
                 ordinal,
                 chunk,
             })),
-            Content::Begun(work) => Some(EventBody::Begun(work)),
-            Content::Output(call, text) => Some(EventBody::Output { call, text }),
+            EventContent::Begun(work) => Some(EventBody::Begun(work)),
+            EventContent::Output(call, text) => Some(EventBody::Output { call, text }),
         };
         let content = match body {
             None => {

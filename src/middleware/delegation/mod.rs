@@ -62,7 +62,7 @@ pub struct SubagentList {
 /// The delegation middleware.
 #[derive(Clone)]
 pub struct Subagents {
-    task: Arc<Task>,
+    task: Arc<TaskTool>,
     instructions_tool: Option<Arc<InstructionsTool>>,
     prompt: Option<String>,
     /// True if the tool is offered but refuses every call.
@@ -89,7 +89,7 @@ impl Subagents {
         let fallback = list.general.clone().filter(|_| list.falls_back());
         let names = list.subagents.iter().map(|card| card.name.clone()).collect();
         let spec = Arc::new(texts.task_spec(list));
-        let task = Task {
+        let task = TaskTool {
             spec,
             names,
             fallback,
@@ -153,7 +153,7 @@ impl Middleware for Subagents {
     }
 }
 
-struct Task {
+struct TaskTool {
     spec: Arc<ToolSpec>,
     names: Vec<String>,
     /// The subagent for tasks with an unknown name.
@@ -162,7 +162,7 @@ struct Task {
     texts: PromptTexts,
 }
 
-impl Task {
+impl TaskTool {
     /// Returns the reason why a call is refused.
     fn refusal(&self, call: &ToolCall) -> Option<String> {
         let known = self.texts.all();
@@ -216,7 +216,7 @@ impl Task {
 }
 
 #[async_trait]
-impl Tool for Task {
+impl Tool for TaskTool {
     fn spec(&self) -> &Arc<ToolSpec> {
         &self.spec
     }

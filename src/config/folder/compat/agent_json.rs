@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::deepagents_toml::DEFAULT_MODEL;
 use crate::config::folder::entry::FolderEntry;
-use crate::config::folder::{Role, Search};
+use crate::config::folder::{FolderRole, Search};
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
@@ -26,12 +26,12 @@ pub(in crate::config::folder) fn read(
     search: &mut Search<'_>,
     folder: &FolderEntry,
     prefix: &FieldPath,
-    role: Role,
+    role: FolderRole,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
     let entry = folder.join("agent.json");
     let mut agent = search.object(&entry)?;
-    let allowed: &[&str] = if role == Role::Agent {
+    let allowed: &[&str] = if role == FolderRole::Agent {
         &AGENT_KEYS
     } else {
         &SUBAGENT_KEYS
@@ -45,8 +45,8 @@ pub(in crate::config::folder) fn read(
     }
     agent.retain(|key, _| allowed.contains(&key.as_str()));
     match role {
-        Role::Agent => main_agent(search, &entry, &mut agent),
-        Role::Subagent => subagent(search, &entry, &mut agent, into),
+        FolderRole::Agent => main_agent(search, &entry, &mut agent),
+        FolderRole::Subagent => subagent(search, &entry, &mut agent, into),
     }
     // Problems below name the fields of this file, which has no positions.
     search.add(&entry, agent, &Positions::new(), into);

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::config::document;
 use crate::config::folder::entry::FolderEntry;
-use crate::config::folder::{Role, Search};
+use crate::config::folder::{FolderRole, Search};
 use crate::config::problem::{Positions, Problem};
 use crate::definition::FieldPath;
 
@@ -58,7 +58,7 @@ pub(in crate::config::folder) fn read(
     search: &mut Search<'_>,
     entry: &FolderEntry,
     prefix: &FieldPath,
-    role: Role,
+    role: FolderRole,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
     let text = search.text(entry)?;
@@ -100,7 +100,7 @@ pub(in crate::config::folder) fn read(
             .at(at),
         );
     }
-    if role == Role::Agent {
+    if role == FolderRole::Agent {
         agent.entry("model").or_insert_with(|| DEFAULT_MODEL.into());
     }
     let own = |(field, at): (&FieldPath, &_)| Some((field.after(&FieldPath::of(["agent"]))?, *at));
@@ -114,7 +114,7 @@ pub(in crate::config::folder) fn read(
 fn check_section(
     search: &mut Search<'_>,
     entry: &FolderEntry,
-    role: Role,
+    role: FolderRole,
     name: &str,
     value: &Value,
     positions: &Positions,
@@ -122,11 +122,11 @@ fn check_section(
     let at = positions.get(&FieldPath::of([name])).copied();
     let known = SECTIONS
         .iter()
-        .find(|section| section.name == name && role == Role::Agent);
+        .find(|section| section.name == name && role == FolderRole::Agent);
     let Some(section) = known else {
         let message = match role {
-            Role::Agent => "unknown section; allowed are: agent, sandbox, auth, memories, frontend",
-            Role::Subagent => "a subagent has a section `[agent]` and no other",
+            FolderRole::Agent => "unknown section; allowed are: agent, sandbox, auth, memories, frontend",
+            FolderRole::Subagent => "a subagent has a section `[agent]` and no other",
         };
         search.problems.push(
             Problem {
