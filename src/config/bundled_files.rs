@@ -10,7 +10,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, agent_path, is_relative};
+use crate::definition::bundled_files::{LARGEST, LARGEST_FILE, MOST, agent_path, is_relative};
 use crate::definition::mcp::ToolNames;
 use crate::definition::skill::{self, Skill};
 use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, NamedSource, source_problem};

@@ -28,7 +28,7 @@ use serde_json::{Map, Value, json};
 
 use super::problem::{Positions, Problem, SettingOrigin};
 use super::{document, markdown};
-use crate::definition::enclosed::is_relative;
+use crate::definition::bundled_files::is_relative;
 use crate::definition::{FieldPath, source_problem};
 
 pub(super) mod compat;

@@ -5,7 +5,7 @@ use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
 use super::{DbResult, Tx};
-use crate::domain::busy::BusyTime;
+use crate::domain::busy_time::BusyTime;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::limits::UsageChange;
 use crate::domain::time::Timestamp;

@@ -8,7 +8,7 @@
 //! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
 //! | several spellings of one meaning | `policy` (`resolved`), `inherit`, `profile` |
 //! | the spellings of other systems and of older times | `compat` |
-//! | stored definitions, and files beside them | `record`, `enclosed` |
+//! | stored definitions, and files beside them | `record`, `bundled_files` |
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
 //! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and
@@ -21,6 +21,7 @@ mod agent;
 mod answer;
 mod approval;
 pub mod builtins;
+pub mod bundled_files;
 mod call_rules;
 pub mod check;
 mod clients;
@@ -28,7 +29,6 @@ pub mod compat;
 mod configurable;
 pub mod description;
 mod diagnostic;
-pub mod enclosed;
 mod execute;
 pub mod front_matter;
 mod general_purpose;
@@ -67,13 +67,13 @@ pub use agent::{
 };
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
 pub use approval::{ApprovalChoices, ApprovalRule, ExpiryDecision, InterruptMode, MAX_EXPIRY_S};
+pub use bundled_files::BundledFiles;
 pub use call_rules::CallRules;
 pub use check::MOST_RETRIES;
 pub use clients::ClientRules;
 pub use compat::{TaskDialect, UnknownSubagent};
 pub use configurable::Configurable;
 pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};
-pub use enclosed::BundledFiles;
 pub use execute::{CommandEnvironment, CommandNetwork, ExecuteRule, ExecuteSettings, Isolation};
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::{check_headers, is_reserved_header};

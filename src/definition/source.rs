@@ -7,8 +7,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::bundled_files::{self, FOLDER, is_relative};
 use super::diagnostic::{Diagnostic, FieldPath};
-use super::enclosed::{self, FOLDER, is_relative};
 use super::{AgentDefinition, policy};
 use crate::domain::path::{below, normalise};
 
@@ -50,7 +50,7 @@ impl SkillSource {
 
     /// Returns the path at which agents see it.
     pub fn agent_path(&self) -> String {
-        enclosed::agent_path(self.path())
+        bundled_files::agent_path(self.path())
     }
 
     /// Returns the label for the model: the given one, or the last part of the path.
@@ -175,7 +175,7 @@ pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<I
         let place = field.then(at);
         if let Some(problem) = source_problem(path) {
             findings.push(Diagnostic::error(place, problem));
-        } else if !seen.insert(enclosed::agent_path(path)) {
+        } else if !seen.insert(bundled_files::agent_path(path)) {
             findings.push(Diagnostic::warning(place, format!("`{path}` is listed twice")));
         }
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{HookResult, Middleware, ModelAnswer, NextModel};
 use crate::definition::BundledFiles;
 use crate::definition::builtins;
-use crate::definition::enclosed::{agent_path, is_bundled};
+use crate::definition::bundled_files::{agent_path, is_bundled};
 use crate::domain::machine::{Failure, HookPoint};
 use crate::domain::state::{Encoding, State, Update};
 use crate::model::ModelRequest;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{Delegations, SharedState};
-use crate::definition::enclosed::agent_path;
+use crate::definition::bundled_files::agent_path;
 use crate::definition::mcp::McpOwner;
 use crate::definition::{
     self, AgentSpec, BundledFiles, FileRules, SkillSource, SubagentDefinition, SystemPrompt, THREAD_FOLDERS,

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use super::workspace::{FileAccess, FileQuery, FileWorkspace, FoundLines, FoundPaths};
 use crate::definition::BundledFiles;
-use crate::definition::enclosed::{FOLDER, is_bundled};
+use crate::definition::bundled_files::{FOLDER, is_bundled};
 use crate::domain::path::below;
 use crate::domain::state::{File, FileFacts, Update};
 
