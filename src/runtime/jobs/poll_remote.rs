@@ -77,7 +77,7 @@ impl JobHandler for PollRemoteHandler {
             }
             if let Err(error) = written {
                 // The claim expires, and the task is polled again.
-                tracing::warn!(%task, %error, "could not store the status of a background task on another server");
+                tracing::warn!(%task, %error, "could not note how a task on another server stands");
             }
             if has_come {
                 runtime.core.jobs.discover();
