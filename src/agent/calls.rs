@@ -18,7 +18,7 @@ use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
-use crate::domain::foreign_output::{admit_message, admit_result};
+use crate::domain::foreign::{admit_message, admit_result};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::{Decision, Decisions, InterruptSource, Question, QuestionKind};
 use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};

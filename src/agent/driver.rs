@@ -14,7 +14,7 @@ use super::journal::{ExitReason, PendingWrite};
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
 use crate::domain::event::{AgentWork, Chunk, Fact};
-use crate::domain::foreign_output::admit_answer;
+use crate::domain::foreign::admit_answer;
 use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{InterruptSource, Question};
 use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TOOLS};

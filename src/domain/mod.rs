@@ -25,7 +25,7 @@ pub mod field;
 pub mod field_path;
 pub mod file_content;
 pub mod filter;
-pub mod foreign_output;
+pub mod foreign;
 pub mod goto;
 pub mod graph;
 pub mod headers;

@@ -20,7 +20,7 @@ use super::remote_thread::{BACKOFF, RemoteThread, StartFailed, failure};
 use super::responses::{PeerRun, PeerState};
 use crate::definition::AfterCrash;
 use crate::domain::backoff::Backoff;
-use crate::domain::foreign_output::{admit_answer, admit_update};
+use crate::domain::foreign::{admit_answer, admit_update};
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, answered_remotely};
 use crate::domain::limits::Spending;
