@@ -22,7 +22,7 @@ kind = \"scripted\"
 /// A file of a project: its path and its text.
 type TemplateFile = (&'static str, &'static str);
 
-/// Names a file of a template.
+/// Names a file of a template. A macro, since the path of an included file is a literal.
 macro_rules! template_file {
     ($template:literal, $path:literal) => {
         (

@@ -192,7 +192,7 @@ pub(super) async fn check_writable(conn: &mut PgConnection, target: TargetSessio
 }
 
 /// Logs a warning about an error of the database. While the database is out of reach, which has a line of its own, the
-/// level is DEBUG.
+/// level is DEBUG. A macro, since the level and the fields of a line are constants.
 macro_rules! warn_of {
     ($error:expr, $($rest:tt)+) => {
         match $error.is_out_of_reach() {

@@ -13,6 +13,7 @@ use super::filter::MetadataFilter;
 use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::ruling::{RowCondition, Ruling};
 
+/// Defines [`Action`] with one row an action. A macro, since an enum does not list its variants.
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {
         /// An action on a kind of resource. The words are those of LangGraph's authorisation, where it has one.

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use uuid::{Builder, Uuid};
 
+/// Defines a type of ids. A macro, since an id of one kind must not be taken for one of another: each is a type.
 macro_rules! id_type {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -38,6 +39,7 @@ macro_rules! id_type {
     };
 }
 
+/// Defines a type of ids that the server creates.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         id_type!(

@@ -19,6 +19,7 @@ pub struct ClaimedJob {
     pub fence: i64,
 }
 
+/// Defines [`JobKind`] with one row a kind. A macro, since an enum does not list its variants.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $word:literal),* $(,)?) => {
         /// The kinds of jobs.
