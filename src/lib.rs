@@ -116,9 +116,12 @@
 //! | the forms of messages, files and updates that LangChain's clients send | [`domain::input`] |
 //! | LangGraph's `configurable` beside the `context` | [`domain::run_config`] |
 //! | former keys of definitions, and the dialects of the `task` tool | [`definition::compat`] |
+//! | a second word for a value, such as `ask` for `interrupt` | `alias` of serde at the value |
 //! | agents in folders of other systems | `config/folder/compat` |
 //! | the streams of LangGraph, old and new | `http/stream/v1`, `http/stream/v2` |
 //! | the requests and responses of LangGraph | `http/wire` |
+//! | other servers that speak LangGraph's wire | `peer/responses.rs` |
+//! | rows of the former release, and rows that it has to read | `db/short_form.rs`, `db/upgrade.rs`, `definition/record.rs` |
 //!
 //! # How to add …
 //!
