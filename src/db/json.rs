@@ -41,8 +41,8 @@ impl<I: ToString> ColumnRef<'_, I> {
         ))
     }
 
-    /// Returns the place to which sealed values of this column are bound.
-    pub(super) fn place(&self) -> Vec<u8> {
+    /// Returns the associated data to which sealed values of this column are bound.
+    pub(super) fn associated_data(&self) -> Vec<u8> {
         format!("{}\n{}\n{}", self.table, self.column, self.id.to_string()).into_bytes()
     }
 

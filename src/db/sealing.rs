@@ -79,24 +79,25 @@ fn fill_random(bytes: &mut [u8]) -> DbResult<()> {
 }
 
 /// Encrypts `plain` under `key`. Returns a random nonce, the ciphertext and its tag.
-fn encrypt(key: &LessSafeKey, place: &[u8], plain: &[u8], mut output: Vec<u8>) -> DbResult<Vec<u8>> {
+fn encrypt(key: &LessSafeKey, associated_data: &[u8], plain: &[u8], mut output: Vec<u8>) -> DbResult<Vec<u8>> {
     let mut nonce = [0; NONCE_LEN];
     fill_random(&mut nonce)?;
     output.extend_from_slice(&nonce);
     let begin = output.len();
     output.extend_from_slice(plain);
     let nonce = Nonce::assume_unique_for_key(nonce);
-    let tag = key.seal_in_place_separate_tag(nonce, Aad::from(place), &mut output[begin..]);
+    let tag = key.seal_in_place_separate_tag(nonce, Aad::from(associated_data), &mut output[begin..]);
     let tag = tag.map_err(|_| cipher_failed())?;
     output.extend_from_slice(tag.as_ref());
     Ok(output)
 }
 
-/// Decrypts what [`encrypt`] has returned; none if it was changed, or encrypted under another key or for another place.
-fn decrypt<'b>(key: &LessSafeKey, place: &[u8], sealed: &'b mut [u8]) -> Option<&'b mut [u8]> {
+/// Decrypts what [`encrypt`] has returned; none if it was changed, or encrypted under another key or with other associated
+/// data.
+fn decrypt<'b>(key: &LessSafeKey, associated_data: &[u8], sealed: &'b mut [u8]) -> Option<&'b mut [u8]> {
     let (nonce, sealed) = sealed.split_at_mut_checked(NONCE_LEN)?;
     let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-    key.open_in_place(nonce, Aad::from(place), sealed).ok()
+    key.open_in_place(nonce, Aad::from(associated_data), sealed).ok()
 }
 
 impl DataKey {
@@ -107,21 +108,21 @@ impl DataKey {
         }
     }
 
-    /// Returns the key for the values at a place.
-    fn key_for(&self, place: &[u8]) -> DbResult<LessSafeKey> {
-        let info = [place];
+    /// Returns the key for the values with this associated data.
+    fn key_for(&self, associated_data: &[u8]) -> DbResult<LessSafeKey> {
+        let info = [associated_data];
         let derived = self.derive.expand(&info, &AES_256_GCM).map_err(|_| cipher_failed())?;
         Ok(LessSafeKey::new(UnboundKey::from(derived)))
     }
 
-    /// Seals bytes for a place.
-    fn seal(&self, place: &[u8], plain: &[u8]) -> DbResult<Vec<u8>> {
+    /// Seals bytes with associated data, with which alone they can be opened.
+    fn seal(&self, associated_data: &[u8], plain: &[u8]) -> DbResult<Vec<u8>> {
         if plain.len() > MAX_VALUE_BYTES {
             return Err(DbError::Unfit(format!("a value of more than {MAX_VALUE_BYTES} bytes")));
         }
         let mut output = Vec::with_capacity(ID_LEN + NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
         output.extend_from_slice(self.id.as_bytes());
-        encrypt(&self.key_for(place)?, place, plain, output)
+        encrypt(&self.key_for(associated_data)?, associated_data, plain, output)
     }
 }
 
@@ -250,7 +251,7 @@ impl Sealer {
         match &self.0 {
             None => Ok(text),
             Some(key) => {
-                let sealed = key.seal(&cell.place(), text.as_bytes())?;
+                let sealed = key.seal(&cell.associated_data(), text.as_bytes())?;
                 let mut output = String::with_capacity(PREFIX.len() + sealed.len() / 3 * 4 + 4);
                 output.push_str(PREFIX);
                 STANDARD_NO_PAD.encode_string(&sealed, &mut output);
@@ -291,7 +292,7 @@ impl Sealer {
 
     /// Seals bytes; none without encryption.
     pub(super) fn seal_bytes<I: ToString>(&self, cell: &ColumnRef<'_, I>, bytes: &[u8]) -> DbResult<Option<Vec<u8>>> {
-        let sealed = self.0.as_ref().map(|key| key.seal(&cell.place(), bytes));
+        let sealed = self.0.as_ref().map(|key| key.seal(&cell.associated_data(), bytes));
         sealed.transpose()
     }
 }
@@ -347,8 +348,9 @@ pub(super) fn open_bytes<I: ToString>(cell: &ColumnRef<'_, I>, mut bytes: Vec<u8
         Ok(true) => cell.corrupt(),
         Ok(false) | Err(_) => cell.sealed(),
     })?;
-    let place = cell.place();
-    let plain = decrypt(&key.key_for(&place)?, &place, &mut bytes[ID_LEN..]).ok_or_else(|| cell.corrupt())?;
+    let associated_data = cell.associated_data();
+    let plain = decrypt(&key.key_for(&associated_data)?, &associated_data, &mut bytes[ID_LEN..])
+        .ok_or_else(|| cell.corrupt())?;
     let end = ID_LEN + NONCE_LEN + plain.len();
     bytes.truncate(end);
     bytes.drain(..ID_LEN + NONCE_LEN);

@@ -52,8 +52,8 @@ pub(super) struct WrappedKey {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Returns the place to which a wrapped key is bound.
-fn place(id: Uuid, tenant: &str) -> Vec<u8> {
+/// Returns the associated data to which a wrapped key is bound.
+fn associated_data(id: Uuid, tenant: &str) -> Vec<u8> {
     format!("data_keys\nwrapped\n{id}\n{tenant}").into_bytes()
 }
 
@@ -112,14 +112,14 @@ impl MasterKeys {
     /// Wraps a data key under the first master key.
     pub(super) fn wrap(&self, id: Uuid, tenant: &str, bytes: &[u8; KEY_LEN]) -> DbResult<Vec<u8>> {
         let first = self.0.first().ok_or_else(super::cipher_failed)?;
-        encrypt(&first.key, &place(id, tenant), bytes, vec![])
+        encrypt(&first.key, &associated_data(id, tenant), bytes, vec![])
     }
 
     /// Unwraps a data key; none if the master key is not among these, or is another one of the same name.
     pub(super) fn unwrap_key(&self, wrapped: &WrappedKey) -> Option<KeyBytes> {
         let master = self.0.iter().find(|key| key.name == wrapped.master)?;
         let mut bytes = wrapped.bytes.clone();
-        let plain = decrypt(&master.key, &place(wrapped.id, &wrapped.tenant), &mut bytes)?;
+        let plain = decrypt(&master.key, &associated_data(wrapped.id, &wrapped.tenant), &mut bytes)?;
         let key = <[u8; KEY_LEN]>::try_from(&*plain)
             .ok()
             .map(|key| KeyBytes::new(Box::new(key)));
