@@ -59,7 +59,7 @@ impl Line {
     }
 }
 
-/// Runs a read of the database. A macro, since the body borrows the transaction, whose lifetime a closure cannot name.
+/// Runs a read of the database.
 macro_rules! read {
     ($db:expr, |$tx:ident| $body:expr) => {
         $db.read(move |$tx| Box::pin(async move { $body })).await?
