@@ -1,7 +1,8 @@
 //! The `config` of a run, an assistant or a thread, as LangGraph lays it out.
 //!
 //! LangGraph has two names for the values that a run passes to its agent: `context`, and the older `configurable` within
-//! `config`. Clients send and read either. The server works with the context; only this module knows where the other one is.
+//! `config`. Clients send and read either. The server works with the context. Below HTTP, only this module knows where the
+//! other one is.
 
 use serde_json::{Map, Value};
 

@@ -120,7 +120,8 @@ pub fn namespace(text: Option<&str>) -> Result<Vec<TaskId>, Invalid> {
     tasks.into_iter().flatten().map(read).collect()
 }
 
-/// Deserializes a field that is given and may be null. With the default of serde, none is a field that is absent.
+/// Deserializes a field that may be null, so that null differs from a field that is absent: with serde's `default`, the
+/// latter is none.
 fn read_nullable<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
