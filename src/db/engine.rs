@@ -13,13 +13,13 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
+    AssertSqlSafe, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
 };
 
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;
 use super::notifications;
-use super::own_thread::on_own_thread;
+use super::own_thread::{self, KeptConnection, on_own_thread};
 use super::queue::{self, TransactionQueue};
 use super::reach::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
@@ -279,8 +279,8 @@ pub(super) async fn open(
     }
     let options = sqlite_options(url)?.busy_timeout(outfit.limits.statement);
     let in_memory = is_in_memory(url);
-    let (mut conn, lock) = if in_memory {
-        (options.connect().await?, None)
+    let (kept, lock) = if in_memory {
+        (own_thread::connect(options.clone()).await?, None)
     } else {
         let file = options.get_filename();
         make_directory(file)?;
@@ -289,10 +289,11 @@ pub(super) async fn open(
         let lock = FileLock::take(file)?;
         check_file(file)?;
         (
-            options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?,
+            own_thread::connect(options.clone().journal_mode(SqliteJournalMode::Wal)).await?,
             Some(lock),
         )
     };
+    let KeptConnection { mut conn, processor } = kept;
     migration::migrate_sqlite(&mut conn).await?;
     // There is no other server.
     outfit.parts.shortens.store(true, Ordering::Relaxed);
@@ -318,7 +319,7 @@ pub(super) async fn open(
         }
         Readers::Sqlite { queue, searches }
     };
-    let writing = on_own_thread("database writer", writer::on_sqlite(outfit, conn, lock));
+    let writing = on_own_thread("database writer", processor, writer::on_sqlite(outfit, conn, lock));
     spawn("database writer", Box::pin(writing));
     Ok((Engine::Sqlite, readers))
 }
