@@ -105,7 +105,7 @@ impl Loop<'_> {
     /// an interrupt, or by a process that lost the run.
     fn begin_step(&self, machine: &Machine) {
         let mut written = 0;
-        self.scope.files.begin_step();
+        self.scope.files.begin_step(machine.call_count());
         for (at, writes) in machine.answered_writes() {
             written += size::of_update(writes);
             let claims = self.scope.files.of_call(machine.call_task(at), &self.scope.agent);

@@ -642,13 +642,22 @@ impl Machine {
         StepBase::after(self.head, self.position.carried_from)
     }
 
+    /// Returns the calls of the step.
+    fn calls(&self) -> &[Call] {
+        match &self.position.phase {
+            Phase::Tools { calls } => calls,
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => &[],
+        }
+    }
+
+    /// Returns the number of calls of the step, answered ones as well.
+    pub fn call_count(&self) -> usize {
+        self.calls().len()
+    }
+
     /// Returns what the answered calls of the step have written, with the indexes of the calls.
     pub fn answered_writes(&self) -> impl Iterator<Item = (usize, &Update)> {
-        let calls = match &self.position.phase {
-            Phase::Tools { calls } => calls.as_slice(),
-            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => &[],
-        };
-        let answers = calls.iter().map(Call::answer).enumerate();
+        let answers = self.calls().iter().map(Call::answer).enumerate();
         answers.filter_map(|(at, answer)| answer.map(|answer| (at, &answer.writes)))
     }
 
