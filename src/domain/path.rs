@@ -102,7 +102,12 @@ mod tests {
 
     #[test]
     fn names_of_files_have_safe_letters_and_a_number_if_they_are_taken() {
-        let cases = [("call_1-a", "call_1-a"), ("a/b.c", "a_b_c"), ("", "unnamed"), ("é..", "___")];
+        let cases = [
+            ("call_1-a", "call_1-a"),
+            ("a/b.c", "a_b_c"),
+            ("", "unnamed"),
+            ("é..", "___"),
+        ];
         for (id, name) in cases {
             assert_eq!(file_name(id), name);
         }

@@ -155,7 +155,11 @@ mod tests {
         let alone = main.of_call(tasks[0], "researcher");
         assert_eq!(path(&alone), "/results/call_0");
         alone.begin_step(2);
-        assert_eq!(path(&alone), "/results/call_0", "its calls share the names that it gives");
+        assert_eq!(
+            path(&alone),
+            "/results/call_0",
+            "its calls share the names that it gives"
+        );
         let below = tasks.map(|task| alone.of_call(task, "reader"));
         assert_eq!(path(&below[0]), "/results/call_0-0000000000000001");
         assert_eq!(path(&below[1]), "/results/call_0-0000000000000002");

@@ -149,7 +149,9 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
     let query = query.at_most(max);
     let found = context.workspace.grep(context.access(), &query, &args.pattern).await?;
     if found.files.is_empty() && found.stop.is_none() {
-        let hint = if looks_like_regex(&args.pattern) {
+        let hint = if args.pattern.contains('\n') {
+            " Each line is searched alone, so no text with a line break is found."
+        } else if looks_like_regex(&args.pattern) {
             " The pattern is taken literally; regular expressions are not understood."
         } else {
             ""
