@@ -46,7 +46,7 @@ pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
 pub use state::StateFiles;
 pub use store::StoreFiles;
 pub(in crate::tool) use store::conflict;
-pub(in crate::tool) use workspace::shortened;
+pub(in crate::tool) use workspace::{MAX_LINE_CHARS, shortened};
 pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
 
 /// The maximum length of a file tool's result, in characters.

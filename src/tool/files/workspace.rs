@@ -17,7 +17,7 @@ use crate::tool::Scope;
 /// The maximum duration of a search.
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
 /// The maximum length of a line in a result of `grep`, in characters.
-const MAX_LINE_CHARS: usize = 1_000;
+pub(in crate::tool) const MAX_LINE_CHARS: usize = 1_000;
 /// The number of characters that are shown of a longer line before the text that was found, less one.
 const CHARS_BEFORE: usize = 249;
 /// The maximum number of further places that are told of a text in a long line.
