@@ -46,8 +46,8 @@ pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
 pub use state::StateFiles;
 pub use store::StoreFiles;
 pub(in crate::tool) use store::conflict;
-pub(in crate::tool) use workspace::{MAX_LINE_CHARS, shortened};
 pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
+pub(in crate::tool) use workspace::{MAX_LINE_CHARS, shortened};
 
 /// The maximum length of a file tool's result, in characters.
 const MAX_RESULT_CHARS: usize = 80_000;
@@ -221,8 +221,18 @@ impl Tool for FileTool {
 }
 
 fn arguments<T: DeserializeOwned>(call: &ToolCall) -> Result<T, String> {
-    serde_json::from_value(Value::Object(call.args.clone()))
+    let args = call.args.iter().map(|(name, value)| (name.clone(), whole(value)));
+    serde_json::from_value(Value::Object(args.collect()))
         .map_err(|error| format!("Error: the arguments of `{}` cannot be used: {error}.", call.name))
+}
+
+/// Returns a number such as 10.0, which fits a schema for whole numbers, as a whole number.
+fn whole(value: &Value) -> Value {
+    let float = value
+        .as_f64()
+        .filter(|float| value.is_f64() && float.fract() == 0.0 && *float < 1e15);
+    let number = float.and_then(|float| format!("{float:.0}").parse::<u64>().ok());
+    number.map_or_else(|| value.clone(), Value::from)
 }
 
 impl Operation {

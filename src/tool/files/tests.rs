@@ -88,6 +88,10 @@ async fn read_file_shows_lines_under_a_header() {
         ),
         (json!({"file_path": "/five", "offset": 4}), "@@ lines 5-5 of 5 @@\n5"),
         (
+            json!({"file_path": "/five", "offset": 2.0, "limit": 2.0}),
+            "@@ lines 3-4 of 5 | next offset 4 @@\n3\n4",
+        ),
+        (
             json!({"file_path": "/five", "offset": 5}),
             "!Error: offset 5 is beyond the end of '/five', which has 5 lines",
         ),
