@@ -77,7 +77,7 @@ impl SandboxFiles {
         if last_read.as_ref().is_none_or(|(path, _)| *path != found.path) {
             let read = timeout_at(query.deadline(), self.read(access, &found.path)).await;
             let file = read.ok().and_then(Result::ok).flatten();
-            *last_read = Some((found.path.clone(), file.map(|file| lines_of(&file)).unwrap_or_default()));
+            *last_read = Some((found.path.clone(), file.as_deref().map_or_else(Vec::new, lines_of)));
         }
         let at = found.line.saturating_sub(1);
         let line = last_read.as_ref().and_then(|(_, lines)| lines.get(at));
