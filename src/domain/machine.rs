@@ -655,10 +655,28 @@ impl Machine {
         self.calls().len()
     }
 
-    /// Returns what the answered calls of the step have written, with the indexes of the calls.
-    pub fn answered_writes(&self) -> impl Iterator<Item = (usize, &Update)> {
-        let answers = self.calls().iter().map(Call::answer).enumerate();
-        answers.filter_map(|(at, answer)| answer.map(|answer| (at, &answer.writes)))
+    /// Returns what the answered calls of the step have written.
+    pub fn answered_writes(&self) -> impl Iterator<Item = &Update> {
+        let answers = self.calls().iter().filter_map(Call::answer);
+        answers.map(|answer| &answer.writes)
+    }
+
+    /// Returns what the calls of the step have written so far, with the indexes of the calls. Of calls that are not
+    /// answered these are the writes of their delegations.
+    pub fn writes_so_far(&self) -> impl Iterator<Item = (usize, &Update)> {
+        self.calls().iter().enumerate().flat_map(|(at, call)| {
+            let delegated = call.delegations.iter().map(|result| &result.writes);
+            let answered = call.answer().map(|answer| &answer.writes);
+            delegated.chain(answered).map(move |writes| (at, writes))
+        })
+    }
+
+    /// Returns the child runs that execute calls of the step, with the indexes of the calls.
+    pub fn child_runs(&self) -> Vec<(usize, RunId)> {
+        let calls = self.calls().iter().enumerate();
+        calls
+            .filter_map(|(at, call)| Some((at, call.status.child()?)))
+            .collect()
     }
 
     /// Returns whether every call of the step is answered.
