@@ -29,6 +29,8 @@ const CHARS_PER_TOKEN: usize = 4;
 const PREVIEW_LINES: usize = 5;
 /// The maximum number of characters of a line in a preview.
 const PREVIEW_CHARS: usize = 1_000;
+/// The maximum number of files of one result that a notice names one by one.
+const MAX_NAMED_PARTS: usize = 5;
 /// The folder for long results.
 const FOLDER: &str = "/large_tool_results";
 
@@ -237,6 +239,10 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(&str, String)> {
 fn with_notice(message: &Message, paths: &[String], text: &str) -> Message {
     let place = match paths {
         [path] => format!("in the file {path}. Read it"),
+        [first, second, .., last] if paths.len() > MAX_NAMED_PARTS => format!(
+            "in {} files, one after the other: {first}, {second} and so on to {last}. Read them",
+            paths.len()
+        ),
         several => format!(
             "in {} files, one after the other: {}. Read them",
             several.len(),

@@ -210,6 +210,23 @@ fn a_result_that_is_larger_than_a_file_may_be_has_several_files() {
 }
 
 #[test]
+fn of_many_files_of_one_result_the_first_and_the_last_are_named() {
+    let mut scope = Scope::sample(NOW);
+    scope.sizes.file = 1;
+    let call = ToolCall::new("c", "big", Map::new());
+    let message = Message::tool(&call, ToolStatus::Success, "x".repeat(101));
+    let answer = shorten(ToolOutput::message(message), &scope, &State::default(), 100);
+    assert_eq!(answer.writes.files.len(), 101);
+    let notice = answer.writes.messages[0].content.text();
+    let path = |part: &str| format!("/large_tool_results/c{part}");
+    let named = format!("{}, {} and so on to {}.", path(""), path(".part2"), path(".part101"));
+    assert!(
+        notice.contains(&format!("in 101 files, one after the other: {named}")),
+        "{notice}"
+    );
+}
+
+#[test]
 fn the_report_of_a_subagent_replaces_no_result_of_the_subagent() {
     let text = "x".repeat(MAX_RESULT_CHARS + 1);
     let message = Message::tool(&ToolCall::new("c", "task", Map::new()), ToolStatus::Success, text);

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::id::TaskId;
-use crate::domain::path::below;
 
 /// The digits of a task that are part of the names of an agent's own files.
 const TASK_DIGITS: usize = 16;
@@ -41,12 +40,14 @@ impl StepClaims {
     /// Returns the name of the agent that has claimed it for another task.
     fn claim(&self, path: &str, task: TaskId, agent: &str) -> Result<(), String> {
         let mut claims = self.lock();
-        let is_other =
-            |claimed: &String| *claimed == path || below(claimed, path).is_some() || below(path, claimed).is_some();
-        let other = claims
-            .iter()
-            .find(|(claimed, (owner, _))| *owner != task && is_other(claimed));
-        if let Some((_, (_, other))) = other {
+        let inside = format!("{path}/");
+        let around = path.match_indices('/').map(|(end, _)| &path[..end]).chain(std::iter::once(path));
+        let around = around.filter_map(|place| claims.get(place));
+        let within = claims
+            .range(inside.clone()..)
+            .take_while(|(claimed, _)| claimed.starts_with(&inside));
+        let mut all = around.chain(within.map(|(_, claim)| claim));
+        if let Some((_, other)) = all.find(|(owner, _)| *owner != task) {
             return Err(other.clone());
         }
         claims.insert(path.to_owned(), (task, agent.to_owned()));
@@ -142,6 +143,9 @@ mod tests {
         assert!(writer.claim("/notes").is_err(), "the directory would take it along");
         assert_eq!(writer.claim("/notes/b.md"), Ok(()));
         assert!(below_researcher.claim("/notes/b.md").is_err());
+        assert_eq!(writer.claim("/notes.d"), Ok(()), "a name that only begins alike");
+        assert_eq!(writer.claim("/drafts"), Ok(()));
+        assert!(researcher.claim("/drafts/new/a.md").is_err(), "its directory is gone");
         main.begin_step(2);
         assert_eq!(writer.claim("/notes/a.md"), Ok(()));
     }

@@ -12,6 +12,8 @@ use crate::tool::literal::python_list;
 const MAX_PATHS: usize = 1_000;
 /// The maximum number of matching lines in a result of `grep`.
 const MAX_MATCHES: usize = 1_000;
+/// The maximum number of files that a result of `grep` names because they were not searched to their end.
+const MAX_CUT_SHORT: usize = 10;
 
 /// The arguments of `ls`.
 #[derive(Deserialize)]
@@ -156,10 +158,8 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
         } else {
             ""
         };
-        return Ok(FileResult::text(format!(
-            "No matches found for '{}'.{hint}",
-            args.pattern
-        )));
+        let said = format!("No matches found for '{}'.{hint}", args.pattern);
+        return Ok(FileResult::text(with_cut_short(said, &found.cut_short)));
     }
     let mut lines: Vec<String> = vec![];
     for hit in &found.files {
@@ -179,10 +179,24 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
         Some(stop) => lines.push(stopped(stop)),
         None => {}
     }
-    Ok(FileResult::text(truncated(
-        lines.join("\n"),
-        "Search a narrower path, or use output_mode count.",
-    )))
+    let said = truncated(lines.join("\n"), "Search a narrower path, or use output_mode count.");
+    Ok(FileResult::text(with_cut_short(said, &found.cut_short)))
+}
+
+/// Returns a result with the names of the files that were not searched to their end, if there are any.
+fn with_cut_short(said: String, paths: &[String]) -> String {
+    if paths.is_empty() {
+        return said;
+    }
+    let named = &paths[..paths.len().min(MAX_CUT_SHORT)];
+    let more = match paths.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "{said}\n[Searched only up to a line that is too long to be searched: {}{more}]",
+        named.join(", ")
+    )
 }
 
 /// Returns whether a pattern seems to be meant as a regular expression.

@@ -201,6 +201,8 @@ pub struct FileMatches {
 pub struct FoundLines {
     /// The matches, by file.
     pub files: Vec<FileMatches>,
+    /// The paths of files that were not searched to their end, because a line is too long.
+    pub cut_short: Vec<String>,
     /// The reason why there may be more.
     pub stop: Option<SearchStop>,
 }

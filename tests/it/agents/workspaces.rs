@@ -102,6 +102,7 @@ on_both_engines! {
     files_of_one_user_in_the_store_are_not_seen_by_another,
     the_file_tools_work_on_a_directory_of_the_disk,
     a_long_line_is_found_and_read_to_its_end_in_every_workspace,
+    a_search_on_the_disk_names_the_files_with_lines_too_long_to_be_searched,
     long_results_of_an_agent_on_the_disk_stay_with_the_thread,
     subagents_work_in_the_workspace_of_their_parent_unless_they_have_their_own,
     of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_again,
@@ -289,6 +290,27 @@ async fn a_long_line_is_found_and_read_to_its_end_in_every_workspace(server: Tes
         let beyond = format!("char_offset 7006 is beyond the end of line 1 of '{path}', which has 7006 characters");
         assert!(said[8].contains(&beyond), "{agent}: {}", said[8]);
     }
+}
+
+async fn a_search_on_the_disk_names_the_files_with_lines_too_long_to_be_searched(server: TestServer) {
+    set_up(&server).await;
+    let long = "x".repeat(9 * 1024 * 1024);
+    fs::write(
+        server.path_of("work/huge.json"),
+        format!("needle\n{long} needle\nneedle\n"),
+    )
+    .expect("a file");
+    fs::write(server.path_of("work/small.txt"), "a needle").expect("a file");
+    let search = |text: &str| {
+        let args = json!({"pattern": text, "glob": "*.{json,txt}", "output_mode": "content"});
+        find("g1", "grep", args)
+    };
+    let note = "[Searched only up to a line that is too long to be searched: /huge.json]";
+    let said = says(&server, "digger", vec![search("needle")]).await;
+    let found = "grep: /huge.json:\n  1: needle\n/small.txt:\n  1: a needle";
+    assert_eq!(said[2], format!("{found}\n{note}"));
+    let said = says(&server, "digger", vec![search("thread")]).await;
+    assert_eq!(said[2], format!("grep: No matches found for 'thread'.\n{note}"));
 }
 
 async fn long_results_of_an_agent_on_the_disk_stay_with_the_thread(server: TestServer) {
