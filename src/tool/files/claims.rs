@@ -41,7 +41,10 @@ impl StepClaims {
     fn claim(&self, path: &str, task: TaskId, agent: &str) -> Result<(), String> {
         let mut claims = self.lock();
         let inside = format!("{path}/");
-        let around = path.match_indices('/').map(|(end, _)| &path[..end]).chain(std::iter::once(path));
+        let around = path
+            .match_indices('/')
+            .map(|(end, _)| &path[..end])
+            .chain(std::iter::once(path));
         let around = around.filter_map(|place| claims.get(place));
         let within = claims
             .range(inside.clone()..)
