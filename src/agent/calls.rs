@@ -66,7 +66,10 @@ impl Loop<'_> {
         pending: &mut PendingWrites,
         ready: &[usize],
     ) -> Result<(), StepError> {
-        self.begin_step(machine);
+        self.scope.files.begin_step(machine.call_count());
+        self.state_size
+            .begin_step(machine.answered_writes().map(size::of_update).sum());
+        self.claim_changed_files(machine, ready).await?;
         // A process that lost the run may have left some.
         machine.position.failed_calls.clear();
         let state = Arc::new(machine.state.clone());
@@ -99,19 +102,6 @@ impl Loop<'_> {
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
         pending.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
         Ok(())
-    }
-
-    /// Counts the sizes and claims the files of what the step has written already: calls may have been answered before
-    /// an interrupt, or by a process that lost the run.
-    fn begin_step(&self, machine: &Machine) {
-        let mut written = 0;
-        self.scope.files.begin_step();
-        for (at, writes) in machine.answered_writes() {
-            written += size::of_update(writes);
-            let claims = self.scope.files.of_call(machine.call_task(at), &self.scope.agent);
-            claims.restore(writes.files.keys());
-        }
-        self.state_size.begin_step(written);
     }
 
     fn start_call<'a>(&'a self, job: PreparedCall, state: &Arc<State>) -> BoxFuture<'a, (usize, CallResult)> {

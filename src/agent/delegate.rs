@@ -1,13 +1,15 @@
 //! Delegation: runs the loop of a subagent for a call.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use serde_json::Map;
 use tokio_util::sync::CancellationToken;
 
+use super::assemble::RegisteredAgent;
 use super::calls::{CallResult, record_answer};
-use super::journal::{Child, ChildAdmission, ExitReason, NewChildRun, PendingWrite};
+use super::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use super::subagent_registry::ReferencedAgent;
 use super::{Agent, Breakpoints, Loop, LoopOutcome, StateSize};
 use crate::definition::form_problem;
@@ -16,7 +18,7 @@ use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, TaskId};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::limits::Limits;
+use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, RunStatus};
@@ -26,6 +28,9 @@ use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::files::FileClaims;
 use crate::tool::{Delegation, ProgressSink, Scope};
+
+/// Files that are written, or deleted (`None`), by path.
+type FileWrites = BTreeMap<String, Option<Arc<File>>>;
 
 /// The result of a child run.
 pub(super) enum ChildResult {
@@ -95,10 +100,12 @@ impl Loop<'_> {
         match self.journal.child(machine, request).await? {
             ChildAdmission::Admitted(child) => {
                 let subagent = self
-                    .subagent(resolved, &child, lineage.depth)
+                    .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
                     .ok_or_else(|| fault("definition"))?;
                 let child = subagent.with_input(*child, &machine.state_for_child(at));
                 let place = self.place_of_child(machine, at, lineage);
+                self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
+                    .await?;
                 Ok(Some(self.run_child(at, call, subagent, place, child)))
             }
             ChildAdmission::Refused(reason) => {
@@ -139,7 +146,7 @@ impl Loop<'_> {
             .await?
             .ok_or_else(|| fault("child run"))?;
         let call = machine.call(at);
-        let subagent = match self.subagent_of(&lineage, &child) {
+        let subagent = match self.subagent_of(&lineage, &child.order, child.known.as_ref()) {
             Ok(subagent) => subagent,
             Err(failure) => {
                 let call = call.unwrap_or_else(|| abandoned_call(&lineage));
@@ -149,20 +156,101 @@ impl Loop<'_> {
         self.scope.budget.child_goes_on();
         let child = subagent.with_input(child, &machine.state_for_child(at));
         let place = self.place_of_child(machine, at, lineage);
-        Ok(match call {
-            Some(call) => self.run_child(at, call, subagent, place, child),
-            None => self.abandon_child(at, subagent, place, child),
-        })
+        let Some(call) = call else {
+            return Ok(self.abandon_child(at, subagent, place, child));
+        };
+        self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
+            .await?;
+        Ok(self.run_child(at, call, subagent, place, child))
+    }
+
+    /// Claims the files that the step of `machine` has changed so far: calls may have been answered and subagents may
+    /// have worked before an interrupt, or in a process that lost the run. What is `driven` from now on claims its files
+    /// when it is loaded.
+    pub(super) async fn claim_changed_files(&self, machine: &Machine, driven: &[usize]) -> Result<(), ExitReason> {
+        for (at, writes) in machine.writes_so_far() {
+            let claims = self.scope.files.of_call(machine.call_task(at), &self.scope.agent);
+            claims.restore(writes.files.keys());
+        }
+        for (at, id) in machine.child_runs() {
+            // The work of one whose call is gone is not handed in.
+            if driven.contains(&at) || machine.call(at).is_none() {
+                continue;
+            }
+            let Some(child) = self.journal.child_record(id).await? else {
+                continue;
+            };
+            if let Ok(subagent) = self.subagent_of(&child.lineage, &child.order, child.known.as_ref()) {
+                let place = self.place_of_child(machine, at, child.lineage);
+                self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims the files that a child run has changed, and those that the child runs below it have changed: their work is
+    /// handed in later, and nothing that works beside them must change the same files.
+    fn claim_files_of<'a>(
+        &'a self,
+        subagent: &'a Subagent,
+        place: &'a ChildPlace,
+        machine: &'a Machine,
+        input: Option<&'a Update>,
+    ) -> BoxFuture<'a, Result<(), ExitReason>> {
+        async move {
+            // Nothing is handed in of one that has failed.
+            if machine.head.is_none() || machine.position.failure.is_some() {
+                return Ok(());
+            }
+            // Nothing is done in this loop that stops, counts or is stored.
+            let meter = Arc::new(Meter::new(Usage::default(), self.scope.now()));
+            let below = self.loop_of_child(subagent, place, self.journal, self.scope.stop.clone(), meter);
+            let changed = match input {
+                Some(input) => changed_files(&machine.state, &input.files),
+                None => changed_files(&machine.state, &FileWrites::new()),
+            };
+            below.scope.files.restore(changed.keys());
+            below.claim_changed_files(machine, &[]).await
+        }
+        .boxed()
+    }
+
+    /// Returns the loop of a child run.
+    fn loop_of_child<'a>(
+        &'a self,
+        subagent: &'a Subagent,
+        place: &'a ChildPlace,
+        journal: &'a dyn Journal,
+        stop: CancellationToken,
+        meter: Arc<Meter>,
+    ) -> Loop<'a> {
+        Loop {
+            state_size: StateSize::new(self.scope.sizes),
+            agent: &subagent.agent,
+            plan: subagent.plan(self.scope.step_limit),
+            lineage: &place.lineage,
+            base: subagent.base,
+            scope: self.scope_of_child(subagent, place, stop, meter),
+            journal,
+            breakpoints: Breakpoints::default(),
+            leave: self.leave.clone(),
+        }
     }
 
     /// Finds the subagent that executes a child run.
     ///
     /// # Errors
     /// The failure of the child run, if the definition of its subagent is gone.
-    fn subagent_of(&self, lineage: &Lineage, child: &Child) -> Result<Subagent, Failure> {
+    fn subagent_of(
+        &self,
+        lineage: &Lineage,
+        order: &DelegatedTask,
+        known: Option<&Arc<RegisteredAgent>>,
+    ) -> Result<Subagent, Failure> {
         let gone = || "The agent of this run is not configured on this server any more.".to_owned();
-        let resolved = self.resolve_subagent(lineage.agent(), &child.order);
-        let found = resolved.and_then(|resolved| self.subagent(resolved, child, lineage.depth).ok_or_else(gone));
+        let resolved = self.resolve_subagent(lineage.agent(), order);
+        let found = resolved.and_then(|resolved| self.subagent(resolved, order, known, lineage.depth).ok_or_else(gone));
         found.map_err(|text| Failure::new("AgentNotFoundError", text))
     }
 
@@ -198,7 +286,7 @@ impl Loop<'_> {
     ) -> BoxFuture<'a, (usize, CallResult)> {
         async move {
             let span = self.begin_delegation(&call, place.lineage.namespace.last().copied());
-            let driven = self.drive_child(&call, &subagent, place, child).await;
+            let driven = self.drive_child(&call, &subagent, &place, child).await;
             self.end_delegation(span, &driven);
             (at, CallResult::Child(driven))
         }
@@ -227,7 +315,7 @@ impl Loop<'_> {
         }
         async move {
             let call = abandoned_call(&place.lineage);
-            let ended = self.drive_child(&call, &subagent, place, child).await;
+            let ended = self.drive_child(&call, &subagent, &place, child).await;
             (at, CallResult::Child(ended))
         }
         .boxed()
@@ -259,10 +347,10 @@ impl Loop<'_> {
         &self,
         call: &ToolCall,
         subagent: &Subagent,
-        place: ChildPlace,
+        place: &ChildPlace,
         child: Child,
     ) -> Result<ChildResult, ExitReason> {
-        let ChildPlace { lineage, claims } = place;
+        let agent = place.lineage.agent();
         let Child {
             id,
             mut machine,
@@ -278,24 +366,7 @@ impl Loop<'_> {
             (_, Some(failure)) => LoopOutcome::Failed(failure.clone()),
             (Phase::Ended, None) => LoopOutcome::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
-                let below = Loop {
-                    state_size: StateSize::new(self.scope.sizes),
-                    agent: &subagent.agent,
-                    plan: subagent.plan(self.scope.step_limit),
-                    lineage: &lineage,
-                    base: subagent.base,
-                    scope: self.scope_of_child(subagent, &lineage, claims, stop, meter),
-                    journal: journal.as_ref(),
-                    breakpoints: Breakpoints::default(),
-                    leave: self.leave.clone(),
-                };
-                let is_changed = |(path, file): &(&String, &Arc<File>)| {
-                    input.files.get(*path).and_then(Option::as_ref) != Some(*file)
-                };
-                if machine.head.is_some() {
-                    let changed = machine.state.files.iter().filter(is_changed);
-                    below.scope.files.restore(changed.map(|(path, _)| path));
-                }
+                let below = self.loop_of_child(subagent, place, journal.as_ref(), stop, meter);
                 self.drive_below(&below, &mut machine, &input).await?
             }
         };
@@ -306,9 +377,9 @@ impl Loop<'_> {
         let output = match outcome {
             LoopOutcome::Done | LoopOutcome::Paused => self.result(call, subagent, &machine.state, &input),
             LoopOutcome::Parked(questions) => return Ok(ChildResult::Parked { child: id, questions }),
-            LoopOutcome::Failed(failure) => ToolOutput::error(call, failure_text(lineage.agent(), &failure)),
+            LoopOutcome::Failed(failure) => ToolOutput::error(call, failure_text(agent, &failure)),
         };
-        Ok(child_result(order.then, lineage.agent(), output))
+        Ok(child_result(order.then, agent, output))
     }
 
     /// Drives the loop of a child until it ends or waits. If only the child was cancelled, it ends here, and its
@@ -397,8 +468,15 @@ impl Loop<'_> {
             .ok_or_else(unknown)
     }
 
-    /// Returns the subagent that executes `child`, `depth` delegations below the main agent.
-    fn subagent(&self, resolved: ResolvedSubagent, child: &Child, depth: u32) -> Option<Subagent> {
+    /// Returns the subagent that executes a task, `depth` delegations below the main agent. `known` is the registered agent
+    /// with the definition that the child run started with, if it has one.
+    fn subagent(
+        &self,
+        resolved: ResolvedSubagent,
+        order: &DelegatedTask,
+        known: Option<&Arc<RegisteredAgent>>,
+        depth: u32,
+    ) -> Option<Subagent> {
         // An agent with its own definition counts its own levels, but never beyond the limit of its caller.
         let levels = self.max_child_depth().saturating_sub(depth);
         match resolved {
@@ -416,8 +494,8 @@ impl Loop<'_> {
                 })
             }
             ResolvedSubagent::Registered(referenced) => {
-                let known = child.known.as_ref()?;
-                let agent = match &child.order.response_format {
+                let known = known?;
+                let agent = match &order.response_format {
                     Some(format) => known.in_form(levels > 0, format),
                     None if levels > 0 => Arc::clone(known.agent()),
                     None => known.without_delegations(),
@@ -471,15 +549,15 @@ impl Loop<'_> {
     fn scope_of_child(
         &self,
         subagent: &Subagent,
-        lineage: &Lineage,
-        claims: FileClaims,
+        place: &ChildPlace,
         stop: CancellationToken,
         meter: Arc<Meter>,
     ) -> Scope {
+        let ChildPlace { lineage, claims } = place;
         let child = lineage.namespace.last().map(|task| RunId::of_child(*task));
         Scope {
             files: match subagent.agent.shares.files {
-                true => claims,
+                true => claims.clone(),
                 false => FileClaims::default(),
             },
             agent: lineage.agent().to_owned(),
@@ -728,11 +806,6 @@ const EMPTY_RESULT: &str = "The subagent finished without saying anything.";
 
 /// Returns the writes of a child run: the difference between its last state and its input.
 fn child_writes(state: &State, input: &Update) -> Update {
-    let files = state
-        .files
-        .iter()
-        .filter(|(path, file)| input.files.get(*path) != Some(&Some(Arc::clone(file))));
-    let gone = input.files.keys().filter(|path| !state.files.contains_key(*path));
     let fields = state
         .fields
         .iter()
@@ -743,14 +816,22 @@ fn child_writes(state: &State, input: &Update) -> Update {
         });
     Update {
         messages: vec![],
-        files: files
-            .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
-            .chain(gone.map(|path| (path.clone(), None)))
-            .collect(),
+        files: changed_files(state, &input.files),
         fields: fields.collect(),
         ..Update::none()
     }
     .ruled(&state.rules)
+}
+
+/// Returns the files that a child run with this state has written and deleted since it had these files.
+fn changed_files(state: &State, input: &FileWrites) -> FileWrites {
+    let is_written = |(path, file): &(&String, &Arc<File>)| input.get(*path).and_then(Option::as_ref) != Some(*file);
+    let written = state.files.iter().filter(is_written);
+    let gone = input.keys().filter(|path| !state.files.contains_key(*path));
+    written
+        .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
+        .chain(gone.map(|path| (path.clone(), None)))
+        .collect()
 }
 
 /// Returns the text for the delegating model about a child run that failed or was cancelled.

@@ -60,6 +60,12 @@ pub trait Journal: Send + Sync {
     /// As [`Journal::commit`].
     fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>>;
 
+    /// Reads an existing child run without taking it up.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    fn child_record<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<ChildRecord>, ExitReason>>;
+
     /// Returns a parked child run and the parked child runs below it. A caller comes before those it waits for.
     ///
     /// # Errors
@@ -199,6 +205,20 @@ pub struct Child {
     pub input: Option<Update>,
     /// The journal of the child run.
     pub journal: Box<dyn Journal>,
+}
+
+/// A child run as it is stored.
+pub struct ChildRecord {
+    /// The place in the tree.
+    pub lineage: Lineage,
+    /// The machine: new, waiting, running, or ended.
+    pub machine: Machine,
+    /// The delegated task.
+    pub order: DelegatedTask,
+    /// The registered agent, as in [`Child::known`].
+    pub known: Option<Arc<RegisteredAgent>>,
+    /// The input, as in [`Child::input`].
+    pub input: Option<Update>,
 }
 
 /// The reason why a loop was left before its end.

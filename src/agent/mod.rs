@@ -63,7 +63,7 @@ mod trace;
 mod waiting;
 
 pub use driver::with_ids as identified;
-pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
+pub use journal::{Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
 pub use state_size::StateSize;
 pub use subagent_registry::{Forks, SubagentRegistry};
 pub use trace::set_conversation;

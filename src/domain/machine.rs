@@ -642,14 +642,41 @@ impl Machine {
         StepBase::after(self.head, self.position.carried_from)
     }
 
-    /// Returns what the answered calls of the step have written, with the indexes of the calls.
-    pub fn answered_writes(&self) -> impl Iterator<Item = (usize, &Update)> {
-        let calls = match &self.position.phase {
-            Phase::Tools { calls } => calls.as_slice(),
+    /// Returns the calls of the step.
+    fn calls(&self) -> &[Call] {
+        match &self.position.phase {
+            Phase::Tools { calls } => calls,
             Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => &[],
-        };
-        let answers = calls.iter().map(Call::answer).enumerate();
-        answers.filter_map(|(at, answer)| answer.map(|answer| (at, &answer.writes)))
+        }
+    }
+
+    /// Returns the number of calls of the step, answered ones as well.
+    pub fn call_count(&self) -> usize {
+        self.calls().len()
+    }
+
+    /// Returns what the answered calls of the step have written.
+    pub fn answered_writes(&self) -> impl Iterator<Item = &Update> {
+        let answers = self.calls().iter().filter_map(Call::answer);
+        answers.map(|answer| &answer.writes)
+    }
+
+    /// Returns what the calls of the step have written so far, with the indexes of the calls. Of calls that are not
+    /// answered these are the writes of their delegations.
+    pub fn writes_so_far(&self) -> impl Iterator<Item = (usize, &Update)> {
+        self.calls().iter().enumerate().flat_map(|(at, call)| {
+            let delegated = call.delegations.iter().map(|result| &result.writes);
+            let answered = call.answer().map(|answer| &answer.writes);
+            delegated.chain(answered).map(move |writes| (at, writes))
+        })
+    }
+
+    /// Returns the child runs that execute calls of the step, with the indexes of the calls.
+    pub fn child_runs(&self) -> Vec<(usize, RunId)> {
+        let calls = self.calls().iter().enumerate();
+        calls
+            .filter_map(|(at, call)| Some((at, call.status.child()?)))
+            .collect()
     }
 
     /// Returns whether every call of the step is answered.

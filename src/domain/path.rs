@@ -32,6 +32,37 @@ pub fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
     path.strip_prefix(directory.trim_end_matches('/'))?.strip_prefix('/')
 }
 
+/// The maximum length of a name that is made of an id.
+const MAX_NAME_CHARS: usize = 100;
+
+/// Returns a name for a file that is about something with this id. Different ids may have the same name.
+pub fn file_name(id: &str) -> String {
+    let safe = |letter: char| {
+        if letter.is_ascii_alphanumeric() || "-_".contains(letter) {
+            letter
+        } else {
+            '_'
+        }
+    };
+    let name: String = id.chars().map(safe).take(MAX_NAME_CHARS).collect();
+    if name.is_empty() { "unnamed".to_owned() } else { name }
+}
+
+/// Returns `path`, with the first number from 2 on for which the path is not taken, if it is taken itself.
+pub fn numbered(path: String, is_taken: impl Fn(&str) -> bool) -> String {
+    if !is_taken(&path) {
+        return path;
+    }
+    let mut number = 2_u64;
+    loop {
+        let numbered = format!("{path}-{number}");
+        if !is_taken(&numbered) {
+            return numbered;
+        }
+        number += 1;
+    }
+}
+
 /// The folder in which an agent sees the files of its definition. It contains nothing else and is read-only.
 pub const FOLDER: &str = "/.agent";
 
@@ -67,6 +98,23 @@ mod tests {
         ] {
             assert!(normalise(path).is_err(), "{path}");
         }
+    }
+
+    #[test]
+    fn names_of_files_have_safe_letters_and_a_number_if_they_are_taken() {
+        let cases = [
+            ("call_1-a", "call_1-a"),
+            ("a/b.c", "a_b_c"),
+            ("", "unnamed"),
+            ("é..", "___"),
+        ];
+        for (id, name) in cases {
+            assert_eq!(file_name(id), name);
+        }
+        assert_eq!(file_name(&"x".repeat(5_000)).len(), MAX_NAME_CHARS);
+        let taken = ["/a", "/a-2"];
+        assert_eq!(numbered("/a".to_owned(), |path| taken.contains(&path)), "/a-3");
+        assert_eq!(numbered("/b".to_owned(), |path| taken.contains(&path)), "/b");
     }
 
     #[test]

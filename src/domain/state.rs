@@ -119,6 +119,12 @@ impl File {
         }
     }
 
+    /// Returns whether this is a text file with exactly this text.
+    pub fn has_text(&self, text: &str) -> bool {
+        // A compressed content is decompressed to be compared.
+        self.encoding == Encoding::Utf8 && self.content.len() == text.len() && self.content == *text
+    }
+
     /// Returns the number of bytes.
     pub fn size(&self) -> usize {
         let length = match self.encoding {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::message::{Message, Role};
-use super::state::State;
+use super::path::{file_name, numbered};
+use super::state::{File, State};
 
 /// The private field with the last [`SummarizationEvent`].
 pub const EVENT: &str = "_summarization_event";
@@ -147,14 +148,37 @@ fn with_shorter_arguments(message: &Message, most: u32) -> Option<Message> {
 /// The folder for messages that are too long for the model.
 const LONG_FOLDER: &str = "/large_messages";
 
-/// Returns the path of the file with the text of a message that is too long for the model.
-pub fn long_message_path(id: &str) -> String {
-    let safe = |letter: char| match letter.is_ascii_alphanumeric() || "-_".contains(letter) {
-        true => letter,
-        false => '_',
-    };
-    let name: String = id.chars().map(safe).take(100).collect();
-    format!("{LONG_FOLDER}/{name}")
+/// The place for the text of a message that is too long for the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LongMessagePlace {
+    /// The path of the file.
+    pub path: String,
+    /// True if there is a file with this text already.
+    pub is_written: bool,
+}
+
+impl LongMessagePlace {
+    /// Returns the place for the `text` of the message with this id: a file that has the text, or one that is not there.
+    /// A message may have taken the place of another with its id, or share its name with one. `own_path` gives the agent's
+    /// own name of a path, and `file_at` finds files.
+    pub fn of<'a>(
+        id: &str,
+        text: &str,
+        own_path: impl Fn(String) -> String,
+        file_at: impl Fn(&str) -> Option<&'a Arc<File>>,
+    ) -> Self {
+        let has_text = |path: &str| file_at(path).map(|file| file.has_text(text));
+        let common = format!("{LONG_FOLDER}/{}", file_name(id));
+        // The file of its caller, for a subagent that goes on from the caller's messages.
+        let path = match has_text(&common) {
+            Some(true) => common,
+            Some(false) | None => numbered(own_path(common), |path| has_text(path) == Some(false)),
+        };
+        Self {
+            is_written: has_text(&path).is_some(),
+            path,
+        }
+    }
 }
 
 /// Returns whether shortening the text of a message would make it shorter.
@@ -185,6 +209,7 @@ pub fn shortened(message: &Message, path: &str) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::time::Timestamp;
 
     fn messages(count: usize) -> Vec<Arc<Message>> {
         (0..count)
@@ -220,6 +245,28 @@ mod tests {
     fn a_summary_of_messages_that_are_gone_is_not_shown() {
         let all = messages(3);
         assert_eq!(texts(&event("gone").view(&all)), texts(&all));
+    }
+
+    #[test]
+    fn the_file_of_a_long_message_has_the_text_of_that_message() {
+        let texts = [("/large_messages/m_0", "first"), ("/large_messages/m_0-2", "second")];
+        let files = texts.map(|(path, text)| (path, Arc::new(File::text(text, Timestamp(0)))));
+        let file_at = |at: &str| files.iter().find(|(path, _)| *path == at).map(|(_, file)| file);
+        let place = |id: &str, text: &str, suffix: &str| {
+            let place = LongMessagePlace::of(id, text, |path| format!("{path}{suffix}"), file_at);
+            (place.path, place.is_written)
+        };
+        let cases = [
+            (place("m/0", "first", ""), ("/large_messages/m_0", true)),
+            (place("m.0", "second", ""), ("/large_messages/m_0-2", true)),
+            (place("m_0", "third", ""), ("/large_messages/m_0-3", false)),
+            (place("m_0", "first", "-lane"), ("/large_messages/m_0", true)),
+            (place("m_0", "second", "-lane"), ("/large_messages/m_0-lane", false)),
+            (place("m_1", "second", "-lane"), ("/large_messages/m_1-lane", false)),
+        ];
+        for ((path, is_written), expected) in cases {
+            assert_eq!((path.as_str(), is_written), expected);
+        }
     }
 
     #[test]

@@ -39,11 +39,36 @@ pub enum EditError {
 }
 
 impl TextEdit<'_> {
-    /// Replaces the part in `text`. The result has at most `max_bytes` bytes.
+    /// Replaces the part in `text`. The result has at most `max_bytes` bytes. A part that is not there as it is given is
+    /// looked for with the line breaks of Windows, or without: models read lines, and seldom repeat how they end.
     ///
     /// # Errors
     /// Why nothing is replaced.
     pub fn apply(&self, text: &str, max_bytes: usize) -> Result<EditedText, EditError> {
+        let given = self.apply_as_given(text, max_bytes);
+        if !matches!(given, Err(EditError::NotFound { .. })) || !self.old.contains('\n') {
+            return given;
+        }
+        let plain = |part: &str| part.replace("\r\n", "\n");
+        let windows = |part: &str| plain(part).replace('\n', "\r\n");
+        let others = [
+            (windows(self.old), windows(self.new)),
+            (plain(self.old), plain(self.new)),
+        ];
+        for (old, new) in &others {
+            if old == self.old {
+                continue;
+            }
+            let other = TextEdit { old, new, ..*self };
+            let edited = other.apply_as_given(text, max_bytes);
+            if !matches!(edited, Err(EditError::NotFound { .. })) {
+                return edited;
+            }
+        }
+        given
+    }
+
+    fn apply_as_given(&self, text: &str, max_bytes: usize) -> Result<EditedText, EditError> {
         let count = self.occurrences(text)?;
         // Checked before allocating: a few edits in a row can make a text grow a thousand times.
         let kept = text.len() - count * self.old.len();
@@ -75,5 +100,49 @@ impl TextEdit<'_> {
             several if several > 1 && !self.replace_all => Err(EditError::Ambiguous(several)),
             count => Ok(count),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edited(text: &str, old: &str, new: &str) -> Result<String, EditError> {
+        let edit = TextEdit {
+            old,
+            new,
+            replace_all: false,
+        };
+        edit.apply(text, 1_000).map(|edited| edited.text)
+    }
+
+    #[test]
+    fn lines_are_found_whichever_way_they_end() {
+        let cases = [
+            ("a\r\nb\r\nc", "a\nb", "x\ny\nz", "x\r\ny\r\nz\r\nc"),
+            ("a\nb\nc", "a\r\nb", "x\r\ny", "x\ny\nc"),
+            ("a\r\nb\nc", "b\nc", "x\ny", "a\r\nx\ny"),
+            ("a\r\nb", "a\r\nb", "a\nb", "a\nb"),
+            ("a\r\nb", "b", "x\ny", "a\r\nx\ny"),
+        ];
+        for (text, old, new, expected) in cases {
+            assert_eq!(edited(text, old, new).as_deref(), Ok(expected), "{old:?} in {text:?}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_not_unique_or_not_there_are_refused_whichever_way_they_end() {
+        assert_eq!(
+            edited("a\r\nb\r\na\r\nb\r\n", "a\nb\n", "x"),
+            Err(EditError::Ambiguous(2))
+        );
+        assert_eq!(
+            edited("a\r\nb", "b\nc", "x"),
+            Err(EditError::NotFound { without_newline: false })
+        );
+        assert_eq!(
+            edited("a\r\nb", "b\n", "x"),
+            Err(EditError::NotFound { without_newline: true })
+        );
     }
 }

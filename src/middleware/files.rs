@@ -4,6 +4,7 @@
 //! The middleware also prevents two calls of one answer from changing the same file: both would start from the same
 //! content, and one change would be lost.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -15,9 +16,9 @@ use crate::definition::{AgentSpec, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall};
+use crate::domain::path::{file_name, numbered};
 use crate::domain::state::{File, State, Update};
-use crate::domain::summarization::{can_be_shortened, long_message_path, shortened};
-use crate::domain::time::Timestamp;
+use crate::domain::summarization::{LongMessagePlace, can_be_shortened, shortened};
 use crate::model::ModelRequest;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
@@ -28,6 +29,8 @@ const CHARS_PER_TOKEN: usize = 4;
 const PREVIEW_LINES: usize = 5;
 /// The maximum number of characters of a line in a preview.
 const PREVIEW_CHARS: usize = 1_000;
+/// The maximum number of files of one result that a notice names one by one.
+const MAX_NAMED_PARTS: usize = 5;
 /// The folder for long results.
 const FOLDER: &str = "/large_tool_results";
 
@@ -80,7 +83,7 @@ impl Middleware for FileTools {
         let schema = json!({"title": "Files", "type": "object", "additionalProperties": {"type": "object", "properties": {
             "content": {"type": "string"}, "encoding": {"enum": ["utf-8", "base64"]},
             "created_at": {"type": "string"}, "modified_at": {"type": "string"}}, "required": ["content"]}});
-        let files = tools(&self.workspace, &self.rules).into_iter();
+        let files = tools(&self.workspace, &self.rules, self.max_result_chars).into_iter();
         Contribution {
             tools: files.chain(self.execute.clone()).collect(),
             prompt: None,
@@ -91,24 +94,30 @@ impl Middleware for FileTools {
     /// Shows the model the beginning and the end of human messages that are too long. The state keeps the whole message;
     /// the file is written together with the answer.
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let mut files = vec![];
+        let mut files: BTreeMap<String, Option<Arc<File>>> = BTreeMap::new();
         for message in &mut request.messages {
             if !self.is_too_long(message) {
                 continue;
             }
             let text = message.content.text();
-            let path = message.id.as_deref().map(long_message_path);
             // A larger file is not kept.
-            let path = path.filter(|_| text.len() <= next.scope.sizes.file).unwrap_or_default();
-            *message = Arc::new(shortened(message, &path));
-            if !path.is_empty() && !next.state.files.contains_key(&path) {
-                files.push((path, Some(Arc::new(File::text(text, next.scope.now())))));
+            let id = message.id.as_deref().filter(|_| text.len() <= next.scope.sizes.file);
+            let Some(id) = id else {
+                *message = Arc::new(shortened(message, ""));
+                continue;
+            };
+            let written = |path: &str| files.get(path).and_then(Option::as_ref);
+            let file_at = |path: &str| written(path).or_else(|| next.state.files.get(path));
+            let place = LongMessagePlace::of(id, &text, |path| next.scope.files.own_path(path), file_at);
+            *message = Arc::new(shortened(message, &place.path));
+            if !place.is_written {
+                files.insert(place.path, Some(Arc::new(File::text(text, next.scope.now()))));
             }
         }
         let mut answer = next.ask(request).await?;
         if !files.is_empty() {
             let mut extra = Update {
-                files: files.into_iter().collect(),
+                files,
                 ..Update::none()
             };
             extra.merge(answer.extra);
@@ -125,7 +134,7 @@ impl Middleware for FileTools {
     }
 
     fn receive(&self, scope: &Scope, state: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
-        shorten(answer, state, self.max_result_chars, scope.now())
+        shorten(answer, scope, state, self.max_result_chars)
     }
 }
 
@@ -152,36 +161,68 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
 }
 
 /// Moves the texts of an answer that are too long into files, and replaces them by notices.
-fn shorten(mut answer: ToolOutput, state: &State, max_chars: usize, now: Timestamp) -> ToolOutput {
+fn shorten(mut answer: ToolOutput, scope: &Scope, state: &State, max_chars: usize) -> ToolOutput {
     let Update { messages, files, .. } = &mut answer.writes;
     for message in messages {
-        if let Some((path, text)) = too_long(message, max_chars) {
-            let path = free_path(path, |path| state.files.contains_key(path) || files.contains_key(path));
-            *message = Arc::new(with_notice(message, &path, &text));
-            files.insert(path, Some(Arc::new(File::text(text, now))));
-        }
+        let Some((call, text)) = too_long(message, max_chars) else {
+            continue;
+        };
+        let path = result_path(call, scope, state, files);
+        let pieces = parts(&text, scope.sizes.file);
+        let paths: Vec<String> = (1..=pieces.len()).map(|number| part_path(&path, number)).collect();
+        let notice = with_notice(message, &paths, &text);
+        let written = pieces
+            .into_iter()
+            .map(|part| Some(Arc::new(File::text(part, scope.now()))));
+        files.extend(paths.into_iter().zip(written));
+        *message = Arc::new(notice);
     }
     answer
 }
 
-/// Returns `path`, with a number if there is a file: some models use the id of a call again in later answers, and subagents
-/// use those of their callers.
-fn free_path(path: String, is_taken: impl Fn(&str) -> bool) -> String {
-    if !is_taken(&path) {
-        return path;
+/// Returns the path of the file with the long result of the call `id`. Some models use the id of a call again in later
+/// answers, subagents use those of their callers, and different ids may have the same name. The results of one step are
+/// written together, so the paths of the other calls of the answer are known by their order alone.
+fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String, Option<Arc<File>>>) -> String {
+    let is_there = |path: &str| state.files.contains_key(path);
+    let own_path = |id: &str| scope.files.own_path(format!("{FOLDER}/{}", file_name(id)));
+    let mut others: BTreeSet<String> = BTreeSet::new();
+    for call in open_calls(state).iter().take_while(|call| call.id != id) {
+        let other = numbered(own_path(&call.id), |path| is_there(path) || others.contains(path));
+        others.insert(other);
     }
-    let mut number = 2_u64;
-    loop {
-        let numbered = format!("{path}-{number}");
-        if !is_taken(&numbered) {
-            return numbered;
-        }
-        number += 1;
+    numbered(own_path(id), |path| {
+        is_there(path) || others.contains(path) || written.contains_key(path)
+    })
+}
+
+/// Returns the path of a part of the result at `path`, from 1 on. No other file of a result has such a name.
+fn part_path(path: &str, number: usize) -> String {
+    match number {
+        1 => path.to_owned(),
+        number => format!("{path}.part{number}"),
     }
 }
 
-/// Returns the file path and the text of `message`, if the text is too long.
-fn too_long(message: &Message, max_chars: usize) -> Option<(String, String)> {
+/// Splits a text into parts that are no larger than a file may be.
+fn parts(text: &str, max_bytes: usize) -> Vec<&str> {
+    let mut parts = vec![];
+    let mut rest = text;
+    while rest.len() > max_bytes {
+        // A part has one letter at least, however small a file may be.
+        let first = rest.chars().next().map_or(1, char::len_utf8);
+        let (part, next) = rest.split_at(rest.floor_char_boundary(max_bytes).max(first));
+        parts.push(part);
+        rest = next;
+    }
+    if !rest.is_empty() || parts.is_empty() {
+        parts.push(rest);
+    }
+    parts
+}
+
+/// Returns the id of the call and the text of `message`, if the text is too long.
+fn too_long(message: &Message, max_chars: usize) -> Option<(&str, String)> {
     let call = message.answers()?;
     if message.name.as_deref().is_some_and(|name| NAMES.contains(&name)) {
         return None;
@@ -191,23 +232,26 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(String, String)> {
     if text.len() <= max_chars || text.chars().count() <= max_chars {
         return None;
     }
-    let safe = |letter: char| {
-        if letter.is_ascii_alphanumeric() || "-_".contains(letter) {
-            letter
-        } else {
-            '_'
-        }
-    };
-    let name: String = call.chars().map(safe).collect();
-    let name = if name.is_empty() { "result".to_owned() } else { name };
-    Some((format!("{FOLDER}/{name}"), text))
+    Some((call, text))
 }
 
-/// Returns `message` with a notice instead of its `text`. Blocks that are not text stay.
-fn with_notice(message: &Message, path: &str, text: &str) -> Message {
+/// Returns `message` with a notice instead of its `text`, which is in these files. Blocks that are not text stay.
+fn with_notice(message: &Message, paths: &[String], text: &str) -> Message {
+    let place = match paths {
+        [path] => format!("in the file {path}. Read it"),
+        [first, second, .., last] if paths.len() > MAX_NAMED_PARTS => format!(
+            "in {} files, one after the other: {first}, {second} and so on to {last}. Read them",
+            paths.len()
+        ),
+        several => format!(
+            "in {} files, one after the other: {}. Read them",
+            several.len(),
+            several.join(", ")
+        ),
+    };
     let notice = format!(
-        "The result of this call is too long to be shown: {} characters. All of it is in the file {path}. Read it in \
-         parts with read_file (offset and limit), or find what you need in it with grep.\n\nIts beginning and end:\n{}",
+        "The result of this call is too long to be shown: {} characters. All of it is {place} in parts with read_file \
+         (offset and limit; char_offset in long lines), or find what you need with grep.\n\nIts beginning and end:\n{}",
         text.chars().count(),
         preview(text)
     );

@@ -15,7 +15,7 @@ use super::run_context::{RunContext, fault};
 use super::trace::{self, AgentEnd, TracedAgent};
 use super::{Report, interrupts, log_lines, quotas};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
+use crate::agent::{Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult, Tx, warn_of};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -134,6 +134,22 @@ impl LaneJournal {
     /// Registers a child before its row is written or read, since a cancellation reads the row first.
     fn register_child(&self, child: RunId) -> AtWork {
         self.run_context.children.enter(child, self.stop.child_token())
+    }
+
+    /// Reads a child, with its registered agent if it has one.
+    async fn stored_child(&self, child: RunId) -> Result<Option<StoredChild>, ExitReason> {
+        let thread = self.run_context.run.thread;
+        let find = || {
+            let db = &self.run_context.core.db;
+            db.read(move |tx| Box::pin(StoredChild::find(tx, thread, child)))
+        };
+        let mut found = retry_until_available(self.run_context.run.id, find)
+            .await
+            .map_err(|error| fault(self.run_context.run.id, &error))?;
+        if let Some(stored) = &mut found {
+            stored.known = self.known(&stored.run).await?;
+        }
+        Ok(found)
     }
 
     /// Returns the registered agent of a child, if it has one.
@@ -582,6 +598,8 @@ impl ChildRequest {
 /// A child run as it is stored.
 struct StoredChild {
     run: Run,
+    /// The registered agent of the run, which is looked up after the run was read.
+    known: Option<Arc<RegisteredAgent>>,
     machine: Machine,
     segment: Option<i64>,
     input: Option<Update>,
@@ -600,6 +618,7 @@ impl StoredChild {
         let input = db::checkpoints::input_of(tx, thread, lane).await?;
         Ok(Some(Self {
             run,
+            known: None,
             machine,
             segment,
             input,
@@ -771,22 +790,12 @@ impl Journal for LaneJournal {
 
     fn find_child<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<(Lineage, Child)>, ExitReason>> {
         Box::pin(async move {
-            let thread = self.run_context.run.thread;
             let at_work = self.register_child(child);
-            let find = || {
-                let db = &self.run_context.core.db;
-                db.read(move |tx| Box::pin(StoredChild::find(tx, thread, child)))
-            };
-            let found = retry_until_available(self.run_context.run.id, find)
-                .await
-                .map_err(|error| fault(self.run_context.run.id, &error))?;
-            let known = match &found {
-                Some(stored) => self.known(&stored.run).await?,
-                None => None,
-            };
+            let found = self.stored_child(child).await?;
             Ok(found.map(|stored| {
                 let StoredChild {
                     run,
+                    known,
                     mut machine,
                     segment,
                     input,
@@ -818,6 +827,19 @@ impl Journal for LaneJournal {
                         journal,
                     },
                 )
+            }))
+        })
+    }
+
+    fn child_record<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<ChildRecord>, ExitReason>> {
+        Box::pin(async move {
+            let found = self.stored_child(child).await?;
+            Ok(found.map(|stored| ChildRecord {
+                order: stored.run.order().unwrap_or_default(),
+                lineage: stored.run.lineage,
+                machine: stored.machine,
+                known: stored.known,
+                input: stored.input,
             }))
         })
     }

@@ -7,7 +7,9 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent};
+use crate::agent::journal::{
+    Child, ChildAdmission, ChildRecord, ExitReason, Journal, NewChildRun, PendingWrite, WaitingAgent,
+};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{AgentWork, Delta, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
@@ -380,6 +382,19 @@ impl Journal for Memory {
                 journal: self.below(child),
             };
             Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
+        })
+    }
+
+    fn child_record<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<Option<ChildRecord>, ExitReason>> {
+        Box::pin(async move {
+            let found = self.find_child(child).await?;
+            Ok(found.map(|(lineage, child)| ChildRecord {
+                lineage,
+                machine: child.machine,
+                order: child.order,
+                known: child.known,
+                input: child.input,
+            }))
         })
     }
 

@@ -2,10 +2,13 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use serde_json::{Map, json};
+use uuid::Uuid;
 
 use super::*;
 use crate::definition::AgentDefinition;
+use crate::domain::id::TaskId;
 use crate::domain::message::{Content, Role, ToolStatus};
+use crate::domain::time::Timestamp;
 use crate::tool::Scope;
 use crate::tool::files::StateFiles;
 
@@ -121,6 +124,108 @@ async fn a_long_result_replaces_no_file_that_is_there() {
     assert!(notice.contains("/large_tool_results/c-3."), "{notice}");
 }
 
+#[tokio::test]
+async fn long_results_of_one_answer_have_a_file_each() {
+    let text = "x".repeat(MAX_RESULT_CHARS + 1);
+    let ids = ["a/1", "a_1", "a_1-2", "a.1"];
+    let calls = ids.map(|id| ToolCall::new(id, "big", Map::new()));
+    let mut state = saying(calls.to_vec());
+    let earlier = Arc::new(File::text("earlier", NOW));
+    state.files.insert("/large_tool_results/a_1".to_owned(), earlier);
+    let mut paths = vec![];
+    for call in calls {
+        let answer = through(&state, call, &text).await;
+        let path = answer.writes.files.keys().next().cloned().expect("a file");
+        let notice = answer.writes.messages[0].content.text();
+        assert!(notice.contains(&format!("in the file {path}.")), "{notice}");
+        paths.push(path);
+    }
+    let expected = ["a_1-2", "a_1-3", "a_1-2-2", "a_1-4"].map(|name| format!("/large_tool_results/{name}"));
+    assert_eq!(paths, expected);
+}
+
+#[test]
+fn long_results_of_subagents_that_work_at_the_same_time_have_different_files() {
+    let text = "x".repeat(MAX_RESULT_CHARS + 1);
+    let main = Scope::sample(NOW);
+    main.files.begin_step(2);
+    let mut paths = vec![];
+    for task in [1, 2] {
+        let scope = Scope {
+            files: main.files.of_call(TaskId(Uuid::from_u128(task << 64)), "researcher"),
+            ..main.clone()
+        };
+        let message = Message::tool(
+            &ToolCall::new("call_0", "big", Map::new()),
+            ToolStatus::Success,
+            text.as_str(),
+        );
+        let answer = shorten(
+            ToolOutput::message(message),
+            &scope,
+            &State::default(),
+            MAX_RESULT_CHARS,
+        );
+        let notice = answer.writes.messages[0].content.text();
+        let path = answer.writes.files.into_keys().next().expect("a file");
+        assert!(notice.contains(&path), "{notice}");
+        paths.push(path);
+    }
+    assert_eq!(
+        paths,
+        [
+            "/large_tool_results/call_0-0000000000000001",
+            "/large_tool_results/call_0-0000000000000002"
+        ]
+    );
+}
+
+#[test]
+fn a_result_that_is_larger_than_a_file_may_be_has_several_files() {
+    let mut scope = Scope::sample(NOW);
+    scope.sizes.file = 99;
+    let text = "é".repeat(120);
+    let message = Message::tool(
+        &ToolCall::new("c", "big", Map::new()),
+        ToolStatus::Success,
+        text.as_str(),
+    );
+    let answer = shorten(ToolOutput::message(message), &scope, &State::default(), 100);
+    let files: Vec<(&String, String)> = answer
+        .writes
+        .files
+        .iter()
+        .filter_map(|(path, file)| Some((path, file.as_ref()?.content.text().into_owned())))
+        .collect();
+    let paths: Vec<&str> = files.iter().map(|(path, _)| path.as_str()).collect();
+    let expected = ["c", "c.part2", "c.part3"].map(|name| format!("/large_tool_results/{name}"));
+    assert_eq!(paths, expected);
+    assert!(files.iter().all(|(_, part)| part.len() <= 99));
+    assert_eq!(files.iter().map(|(_, part)| part.as_str()).collect::<String>(), text);
+    let notice = answer.writes.messages[0].content.text();
+    assert!(
+        notice.contains(&format!("in 3 files, one after the other: {}.", expected.join(", "))),
+        "{notice}"
+    );
+}
+
+#[test]
+fn of_many_files_of_one_result_the_first_and_the_last_are_named() {
+    let mut scope = Scope::sample(NOW);
+    scope.sizes.file = 1;
+    let call = ToolCall::new("c", "big", Map::new());
+    let message = Message::tool(&call, ToolStatus::Success, "x".repeat(101));
+    let answer = shorten(ToolOutput::message(message), &scope, &State::default(), 100);
+    assert_eq!(answer.writes.files.len(), 101);
+    let notice = answer.writes.messages[0].content.text();
+    let path = |part: &str| format!("/large_tool_results/c{part}");
+    let named = format!("{}, {} and so on to {}.", path(""), path(".part2"), path(".part101"));
+    assert!(
+        notice.contains(&format!("in 101 files, one after the other: {named}")),
+        "{notice}"
+    );
+}
+
 #[test]
 fn the_report_of_a_subagent_replaces_no_result_of_the_subagent() {
     let text = "x".repeat(MAX_RESULT_CHARS + 1);
@@ -131,7 +236,7 @@ fn the_report_of_a_subagent_replaces_no_result_of_the_subagent() {
         .writes
         .files
         .insert("/large_tool_results/c".to_owned(), result.clone());
-    let shortened = shorten(answer, &State::default(), MAX_RESULT_CHARS, NOW);
+    let shortened = shorten(answer, &Scope::sample(NOW), &State::default(), MAX_RESULT_CHARS);
     assert_eq!(shortened.writes.files["/large_tool_results/c"], result);
     assert!(shortened.writes.files.contains_key("/large_tool_results/c-2"));
 }
@@ -153,7 +258,12 @@ fn blocks_that_are_not_text_stay() {
     let text = json!({"type": "text", "text": "x".repeat(MAX_RESULT_CHARS + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
-    let shortened = shorten(ToolOutput::message(message), &State::default(), MAX_RESULT_CHARS, NOW);
+    let shortened = shorten(
+        ToolOutput::message(message),
+        &Scope::sample(NOW),
+        &State::default(),
+        MAX_RESULT_CHARS,
+    );
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };

@@ -20,7 +20,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role, SOURCE};
 use crate::domain::state::{File, State, Update};
 use crate::domain::summarization::{
-    EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened, long_message_path,
+    EVENT, LongMessagePlace, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened,
 };
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
@@ -255,7 +255,7 @@ impl Summarization {
             };
             self.replace(&mut compaction, conversation, start..end, &summary);
         }
-        self.shorten_messages(&mut compaction, &long, scope);
+        self.shorten_messages(&mut compaction, &long, conversation);
         send_news(scope, cause, "finished", compaction.event.status()).await;
         Ok(Some(compaction))
     }
@@ -395,19 +395,26 @@ impl Summarization {
     }
 
     /// Shortens messages that are too long for the model, and puts their texts into files.
-    fn shorten_messages(&self, compaction: &mut Compaction, long: &[&Arc<Message>], scope: &Scope) {
+    fn shorten_messages(&self, compaction: &mut Compaction, long: &[&Arc<Message>], conversation: &Conversation<'_>) {
+        let Conversation { scope, state, .. } = conversation;
+        let Compaction { event, files } = compaction;
         for message in long {
             let Some(id) = &message.id else { continue };
             let text = message.content.text();
-            let path = match self.0.has_files && text.len() <= scope.sizes.file {
-                true => long_message_path(id),
-                false => String::new(),
-            };
-            if !path.is_empty() {
-                let file = Arc::new(File::text(text, scope.now()));
-                compaction.files.insert(path.clone(), Some(file));
+            if !self.0.has_files || text.len() > scope.sizes.file {
+                event.shortened.insert(id.clone(), String::new());
+                continue;
             }
-            compaction.event.shortened.insert(id.clone(), path);
+            let file_at = |path: &str| match files.get(path) {
+                Some(file) => file.as_ref(),
+                None => state.files.get(path),
+            };
+            let place = LongMessagePlace::of(id, &text, |path| scope.files.own_path(path), file_at);
+            if !place.is_written {
+                let file = Arc::new(File::text(text, scope.now()));
+                files.insert(place.path.clone(), Some(file));
+            }
+            event.shortened.insert(id.clone(), place.path);
         }
     }
 }

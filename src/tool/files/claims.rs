@@ -3,20 +3,35 @@
 //! The calls of one step start from the same files, and so do the subagents that they delegate to, at every depth.
 //! Their writes are merged when the step ends. Where two of them change one file, a change would be lost: the first
 //! claims the file until the step ends, and the second is refused.
+//!
+//! Files that an agent does not name itself, such as those of long results, get names of which no other agent makes use:
+//! see [`FileClaims::own_path`].
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::id::TaskId;
-use crate::domain::path::below;
 
-/// The calls that have changed a file in one step, by path, with the name of the agent that changed it.
+/// The digits of a task that are part of the names of an agent's own files.
+const TASK_DIGITS: usize = 16;
+
+/// The claims of the calls of one step.
 #[derive(Debug, Default)]
-struct StepClaims(Mutex<BTreeMap<String, (TaskId, String)>>);
+struct StepClaims {
+    /// The calls that have changed a file, by path, with the name of the agent that changed it.
+    claimed: Mutex<BTreeMap<String, (TaskId, String)>>,
+    /// True if the step has several calls.
+    is_parallel: AtomicBool,
+}
 
 impl StepClaims {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (TaskId, String)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_parallel(&self) -> bool {
+        self.is_parallel.load(Ordering::Relaxed)
     }
 
     /// Claims `path` for `task`.
@@ -25,12 +40,17 @@ impl StepClaims {
     /// Returns the name of the agent that has claimed it for another task.
     fn claim(&self, path: &str, task: TaskId, agent: &str) -> Result<(), String> {
         let mut claims = self.lock();
-        let is_other =
-            |claimed: &String| *claimed == path || below(claimed, path).is_some() || below(path, claimed).is_some();
-        let other = claims
-            .iter()
-            .find(|(claimed, (owner, _))| *owner != task && is_other(claimed));
-        if let Some((_, (_, other))) = other {
+        let inside = format!("{path}/");
+        let around = path
+            .match_indices('/')
+            .map(|(end, _)| &path[..end])
+            .chain(std::iter::once(path));
+        let around = around.filter_map(|place| claims.get(place));
+        let within = claims
+            .range(inside.clone()..)
+            .take_while(|(claimed, _)| claimed.starts_with(&inside));
+        let mut all = around.chain(within.map(|(_, claim)| claim));
+        if let Some((_, other)) = all.find(|(owner, _)| *owner != task) {
             return Err(other.clone());
         }
         claims.insert(path.to_owned(), (task, agent.to_owned()));
@@ -49,9 +69,24 @@ pub struct FileClaims {
 }
 
 impl FileClaims {
-    /// Drops the claims of the agent's last step.
-    pub fn begin_step(&self) {
+    /// Begins a step with this number of calls. Drops the claims of the agent's last step.
+    pub fn begin_step(&self, calls: usize) {
         self.own.lock().clear();
+        self.own.is_parallel.store(calls > 1, Ordering::Relaxed);
+    }
+
+    /// Returns the path of a file that the agent does not name itself. Where other agents or calls of the tree work at
+    /// the same time, the path is one that none of them uses: they may have results and messages with the same ids, and
+    /// all their files come together in one state.
+    pub fn own_path(&self, path: String) -> String {
+        let is_parallel = self.above.iter().any(|(step, _)| step.is_parallel());
+        match self.above.last().filter(|_| is_parallel) {
+            Some((_, task)) => {
+                let digits = task.0.simple().to_string();
+                format!("{path}-{}", digits.get(..TASK_DIGITS).unwrap_or(&digits))
+            }
+            None => path,
+        }
     }
 
     /// Returns the claims for a call of the agent.
@@ -111,7 +146,33 @@ mod tests {
         assert!(writer.claim("/notes").is_err(), "the directory would take it along");
         assert_eq!(writer.claim("/notes/b.md"), Ok(()));
         assert!(below_researcher.claim("/notes/b.md").is_err());
-        main.begin_step();
+        assert_eq!(writer.claim("/notes.d"), Ok(()), "a name that only begins alike");
+        assert_eq!(writer.claim("/drafts"), Ok(()));
+        assert!(researcher.claim("/drafts/new/a.md").is_err(), "its directory is gone");
+        main.begin_step(2);
         assert_eq!(writer.claim("/notes/a.md"), Ok(()));
+    }
+
+    #[test]
+    fn agents_that_work_at_the_same_time_have_paths_of_their_own() {
+        let main = FileClaims::default();
+        let tasks = [1, 2, 3].map(|number| TaskId(Uuid::from_u128(number << 64)));
+        let path = |claims: &FileClaims| claims.own_path("/results/call_0".to_owned());
+        main.begin_step(1);
+        let alone = main.of_call(tasks[0], "researcher");
+        assert_eq!(path(&alone), "/results/call_0");
+        alone.begin_step(2);
+        assert_eq!(
+            path(&alone),
+            "/results/call_0",
+            "its calls share the names that it gives"
+        );
+        let below = tasks.map(|task| alone.of_call(task, "reader"));
+        assert_eq!(path(&below[0]), "/results/call_0-0000000000000001");
+        assert_eq!(path(&below[1]), "/results/call_0-0000000000000002");
+        below[0].begin_step(1);
+        let deeper = below[0].of_call(tasks[2], "helper");
+        assert_eq!(path(&deeper), "/results/call_0-0000000000000003");
+        assert_eq!(path(&main), "/results/call_0");
     }
 }

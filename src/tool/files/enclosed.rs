@@ -154,6 +154,7 @@ impl FileWorkspace for WithEnclosed {
         }
         let mut found = self.workspace.grep(access, query, text).await?;
         found.files.retain(|file| self.shows(&file.path));
+        found.cut_short.retain(|path| self.shows(path));
         Ok(found)
     }
 }

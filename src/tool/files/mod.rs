@@ -46,11 +46,13 @@ pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
 pub use state::StateFiles;
 pub use store::StoreFiles;
 pub(in crate::tool) use store::conflict;
-pub(in crate::tool) use workspace::shortened;
 pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
+pub(in crate::tool) use workspace::{MAX_LINE_CHARS, shortened};
 
 /// The maximum length of a file tool's result, in characters.
 const MAX_RESULT_CHARS: usize = 80_000;
+/// The least length of a text that `read_file` shows at once, in characters, however short other results have to be.
+const MIN_PAGE_CHARS: usize = 4_000;
 
 /// Normalises a path from a model.
 ///
@@ -91,6 +93,8 @@ struct FileContext<'a> {
     scope: &'a Scope,
     state: &'a State,
     max_file_bytes: usize,
+    /// The maximum length of a text that `read_file` shows at once, in characters.
+    max_page_chars: usize,
 }
 
 impl FileContext<'_> {
@@ -127,17 +131,18 @@ impl FileContext<'_> {
     }
 }
 
-/// Returns the file tools, in the order in which the model sees them.
-pub fn tools(workspace: &Arc<dyn FileWorkspace>, rules: &FileRules) -> Vec<Arc<dyn Tool>> {
+/// Returns the file tools, in the order in which the model sees them. `read_file` shows at most `max_chars` characters of
+/// a text at once, within bounds.
+pub fn tools(workspace: &Arc<dyn FileWorkspace>, rules: &FileRules, max_chars: usize) -> Vec<Arc<dyn Tool>> {
     Operation::ALL
         .into_iter()
-        .map(|operation| operation.tool(workspace, rules))
+        .map(|operation| operation.tool(workspace, rules, max_chars))
         .collect()
 }
 
 /// Returns `read_file` alone.
 pub fn reader(workspace: &Arc<dyn FileWorkspace>) -> Arc<dyn Tool> {
-    Operation::Read.tool(workspace, &FileRules::default())
+    Operation::Read.tool(workspace, &FileRules::default(), MAX_RESULT_CHARS)
 }
 
 /// The names of the file tools.
@@ -167,6 +172,7 @@ struct FileTool {
     operation: Operation,
     workspace: Arc<dyn FileWorkspace>,
     rules: FileRules,
+    max_page_chars: usize,
 }
 
 #[async_trait]
@@ -200,6 +206,7 @@ impl Tool for FileTool {
             scope,
             state,
             max_file_bytes: scope.sizes.file,
+            max_page_chars: self.max_page_chars,
         };
         let result = self.operation.perform(&context, call).await;
         Ok(CallOutcome::Answer(match result {
@@ -214,8 +221,18 @@ impl Tool for FileTool {
 }
 
 fn arguments<T: DeserializeOwned>(call: &ToolCall) -> Result<T, String> {
-    serde_json::from_value(Value::Object(call.args.clone()))
+    let args = call.args.iter().map(|(name, value)| (name.clone(), whole(value)));
+    serde_json::from_value(Value::Object(args.collect()))
         .map_err(|error| format!("Error: the arguments of `{}` cannot be used: {error}.", call.name))
+}
+
+/// Returns a number such as 10.0, which fits a schema for whole numbers, as a whole number.
+fn whole(value: &Value) -> Value {
+    let float = value
+        .as_f64()
+        .filter(|float| value.is_f64() && float.fract() == 0.0 && *float < 1e15);
+    let number = float.and_then(|float| format!("{float:.0}").parse::<u64>().ok());
+    number.map_or_else(|| value.clone(), Value::from)
 }
 
 impl Operation {
@@ -233,7 +250,7 @@ impl Operation {
         matches!(self, Self::Write | Self::Edit | Self::Delete)
     }
 
-    fn tool(self, workspace: &Arc<dyn FileWorkspace>, rules: &FileRules) -> Arc<dyn Tool> {
+    fn tool(self, workspace: &Arc<dyn FileWorkspace>, rules: &FileRules, max_chars: usize) -> Arc<dyn Tool> {
         let workspace = Arc::clone(workspace);
         let rules = rules.clone();
         Arc::new(FileTool {
@@ -241,6 +258,7 @@ impl Operation {
             operation: self,
             workspace,
             rules,
+            max_page_chars: max_chars.clamp(MIN_PAGE_CHARS, MAX_RESULT_CHARS),
         })
     }
 
@@ -308,8 +326,9 @@ fn file_path() -> Value {
 
 const LS: &str = "Lists what lies directly in a directory, as absolute paths. Directories end with a slash.";
 const READ: &str = "Shows lines of a text file, unchanged, under a header that tells which lines they are, how many \
-    there are, and the offset of the next ones. Long files come in parts: ask again with that offset. Images, sound, \
-    video and other binary files are shown as such. Read a file before you change it.";
+    there are, and the offset of the next ones. Long files come in parts: ask again with that offset. A line that is too \
+    long comes in parts, too: ask again with the char_offset that the header names. Images, sound, video and other binary \
+    files are shown as such. Read a file before you change it.";
 const WRITE: &str = "Writes a whole file. A file that exists is replaced; to change part of one, use edit_file.";
 const EDIT: &str = "Replaces text in a file. The old text must stand there exactly once, white space included; add \
     lines around it until it does, or set replace_all.";
@@ -317,7 +336,8 @@ const DELETE: &str = "Deletes a file, or a directory with everything in it. Ther
 const GLOB: &str = "Finds files by their paths. `*` and `?` stay within a name, `**` spans directories, `{a,b}` are \
     alternatives. A pattern without a slash matches names at any depth; names with a leading dot need a dot in the pattern.";
 const GREP: &str = "Finds lines that contain a text. The text is taken literally, it is no regular expression. Shows \
-    the files, the lines with their numbers (output_mode content), or how many there are in each file (count).";
+    the files, the lines with their numbers (output_mode content), or how many there are in each file (count). Of a long \
+    line it shows the part around the text, with its char_offset for read_file.";
 
 /// Returns `text`, truncated after [`MAX_RESULT_CHARS`] characters with a hint on how to see the rest.
 fn truncated(text: String, hint: &str) -> String {

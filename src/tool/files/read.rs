@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{FileContext, FileResult, MAX_RESULT_CHARS, file_path, normalise, seen};
+use super::{FileContext, FileResult, file_path, normalise, seen};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File};
@@ -17,6 +17,8 @@ pub(super) struct Read {
     file_path: String,
     #[serde(default)]
     offset: usize,
+    #[serde(default)]
+    char_offset: usize,
     #[serde(default = "default_limit")]
     limit: usize,
 }
@@ -37,6 +39,10 @@ pub(super) fn properties() -> Value {
             "type": "integer", "minimum": 0, "default": DEFAULT_LIMIT,
             "description": "How many lines to show at most.",
         },
+        "char_offset": {
+            "type": "integer", "minimum": 0, "default": 0,
+            "description": "How many characters of the first line to skip. For lines that are too long to be shown whole.",
+        },
     })
 }
 
@@ -46,9 +52,19 @@ pub(super) async fn read(context: &FileContext<'_>, args: Read) -> Result<FileRe
     let Some(file) = context.read(&path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
-    let content = match file.encoding {
-        Encoding::Base64 => block(&path, &file),
-        Encoding::Utf8 => Content::Text(page(&path, &file.content.text(), args.offset, args.limit)?),
+    let window = Window {
+        offset: args.offset,
+        char_offset: args.char_offset,
+        limit: args.limit,
+        max_chars: context.max_page_chars,
+    };
+    let content = if file.content.is_empty() {
+        Content::Text(format!("Note: the file '{path}' exists, but is empty."))
+    } else {
+        match file.encoding {
+            Encoding::Base64 => block(&path, &file),
+            Encoding::Utf8 => Content::Text(page(&path, &file.content.text(), &window)?),
+        }
     };
     Ok(FileResult {
         content,
@@ -56,11 +72,61 @@ pub(super) async fn read(context: &FileContext<'_>, args: Read) -> Result<FileRe
     })
 }
 
-/// Returns up to `limit` lines from `offset` on, under a header.
-fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, String> {
-    if text.is_empty() {
-        return Ok(format!("Note: the file '{path}' exists, but is empty."));
+/// The part of a text that is asked for.
+struct Window {
+    /// The number of lines before it.
+    offset: usize,
+    /// The number of characters before it in its first line.
+    char_offset: usize,
+    /// The maximum number of lines.
+    limit: usize,
+    /// The maximum number of characters.
+    max_chars: usize,
+}
+
+/// The first line of a page.
+struct FirstLine<'a> {
+    /// The part that is shown, with the line break if that is reached.
+    shown: &'a str,
+    /// The length of the line in characters, without the line break.
+    length: usize,
+    /// The number of characters of the line up to the end of the part.
+    end: usize,
+}
+
+impl<'a> FirstLine<'a> {
+    /// Returns the part of `line` that a window shows; the length of the line if the window begins behind it.
+    fn of(line: &'a str, window: &Window) -> Result<Self, usize> {
+        let text = line.strip_suffix('\n').unwrap_or(line);
+        let length = text.strip_suffix('\r').unwrap_or(text).chars().count();
+        if window.char_offset > 0 && window.char_offset >= length {
+            return Err(length);
+        }
+        let rest = &line[byte_at(line, window.char_offset)..];
+        if length - window.char_offset <= window.max_chars {
+            return Ok(Self {
+                shown: rest,
+                length,
+                end: length,
+            });
+        }
+        Ok(Self {
+            shown: &rest[..byte_at(rest, window.max_chars)],
+            length,
+            end: window.char_offset + window.max_chars,
+        })
     }
+}
+
+/// Returns the position in bytes of the character with this index, or of the end of a shorter text.
+fn byte_at(text: &str, index: usize) -> usize {
+    text.char_indices().nth(index).map_or(text.len(), |(at, _)| at)
+}
+
+/// Returns the lines of a window, under a header. A line that is longer than a page may be is cut, and the header names
+/// the `char_offset` of its rest.
+fn page(path: &str, text: &str, window: &Window) -> Result<String, String> {
+    let Window { offset, limit, .. } = *window;
     let total = text.lines().count();
     if limit == 0 {
         return Ok(format!(
@@ -72,35 +138,45 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
             "Error: offset {offset} is beyond the end of '{path}', which has {total} lines"
         ));
     }
-    let mut lines = String::new();
-    let mut count = 0;
-    let mut chars = 0;
-    for line in text.split_inclusive('\n').skip(offset).take(limit) {
+    let mut lines = text.split_inclusive('\n').skip(offset);
+    let first = FirstLine::of(lines.next().unwrap_or_default(), window).map_err(|length| {
+        format!(
+            "Error: char_offset {} is beyond the end of line {} of '{path}', which has {length} characters",
+            window.char_offset,
+            offset + 1
+        )
+    })?;
+    let is_cut = first.end < first.length;
+    let mut shown = first.shown.to_owned();
+    let mut chars = shown.chars().count();
+    let mut end = offset + 1;
+    for line in lines.take(if is_cut { 0 } else { limit - 1 }) {
         chars += line.chars().count();
-        if chars > MAX_RESULT_CHARS && count > 0 {
+        if chars > window.max_chars {
             break;
         }
-        lines.push_str(line);
-        count += 1;
+        shown.push_str(line);
+        end += 1;
     }
-    let end = offset + count;
-    let next = if end < total {
-        format!(" | next offset {end}")
-    } else {
-        String::new()
-    };
-    let lines = lines.strip_suffix('\n').unwrap_or(&lines);
-    let mut page = format!("@@ lines {}-{end} of {total}{next} @@\n", offset + 1);
-    match lines.char_indices().nth(MAX_RESULT_CHARS) {
-        None => page.push_str(lines),
-        Some((cut, _)) => {
-            page.push_str(&lines[..cut]);
-            page.push_str(&format!(
-                "\n[Line {end} was cut here after {MAX_RESULT_CHARS} characters. grep finds text in the rest.]"
-            ));
-        }
+    let mut header = format!("lines {}-{end} of {total}", offset + 1);
+    if is_cut || window.char_offset > 0 {
+        header.push_str(&format!(
+            " | characters {}-{} of {} in line {}",
+            window.char_offset + 1,
+            first.end,
+            first.length,
+            offset + 1
+        ));
     }
-    Ok(page)
+    if is_cut {
+        header.push_str(&format!(" | next char_offset {} with offset {offset}", first.end));
+    } else if end < total {
+        header.push_str(&format!(" | next offset {end}"));
+    }
+    Ok(format!(
+        "@@ {header} @@\n{}",
+        shown.strip_suffix('\n').unwrap_or(&shown)
+    ))
 }
 
 /// Returns a binary file as a content block.

@@ -244,11 +244,13 @@ impl FileWorkspace for RoutedFiles {
             }
             let own = own.at_most(left);
             let found = target.workspace.grep(access, &own, text).await?;
+            let is_own = |path: &String| self.route_of(path) == target.route;
             for mut file in found.files {
                 file.path = target.outer(&file.path);
-                let is_own = self.route_of(&file.path) == target.route;
-                all.files.extend(is_own.then_some(file));
+                all.files.extend(is_own(&file.path).then_some(file));
             }
+            let cut_short = found.cut_short.iter().map(|path| target.outer(path));
+            all.cut_short.extend(cut_short.filter(is_own));
             all.stop = all.stop.or(found.stop);
         }
         all.files.sort_by(|one, other| one.path.cmp(&other.path));

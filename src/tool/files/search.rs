@@ -12,6 +12,8 @@ use crate::tool::literal::python_list;
 const MAX_PATHS: usize = 1_000;
 /// The maximum number of matching lines in a result of `grep`.
 const MAX_MATCHES: usize = 1_000;
+/// The maximum number of files that a result of `grep` names because they were not searched to their end.
+const MAX_CUT_SHORT: usize = 10;
 
 /// The arguments of `ls`.
 #[derive(Deserialize)]
@@ -149,15 +151,15 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
     let query = query.at_most(max);
     let found = context.workspace.grep(context.access(), &query, &args.pattern).await?;
     if found.files.is_empty() && found.stop.is_none() {
-        let hint = if looks_like_regex(&args.pattern) {
+        let hint = if args.pattern.contains('\n') {
+            " Each line is searched alone, so no text with a line break is found."
+        } else if looks_like_regex(&args.pattern) {
             " The pattern is taken literally; regular expressions are not understood."
         } else {
             ""
         };
-        return Ok(FileResult::text(format!(
-            "No matches found for '{}'.{hint}",
-            args.pattern
-        )));
+        let said = format!("No matches found for '{}'.{hint}", args.pattern);
+        return Ok(FileResult::text(with_cut_short(said, &found.cut_short)));
     }
     let mut lines: Vec<String> = vec![];
     for hit in &found.files {
@@ -177,10 +179,24 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
         Some(stop) => lines.push(stopped(stop)),
         None => {}
     }
-    Ok(FileResult::text(truncated(
-        lines.join("\n"),
-        "Search a narrower path, or use output_mode count.",
-    )))
+    let said = truncated(lines.join("\n"), "Search a narrower path, or use output_mode count.");
+    Ok(FileResult::text(with_cut_short(said, &found.cut_short)))
+}
+
+/// Returns a result with the names of the files that were not searched to their end, if there are any.
+fn with_cut_short(said: String, paths: &[String]) -> String {
+    if paths.is_empty() {
+        return said;
+    }
+    let named = &paths[..paths.len().min(MAX_CUT_SHORT)];
+    let more = match paths.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "{said}\n[Searched only up to a line that is too long to be searched: {}{more}]",
+        named.join(", ")
+    )
 }
 
 /// Returns whether a pattern seems to be meant as a regular expression.

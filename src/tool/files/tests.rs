@@ -22,7 +22,7 @@ fn state(files: &[(&str, &str)]) -> State {
 
 async fn answer(state: &State, name: &str, args: Value) -> ToolOutput {
     let workspace: Arc<dyn FileWorkspace> = Arc::new(StateFiles);
-    let tool = tools(&workspace, &FileRules::default())
+    let tool = tools(&workspace, &FileRules::default(), MAX_RESULT_CHARS)
         .into_iter()
         .find(|tool| tool.spec().name == name)
         .expect(name);
@@ -87,6 +87,10 @@ async fn read_file_shows_lines_under_a_header() {
             "@@ lines 3-4 of 5 | next offset 4 @@\n3\n4",
         ),
         (json!({"file_path": "/five", "offset": 4}), "@@ lines 5-5 of 5 @@\n5"),
+        (
+            json!({"file_path": "/five", "offset": 2.0, "limit": 2.0}),
+            "@@ lines 3-4 of 5 | next offset 4 @@\n3\n4",
+        ),
         (
             json!({"file_path": "/five", "offset": 5}),
             "!Error: offset 5 is beyond the end of '/five', which has 5 lines",
@@ -278,12 +282,161 @@ async fn grep_finds_text_literally_in_three_forms() {
     assert!(hint.contains("taken literally"), "{hint}");
 }
 
+/// Reads a file page by page as the headers say. Returns what was shown, and the numbers of characters of the pages.
+async fn read_through(state: &State, path: &str, limit: usize) -> (String, Vec<usize>) {
+    let number_after = |header: &str, name: &str| -> Option<usize> {
+        let rest = header.split_once(name)?.1;
+        rest.split_whitespace().next()?.parse().ok()
+    };
+    let mut whole = String::new();
+    let mut sizes = vec![];
+    let mut offset = 0;
+    let mut char_offset = 0;
+    loop {
+        let args = json!({"file_path": path, "offset": offset, "limit": limit, "char_offset": char_offset});
+        let page = text_of(state, "read_file", args).await;
+        let (header, shown) = page.split_once('\n').expect("a header");
+        assert!(header.starts_with("@@ lines "), "{header}");
+        whole.push_str(shown);
+        sizes.push(shown.chars().count());
+        if let Some(next) = number_after(header, "next char_offset ") {
+            assert_eq!(number_after(header, "with offset "), Some(offset), "{header}");
+            char_offset = next;
+        } else if let Some(next) = number_after(header, "next offset ") {
+            whole.push('\n');
+            offset = next;
+            char_offset = 0;
+        } else {
+            return (whole, sizes);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_with_long_lines_can_be_read_to_its_end() {
+    let line: String = (0..40_000).map(|number| format!("{number:06}é")).collect();
+    let texts = [
+        line.clone(),
+        format!("first\n{line}\r\nlast\n{line}\n\nend"),
+        format!("{}\n{}", "é".repeat(MAX_RESULT_CHARS), "z".repeat(MAX_RESULT_CHARS + 1)),
+    ];
+    for text in &texts {
+        for limit in [1, 100] {
+            let (whole, sizes) = read_through(&state(&[("/long", text.as_str())]), "/long", limit).await;
+            assert!(whole == *text, "{} characters of {}", whole.len(), text.len());
+            assert!(sizes.iter().all(|size| *size <= MAX_RESULT_CHARS + 1), "{sizes:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_header_of_a_cut_line_says_where_it_goes_on() {
+    let long = format!("{}end", "é".repeat(100_000));
+    let state = state(&[("/f", &format!("one\n{long}\r\nthree"))]);
+    let cases = [
+        (
+            json!({"file_path": "/f"}),
+            "@@ lines 1-1 of 3 | next offset 1 @@",
+            "one",
+        ),
+        (
+            json!({"file_path": "/f", "offset": 1}),
+            "@@ lines 2-2 of 3 | characters 1-80000 of 100003 in line 2 | next char_offset 80000 with offset 1 @@",
+            "é",
+        ),
+        (
+            json!({"file_path": "/f", "offset": 1, "char_offset": 100_000}),
+            "@@ lines 2-3 of 3 | characters 100001-100003 of 100003 in line 2 @@",
+            "end\r\nthree",
+        ),
+        (
+            json!({"file_path": "/f", "offset": 1, "char_offset": 100_002, "limit": 1}),
+            "@@ lines 2-2 of 3 | characters 100003-100003 of 100003 in line 2 | next offset 2 @@",
+            "d\r",
+        ),
+    ];
+    for (args, header, end) in cases {
+        let page = text_of(&state, "read_file", args).await;
+        assert_eq!(page.lines().next(), Some(header));
+        assert!(page.ends_with(end), "{header}");
+    }
+    let beyond = json!({"file_path": "/f", "offset": 1, "char_offset": 100_003});
+    assert_eq!(
+        text_of(&state, "read_file", beyond).await,
+        "!Error: char_offset 100003 is beyond the end of line 2 of '/f', which has 100003 characters"
+    );
+}
+
+#[tokio::test]
+async fn an_agent_with_short_results_reads_short_pages() {
+    let state = state(&[("/line", &"q".repeat(10_000))]);
+    let workspace: Arc<dyn FileWorkspace> = Arc::new(StateFiles);
+    for (max, length) in [(1, MIN_PAGE_CHARS), (6_000, 6_000), (usize::MAX, 10_000)] {
+        let tools = tools(&workspace, &FileRules::default(), max);
+        let reader = tools.iter().find(|tool| tool.spec().name == "read_file").expect("it");
+        let args = Map::from_iter([("file_path".to_owned(), json!("/line"))]);
+        let call = ToolCall::new("c1", "read_file", args);
+        let Ok(CallOutcome::Answer(answer)) = reader.call(&Scope::sample(NOW), &state, &call).await else {
+            panic!("no answer")
+        };
+        let page = answer.writes.messages[0].content.text();
+        assert_eq!(page.matches('q').count(), length);
+    }
+}
+
+#[tokio::test]
+async fn a_binary_file_without_content_is_told_to_be_empty() {
+    let file = File {
+        encoding: Encoding::Base64,
+        ..File::text("", EARLIER)
+    };
+    let state = State {
+        files: BTreeMap::from([("/p.png".to_owned(), Arc::new(file))]),
+        ..State::default()
+    };
+    assert_eq!(
+        text_of(&state, "read_file", json!({"file_path": "/p.png"})).await,
+        "Note: the file '/p.png' exists, but is empty."
+    );
+}
+
+#[tokio::test]
+async fn grep_says_where_else_the_text_stands_in_a_long_line() {
+    let field = |number: usize| format!("{number:04}needle{}", "é".repeat(1_990));
+    let line: String = (0..13).map(field).collect();
+    let state = state(&[("/long.json", line.as_str())]);
+    let args = json!({"pattern": "needle", "output_mode": "content"});
+    let said = text_of(&state, "grep", args).await;
+    let others: Vec<String> = (1..11).map(|number| (number * 2_000 + 4).to_string()).collect();
+    let end = format!(" [cut; also at char_offset {} and 2 more]", others.join(", "));
+    assert!(said.starts_with("/long.json:\n  1: 0000needle"), "{said:.100}");
+    assert!(said.ends_with(&end), "{}", said.replace('é', ""));
+    let args = json!({"file_path": "/long.json", "char_offset": 2_004, "limit": 1});
+    let page = text_of(&state, "read_file", args).await;
+    assert!(page.contains(" @@\nneedleé"), "{page:.100}");
+}
+
+#[tokio::test]
+async fn grep_says_that_a_text_with_a_line_break_is_never_found() {
+    let state = state(&[("/a.md", "one\ntwo")]);
+    let said = text_of(&state, "grep", json!({"pattern": "one\ntwo"})).await;
+    assert!(said.starts_with("No matches found for "), "{said}");
+    assert!(
+        said.ends_with("Each line is searched alone, so no text with a line break is found."),
+        "{said}"
+    );
+}
+
 #[tokio::test]
 async fn grep_shows_of_a_long_line_the_part_with_the_text() {
     let line = format!("{}needle é{}", "é".repeat(5_000), "z".repeat(5_000));
     let state = state(&[("/long.json", line.as_str()), ("/short.txt", "a needle")]);
     let args = json!({"pattern": "needle", "output_mode": "content"});
     let said = text_of(&state, "grep", args).await;
-    let shown = format!("  1: [cut] {}needle é{} [cut]", "é".repeat(250), "z".repeat(742));
+    let shown = format!(
+        "  1: [from char_offset 4750] {}needle é{} [cut]",
+        "é".repeat(250),
+        "z".repeat(742)
+    );
     assert_eq!(said, format!("/long.json:\n{shown}\n/short.txt:\n  1: a needle"));
 }

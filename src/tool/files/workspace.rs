@@ -17,9 +17,11 @@ use crate::tool::Scope;
 /// The maximum duration of a search.
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
 /// The maximum length of a line in a result of `grep`, in characters.
-const MAX_LINE_CHARS: usize = 1_000;
+pub(in crate::tool) const MAX_LINE_CHARS: usize = 1_000;
 /// The number of characters that are shown of a longer line before the text that was found, less one.
 const CHARS_BEFORE: usize = 249;
+/// The maximum number of further places that are told of a text in a long line.
+const MAX_PLACES: usize = 10;
 
 /// The run and the state for which a workspace is used.
 #[derive(Clone, Copy)]
@@ -199,6 +201,8 @@ pub struct FileMatches {
 pub struct FoundLines {
     /// The matches, by file.
     pub files: Vec<FileMatches>,
+    /// The paths of files that were not searched to their end, because a line is too long.
+    pub cut_short: Vec<String>,
     /// The reason why there may be more.
     pub stop: Option<SearchStop>,
 }
@@ -231,6 +235,7 @@ impl FoundLines {
 }
 
 /// Returns a line of a result of a search for `text`; of a long one the part around the first place where the text stands.
+/// Places are told as `read_file` takes them: as numbers of characters before them in the line.
 pub(in crate::tool) fn shortened(line: &str, text: &str) -> String {
     if line.char_indices().nth(MAX_LINE_CHARS).is_none() {
         return line.to_owned();
@@ -238,14 +243,47 @@ pub(in crate::tool) fn shortened(line: &str, text: &str) -> String {
     let found = line.find(text).unwrap_or(0);
     let before = line[..found].char_indices().rev().nth(CHARS_BEFORE);
     let start = before.map_or(0, |(start, _)| start);
+    let skipped = line[..start].chars().count();
     let rest = &line[start..];
     let end = rest
         .char_indices()
         .nth(MAX_LINE_CHARS)
         .map_or(rest.len(), |(end, _)| end);
-    let head = if start > 0 { "[cut] " } else { "" };
-    let tail = if end < rest.len() { " [cut]" } else { "" };
-    format!("{head}{}{tail}", &rest[..end])
+    let (shown, later) = rest.split_at(end);
+    let head = if start > 0 {
+        format!("[from char_offset {skipped}] ")
+    } else {
+        String::new()
+    };
+    let tail = if later.is_empty() {
+        String::new()
+    } else {
+        format!(" [cut{}]", places(later, text, skipped + MAX_LINE_CHARS))
+    };
+    format!("{head}{shown}{tail}")
+}
+
+/// Returns where else a text stands in the rest of a line, which has `before` characters before it.
+fn places(rest: &str, text: &str, before: usize) -> String {
+    let mut places: Vec<String> = vec![];
+    let mut counted = 0;
+    let mut chars = before;
+    let mut more = 0_usize;
+    for (at, _) in rest.match_indices(text) {
+        if places.len() == MAX_PLACES {
+            more += 1;
+            continue;
+        }
+        chars += rest[counted..at].chars().count();
+        counted = at;
+        places.push(chars.to_string());
+    }
+    let named = places.join(", ");
+    match more {
+        0 if places.is_empty() => String::new(),
+        0 => format!("; also at char_offset {named}"),
+        more => format!("; also at char_offset {named} and {more} more"),
+    }
 }
 
 /// A query for files at and below a path.

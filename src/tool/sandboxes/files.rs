@@ -8,13 +8,16 @@ use reqwest::header::{DATE, HeaderMap, HeaderName, LAST_MODIFIED};
 use tokio::time::timeout_at;
 
 use super::SandboxPlace;
-use super::client::{EntryKind, EntryQuery, FileBody, MAX_SEARCHED, SandboxEntries, SandboxEntry, SandboxError};
+use super::client::{
+    EntryKind, EntryQuery, FileBody, MAX_SEARCHED, SandboxEntries, SandboxEntry, SandboxError, SandboxMatch,
+};
 use crate::domain::id::SandboxId;
 use crate::domain::path::{below, normalise};
-use crate::domain::state::{File, Update};
+use crate::domain::state::{Encoding, File, Update};
 use crate::domain::time::Timestamp;
 use crate::tool::files::{
-    FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop, conflict, shortened,
+    FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, MAX_LINE_CHARS, SearchStop, conflict,
+    shortened,
 };
 
 /// The maximum number of entries of one list.
@@ -54,6 +57,41 @@ impl SandboxFiles {
             ));
         }
         Ok(Some(found))
+    }
+
+    /// Returns a line with the text of a search as a result shows it. A service may cut long lines, so that neither the
+    /// text nor the rest of the line is known: such a line is taken from the file. `last_read` has the lines of the file
+    /// that was read last.
+    async fn shown_line(
+        &self,
+        access: FileAccess<'_>,
+        query: &FileQuery,
+        found: &SandboxMatch,
+        text: &str,
+        last_read: &mut Option<(String, Vec<String>)>,
+    ) -> String {
+        let is_short = found.text.chars().nth(MAX_LINE_CHARS - 1).is_none();
+        if is_short && found.text.contains(text) {
+            return found.text.clone();
+        }
+        if last_read.as_ref().is_none_or(|(path, _)| *path != found.path) {
+            let read = timeout_at(query.deadline(), self.read(access, &found.path)).await;
+            let file = read.ok().and_then(Result::ok).flatten();
+            *last_read = Some((found.path.clone(), file.as_deref().map_or_else(Vec::new, lines_of)));
+        }
+        let at = found.line.saturating_sub(1);
+        let line = last_read.as_ref().and_then(|(_, lines)| lines.get(at));
+        // The file may be another one by now, and the service may count lines in another way.
+        let line = line.filter(|line| line.contains(text)).unwrap_or(&found.text);
+        shortened(line, text)
+    }
+}
+
+/// Returns the lines of a text file; none of another file.
+fn lines_of(file: &File) -> Vec<String> {
+    match file.encoding {
+        Encoding::Utf8 => file.content.text().lines().map(str::to_owned).collect(),
+        Encoding::Base64 => vec![],
     }
 }
 
@@ -203,6 +241,7 @@ impl FileWorkspace for SandboxFiles {
             ..FoundLines::default()
         };
         let id = self.open(access).await?;
+        let mut last_read = None;
         for part in found.paths.chunks(MAX_SEARCHED) {
             let left = query.max.saturating_sub(lines.count());
             let search = self.0.service.search(id, text, part, left.saturating_add(1));
@@ -222,7 +261,8 @@ impl FileWorkspace for SandboxFiles {
             }
             let is_over = searched.matches.len() > left;
             for found in searched.matches.into_iter().take(left) {
-                let line = (found.line, shortened(&found.text, text));
+                let shown = self.shown_line(access, query, &found, text, &mut last_read).await;
+                let line = (found.line, shown);
                 match lines.files.last_mut().filter(|file| file.path == found.path) {
                     Some(file) => file.lines.push(line),
                     None => lines.files.push(FileMatches {

@@ -21,7 +21,7 @@ fn two_mailers() -> String {
 }
 
 /// Returns the two interrupts, the one about ann first.
-async fn both(human: &Human) -> [Question; 2] {
+pub(super) async fn both(human: &Human) -> [Question; 2] {
     let mut questions = human.questions().await;
     questions.sort_by_key(|question| question.0["task_call_id"].to_string());
     questions.try_into().expect("two questions")

@@ -43,6 +43,8 @@ on_both_engines! {
     a_second_change_to_a_file_in_one_answer_is_refused,
     a_result_too_long_for_a_conversation_becomes_a_file,
     long_results_of_calls_with_one_id_have_a_file_each,
+    long_results_of_subagents_with_the_same_ids_have_a_file_each,
+    a_long_line_is_read_to_its_end,
     the_report_of_a_subagent_can_be_too_long_as_well,
     an_agent_and_its_subagents_may_keep_longer_or_shorter_results,
 }
@@ -195,6 +197,81 @@ async fn long_results_of_calls_with_one_id_have_a_file_each(server: TestServer) 
     let length = |path: &str| files[path].as_str().map(str::len);
     assert_eq!(length("/large_tool_results/c1"), Some(90_000));
     assert_eq!(length("/large_tool_results/c1-2"), Some(100_000));
+}
+
+/// Returns the path that the notice about a long result names.
+fn path_in(notice: &str) -> &str {
+    let rest = notice.split_once("is in the file ").map(|(_, rest)| rest);
+    match rest.and_then(|rest| rest.split_once(". Read it")) {
+        Some((path, _)) => path,
+        None => panic!("no path: {notice:.300}"),
+    }
+}
+
+async fn long_results_of_subagents_with_the_same_ids_have_a_file_each(server: TestServer) {
+    let agent = "[agents.brief]\nmodel = \"scripted:x\"\ntools = [\"big\"]\n";
+    let subagent = "[[agents.brief.subagents]]\nname = \"looker\"\ndescription = \"Looks things up for you.\"\n";
+    server.is_configured_with(&format!("{agent}{subagent}")).await;
+    let alice = server.human("brief").await;
+    let big = |chars: u32| call("call_0", "big", json!({"chars": chars}));
+    let work = |chars: u32| script().calls(big(chars)).turn(json!({"echo_last_tool": true}));
+    let calls = [
+        task("t1", "looker", work(90_000)),
+        task("t2", "looker", work(100_000)),
+        big(110_000),
+    ];
+    alice.says(script().calls_all(calls).says("done")).await;
+    let said = alice.transcript().await;
+    let files = files(&alice).await;
+    for (notice, length) in said[2..5].iter().zip([90_000, 100_000, 110_000]) {
+        let path = path_in(notice);
+        assert_eq!(files[path].as_str().map(str::len), Some(length), "{path}");
+    }
+    assert_eq!(files.as_object().map(serde_json::Map::len), Some(3));
+    assert_eq!(path_in(&said[4]), "/large_tool_results/call_0");
+    // What the subagents have named is there for their caller.
+    let read = json!({"file_path": path_in(&said[3]), "char_offset": 99_990});
+    let read = results(&alice, [call("r1", "read_file", read)]).await;
+    assert!(
+        read[0].ends_with(" of 100000 in line 1 @@\nxxxxxxxxxx"),
+        "{:.300}",
+        read[0]
+    );
+}
+
+async fn a_long_line_is_read_to_its_end(server: TestServer) {
+    let alice = server.human("plain").await;
+    let read = |id: &str, args: Value| {
+        let mut args = args;
+        args["file_path"] = json!("/large_tool_results/c1");
+        call(id, "read_file", args)
+    };
+    let said = results(
+        &alice,
+        [
+            call("c1", "big", json!({"chars": 170_000})),
+            read("c2", json!({})),
+            read("c3", json!({"char_offset": 80_000, "limit": 1})),
+            read("c4", json!({"char_offset": 160_000})),
+            read("c5", json!({"char_offset": 170_000})),
+            read("c6", json!({"offset": 1})),
+        ],
+    )
+    .await;
+    let headers = [
+        "read_file: @@ lines 1-1 of 1 | characters 1-80000 of 170000 in line 1 | next char_offset 80000 with offset 0 @@",
+        "read_file: @@ lines 1-1 of 1 | characters 80001-160000 of 170000 in line 1 | next char_offset 160000 with offset 0 @@",
+        "read_file: @@ lines 1-1 of 1 | characters 160001-170000 of 170000 in line 1 @@",
+    ];
+    for (said, header) in said[1..4].iter().zip(headers) {
+        assert_eq!(said.lines().next(), Some(header));
+    }
+    let read = said[1..4].iter().filter_map(|said| said.split_once('\n'));
+    assert_eq!(read.map(|(_, text)| text.len()).sum::<usize>(), 170_000);
+    assert!(said[4].starts_with("read_file failed:"), "{}", said[4]);
+    assert!(said[4].contains("which has 170000 characters"), "{}", said[4]);
+    assert!(said[5].starts_with("read_file failed:"), "{}", said[5]);
+    assert!(said[5].contains("which has 1 lines"), "{}", said[5]);
 }
 
 async fn an_agent_and_its_subagents_may_keep_longer_or_shorter_results(server: TestServer) {

@@ -133,6 +133,7 @@ fn read(id: &str, path: &str) -> Value {
 
 on_both_engines! {
     commands_and_file_tools_work_in_the_sandbox_of_the_thread,
+    a_long_line_in_a_sandbox_is_found_and_read_to_its_end,
     a_sandbox_is_there_again_after_a_restart_of_the_server,
     each_agent_has_a_sandbox_of_its_own_where_that_is_set,
     a_route_of_a_composite_workspace_is_not_in_the_sandbox,
@@ -210,6 +211,30 @@ async fn commands_and_file_tools_work_in_the_sandbox_of_the_thread(server: TestS
     let elsewhere = results(&server, "worker", vec![call("c1", "glob", json!({"pattern": "**"}))]).await;
     assert_eq!(elsewhere[0], "glob: No files found that match '**' in /");
     assert_eq!(service.sandboxes().len(), 2);
+}
+
+async fn a_long_line_in_a_sandbox_is_found_and_read_to_its_end(server: TestServer) {
+    let Some(_service) = set_up(&server).await else { return };
+    let calls = vec![
+        sh(
+            "c1",
+            "head -c 90000 /dev/zero | tr '\\0' x > long.json; printf needle >> long.json",
+        ),
+        call("c2", "grep", json!({"pattern": "needle", "output_mode": "content"})),
+        call(
+            "c3",
+            "read_file",
+            json!({"file_path": "/long.json", "char_offset": 89_750}),
+        ),
+    ];
+    let said = results(&server, "worker", calls).await;
+    let part = format!("{}needle", "x".repeat(250));
+    assert_eq!(
+        said[1],
+        format!("grep: /long.json:\n  1: [from char_offset 89750] {part}")
+    );
+    let header = "@@ lines 1-1 of 1 | characters 89751-90006 of 90006 in line 1 @@";
+    assert_eq!(said[2], format!("read_file: {header}\n{part}"));
 }
 
 async fn a_sandbox_is_there_again_after_a_restart_of_the_server(server: TestServer) {

@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::delegated_interrupts::both;
 use super::files::{files, write};
-use crate::support::{TestServer, call, mail, on_both_engines, script, task};
+use crate::support::script::Script;
+use crate::support::{Human, TestServer, call, mail, on_both_engines, script, task};
 
 fn read(id: &str, path: &str) -> Value {
     call(id, "read_file", json!({"file_path": path}))
@@ -23,6 +25,8 @@ on_both_engines! {
     a_file_that_a_subagent_deletes_is_gone_for_its_parent,
     of_two_subagents_that_change_one_file_at_the_same_time_the_second_is_refused,
     a_file_that_was_changed_before_an_interrupt_of_the_same_step_is_not_overwritten,
+    a_file_that_a_waiting_subagent_has_changed_is_not_overwritten,
+    a_file_that_was_changed_below_a_waiting_subagent_is_not_overwritten,
     a_subagent_changes_only_the_fields_that_it_writes,
     a_subagent_does_not_overwrite_newer_values,
     messages_of_a_subagent_stay_in_the_subagent,
@@ -118,6 +122,72 @@ async fn a_file_that_was_changed_before_an_interrupt_of_the_same_step_is_not_ove
         "{}",
         said[3]
     );
+}
+
+/// Lets two agents wait, each for a question of its own. Answers the question of the second one first, which then writes
+/// `/f.txt`. Expects that this is refused, since an agent with this name has changed the file.
+async fn second_is_refused(alice: &Human, calls: [Value; 2], name: &str, expected: Value) {
+    let text = script()
+        .calls(write("w0", "/f.txt", "old"))
+        .calls_all(calls)
+        .says("done");
+    alice.says(text).await;
+    let [first, second] = both(alice).await;
+    alice.approves(&second).await.finishes().await;
+    alice.approves(&first).await.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[5].contains(&format!("`{name}` changes '/f.txt' at the same time")),
+        "{said:?}"
+    );
+    assert_eq!(said[6], "ai: done");
+    assert_eq!(files(alice).await, expected);
+}
+
+/// Asks first, and then writes `/f.txt`.
+fn writes_late() -> Script {
+    script()
+        .calls(mail("m2", "bob"))
+        .calls(write("w2", "/f.txt", "late"))
+        .turn(report())
+}
+
+async fn a_file_that_a_waiting_subagent_has_changed_is_not_overwritten(server: TestServer) {
+    let early = write("w1", "/f.txt", "early");
+    let gone = call("d1", "delete", json!({"file_path": "/f.txt"}));
+    let cases = [
+        (
+            script().calls(early).calls(mail("m1", "ann")),
+            json!({"/f.txt": "early"}),
+        ),
+        (script().calls(gone).calls(mail("m1", "ann")), json!({})),
+    ];
+    for (work, expected) in cases {
+        let alice = server.human("agent").await;
+        let calls = [
+            task("t1", "mailer", work.says("1")),
+            task("t2", "mailer", writes_late()),
+        ];
+        second_is_refused(&alice, calls, "mailer", expected).await;
+    }
+}
+
+async fn a_file_that_was_changed_below_a_waiting_subagent_is_not_overwritten(server: TestServer) {
+    let early = || write("w1", "/f.txt", "early");
+    let asks = script().calls(mail("m1", "ann")).says("1");
+    let writes_and_asks = script().calls(early()).calls(mail("m1", "ann")).says("1");
+    for work in [
+        script().calls(task("t0", "researcher", writes_and_asks)),
+        // The call is answered, and its step is not over.
+        script().calls_all([early(), task("t0", "researcher", asks)]),
+    ] {
+        let alice = server.human("deep").await;
+        let calls = [
+            task("t1", "researcher", work.says("1")),
+            task("t2", "researcher", writes_late()),
+        ];
+        second_is_refused(&alice, calls, "researcher", json!({"/f.txt": "early"})).await;
+    }
 }
 
 async fn a_subagent_changes_only_the_fields_that_it_writes(server: TestServer) {

@@ -42,6 +42,7 @@ on_both_engines! {
     a_message_without_blocks_is_sent_as_an_empty_one,
     a_result_without_blocks_is_sent_as_an_empty_one,
     a_long_message_is_shown_with_its_beginning_and_its_end,
+    the_file_of_a_long_message_has_the_text_of_the_message_that_took_its_place,
     the_length_of_messages_that_are_shown_whole_is_a_setting,
 }
 
@@ -263,6 +264,27 @@ async fn a_long_message_is_shown_with_its_beginning_and_its_end(server: TestServ
     };
     assert!(path.starts_with("/large_messages/"), "{path}");
     assert_eq!(file["content"], json!(long));
+}
+
+async fn the_file_of_a_long_message_has_the_text_of_the_message_that_took_its_place(server: TestServer) {
+    let alice = server.human("openai").await;
+    let texts = ["a", "b"].map(|letter| letter.repeat(210_000));
+    for text in &texts {
+        server.models.will([Turn::Says("read")]);
+        let long = json!({"id": "m1", "role": "user", "content": text});
+        let messages = json!([long, {"role": "user", "content": "What is it?"}]);
+        let input = json!({"input": {"messages": messages}});
+        alice.starts(input).await.finishes().await;
+    }
+    let files = alice.state().await["values"]["files"].clone();
+    for ((body, path), text) in bodies(&server)
+        .iter()
+        .zip(["/large_messages/m1", "/large_messages/m1-2"])
+        .zip(&texts)
+    {
+        assert!(body.contains(&format!("in the file {path}:")), "{body:.3000}");
+        assert_eq!(files[path]["content"], json!(text));
+    }
 }
 
 async fn the_length_of_messages_that_are_shown_whole_is_a_setting(server: TestServer) {

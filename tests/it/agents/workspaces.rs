@@ -101,6 +101,8 @@ on_both_engines! {
     a_run_without_the_context_of_its_namespace_is_told_so,
     files_of_one_user_in_the_store_are_not_seen_by_another,
     the_file_tools_work_on_a_directory_of_the_disk,
+    a_long_line_is_found_and_read_to_its_end_in_every_workspace,
+    a_search_on_the_disk_names_the_files_with_lines_too_long_to_be_searched,
     long_results_of_an_agent_on_the_disk_stay_with_the_thread,
     subagents_work_in_the_workspace_of_their_parent_unless_they_have_their_own,
     of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_again,
@@ -255,6 +257,60 @@ async fn the_file_tools_work_on_a_directory_of_the_disk(server: TestServer) {
     assert_eq!(said[28], "ls failed: Error: Directory '/none' not found");
     assert_eq!(said[30], "ls: No files found in /empty");
     assert!(!server.path_of("work/new").exists());
+}
+
+async fn a_long_line_is_found_and_read_to_its_end_in_every_workspace(server: TestServer) {
+    set_up(&server).await;
+    let context = json!({"context": {"user_id": "al"}});
+    let line = format!("{}needle{}", "é".repeat(5_000), "z".repeat(2_000));
+    for (agent, path) in [
+        ("digger", "/long.json"),
+        ("archivist", "/long.json"),
+        ("archivist", "/memories/long.json"),
+    ] {
+        let alice = server.human(agent).await;
+        let search = json!({"pattern": "needle", "path": path, "output_mode": "content"});
+        let rest = json!({"file_path": path, "char_offset": 4_750, "limit": 1});
+        let beyond = json!({"file_path": path, "char_offset": 7_006});
+        let asked = script()
+            .calls(write("c1", path, &line))
+            .calls(find("c2", "grep", search))
+            .calls(find("c3", "read_file", rest))
+            .calls(find("c4", "read_file", beyond))
+            .says("done");
+        let body = alice.run_body(asked, context.clone());
+        alice.starts(body).await.finishes().await;
+        let said = alice.transcript().await;
+        let part = format!("{}needle{}", "é".repeat(250), "z".repeat(744));
+        let found = format!("grep: {path}:\n  1: [from char_offset 4750] {part} [cut]");
+        assert_eq!(said[4], found, "{agent}");
+        let header = "@@ lines 1-1 of 1 | characters 4751-7006 of 7006 in line 1 @@";
+        let read = format!("read_file: {header}\n{part}{}", "z".repeat(2_000 - 744));
+        assert_eq!(said[6], read, "{agent}");
+        let beyond = format!("char_offset 7006 is beyond the end of line 1 of '{path}', which has 7006 characters");
+        assert!(said[8].contains(&beyond), "{agent}: {}", said[8]);
+    }
+}
+
+async fn a_search_on_the_disk_names_the_files_with_lines_too_long_to_be_searched(server: TestServer) {
+    set_up(&server).await;
+    let long = "x".repeat(9 * 1024 * 1024);
+    fs::write(
+        server.path_of("work/huge.json"),
+        format!("needle\n{long} needle\nneedle\n"),
+    )
+    .expect("a file");
+    fs::write(server.path_of("work/small.txt"), "a needle").expect("a file");
+    let search = |text: &str| {
+        let args = json!({"pattern": text, "glob": "*.{json,txt}", "output_mode": "content"});
+        find("g1", "grep", args)
+    };
+    let note = "[Searched only up to a line that is too long to be searched: /huge.json]";
+    let said = says(&server, "digger", vec![search("needle")]).await;
+    let found = "grep: /huge.json:\n  1: needle\n/small.txt:\n  1: a needle";
+    assert_eq!(said[2], format!("{found}\n{note}"));
+    let said = says(&server, "digger", vec![search("thread")]).await;
+    assert_eq!(said[2], format!("grep: No matches found for 'thread'.\n{note}"));
 }
 
 async fn long_results_of_an_agent_on_the_disk_stay_with_the_thread(server: TestServer) {

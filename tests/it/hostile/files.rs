@@ -6,7 +6,7 @@ use crate::support::{TestServer, call, on_both_engines, script, transcript};
 
 on_both_engines! {
     a_file_does_not_grow_beyond_its_bound_by_edits,
-    an_oversized_file_is_refused_from_tools_and_clients,
+    an_oversized_file_is_refused_and_an_oversized_result_has_several,
     results_beyond_the_bound_of_a_state_are_error_results,
     the_bounds_of_files_and_states_are_settings,
 }
@@ -52,7 +52,7 @@ async fn a_file_does_not_grow_beyond_its_bound_by_edits(server: TestServer) {
     assert!(grown < 256, "it grew by {grown} MiB");
 }
 
-async fn an_oversized_file_is_refused_from_tools_and_clients(server: TestServer) {
+async fn an_oversized_file_is_refused_and_an_oversized_result_has_several(server: TestServer) {
     server.configuration_changes("max_body_bytes = 2097152", "max_body_bytes = 16777216");
     server.is_stopped_and_started_again().await;
     let large = "x".repeat(4 * 1024 * 1024 + 1);
@@ -67,19 +67,18 @@ async fn an_oversized_file_is_refused_from_tools_and_clients(server: TestServer)
         .post(&format!("/threads/{thread}/state"), json!({"values": {"files": files}}))
         .await;
     assert!(written.refused(422).contains("/large.txt"));
-    // A result so long becomes a file.
+    // A result so long becomes files, of which each has to be within the bound.
     let alice = server.human("plain").await;
     let plan = script()
         .calls(call("c1", "big", json!({"chars": 5_000_000})))
         .says("done");
     let said = transcript(&alice.says(plan).await);
-    assert!(
-        said[2].contains("was not taken"),
-        "{}",
-        &said[2][..300.min(said[2].len())]
-    );
-    assert!(said[2].contains("4194304"), "{}", &said[2][..300.min(said[2].len())]);
+    let paths = ["/large_tool_results/c1", "/large_tool_results/c1.part2"];
+    assert!(said[2].contains(&paths.join(", ")), "{:.300}", said[2]);
     assert_eq!(said[3], "ai: done");
+    let files = alice.state().await["values"]["files"].clone();
+    let lengths = paths.map(|path| files[path]["content"].as_str().map(str::len));
+    assert_eq!(lengths, [Some(4_194_304), Some(5_000_000 - 4_194_304)]);
 }
 
 async fn results_beyond_the_bound_of_a_state_are_error_results(server: TestServer) {

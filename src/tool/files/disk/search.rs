@@ -13,8 +13,14 @@ use super::content::open;
 use super::walk::walk;
 use crate::tool::files::workspace::{FileMatches, FileQuery, FoundLines, SearchStop, shortened};
 
-/// The longest line that is searched, in bytes. A file with a longer one is left out from there on.
+/// The longest line that is searched, in bytes. A file with a longer one is not searched from there on.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
+
+/// Returns whether a search ended with this error because of a line that is too long: it is the only one of the searcher's
+/// own.
+fn is_long_line(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Other && error.raw_os_error().is_none()
+}
 
 /// A file that ends when the time is over.
 struct Timed<R> {
@@ -80,6 +86,10 @@ pub(super) fn grep(dir: &Dir, query: &FileQuery, text: &str, uses_ignore_files: 
         match searched {
             _ if is_cut => ControlFlow::Break(SearchStop::Results),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => ControlFlow::Break(SearchStop::Time),
+            Err(error) if is_long_line(&error) => {
+                found.cut_short.push(path.to_owned());
+                ControlFlow::Continue(())
+            }
             Ok(()) | Err(_) => ControlFlow::Continue(()),
         }
     })?;
