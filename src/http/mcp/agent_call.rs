@@ -157,6 +157,7 @@ impl<'a> AgentCall<'a> {
             input: Some(json!({"messages": [{"role": "user", "content": arguments.message}]})),
             context: arguments.context,
             on_completion: Some("keep".to_owned()),
+            on_disconnect: Some("cancel".to_owned()),
             ..RunCreate::default()
         };
         let scope = arguments.thread_id.map_or(RunScope::Stateless, RunScope::Thread);

@@ -16,6 +16,7 @@ on_both_engines! {
     a_client_that_disconnects_cancels_its_run,
     a_cancelled_call_cancels_its_run,
     a_server_that_stops_ends_calls_and_no_runs,
+    the_run_of_a_call_whose_server_is_killed_is_cancelled_unless_a_client_joins_it,
     callers_have_the_agents_and_threads_that_are_theirs,
 }
 
@@ -359,6 +360,20 @@ async fn a_server_that_stops_ends_calls_and_no_runs(server: TestServer) {
         eventually(async || newest_status(&client).await == "success").await;
         server.tools.forget();
     }
+}
+
+async fn the_run_of_a_call_whose_server_is_killed_is_cancelled_unless_a_client_joins_it(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    server.tools.hold("lookup");
+    let params = json!({"name": "agent", "arguments": says(script().calls(lookup("l1", "x")).says("late")),
+        "_meta": {"progressToken": 1}});
+    let messages = Messages::of(stateless(&client, "tools/call", params, &json!({}))).await;
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    eventually(async || newest_status(&client).await == "interrupted").await;
+    server.tools.let_go("lookup");
+    drop(messages);
 }
 
 async fn callers_have_the_agents_and_threads_that_are_theirs(server: TestServer) {
