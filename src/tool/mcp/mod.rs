@@ -33,6 +33,7 @@ mod inbox;
 mod input;
 mod login_tool;
 mod message;
+mod notices;
 mod oauth;
 mod outcome;
 mod request_headers;
