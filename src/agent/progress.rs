@@ -55,11 +55,12 @@ impl Loop<'_> {
 
     fn record(&self, pending: &mut PendingWrites, event: ProgressEvent) {
         match event {
-            ProgressEvent::Custom(value) => pending.push(PendingWrite::Fact(Fact::Custom { value })),
             // Neither pieces nor notices have passed the policies that rewrite results.
             ProgressEvent::Output { .. } | ProgressEvent::Notice(_)
                 if self.agent.stack().iter().any(|policy| policy.withholds_tool_output()) => {}
-            ProgressEvent::Notice(value) => pending.push(PendingWrite::Fact(Fact::Custom { value })),
+            ProgressEvent::Custom(value) | ProgressEvent::Notice(value) => {
+                pending.push(PendingWrite::Fact(Fact::Custom { value }));
+            }
             ProgressEvent::Output { call, text } => self.journal.publish_output(call, text),
         }
     }

@@ -32,6 +32,8 @@ const MAX_NAME_CHARS: usize = 100;
 const MAX_LINES: usize = 16;
 /// The maximum size of all messages and lines of one call, in bytes. Later progress is numbers alone.
 const MAX_BYTES: usize = 256 * 1024;
+/// The size of a line beside its data, in bytes.
+const LINE_BYTES: usize = 256;
 
 /// A notification about a call.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,8 +120,9 @@ struct Kept {
 #[derive(Debug)]
 struct Waiting {
     progress: Option<Progress>,
-    lines: Vec<LogLine>,
-    /// The number of lines that were left out before the next one.
+    /// The lines, each with the number of those that were left out before it.
+    lines: Vec<(u64, LogLine)>,
+    /// The number of lines that were left out after these.
     left_out: u64,
     /// The size of the messages and lines that may still be kept.
     bytes_left: usize,
@@ -173,11 +176,12 @@ impl CallNotices {
         }
         let mut waiting = self.waiting();
         let has_room = waiting.lines.len() < MAX_LINES;
-        let size = json_size(&line.data, waiting.bytes_left).filter(|_| has_room);
-        match size {
+        let size = json_size(&line.data, waiting.bytes_left).map(|size| size + LINE_BYTES);
+        match size.filter(|size| has_room && *size <= waiting.bytes_left) {
             Some(size) => {
+                let left_out = std::mem::take(&mut waiting.left_out);
                 waiting.bytes_left -= size;
-                waiting.lines.push(line);
+                waiting.lines.push((left_out, line));
             }
             None => waiting.left_out += 1,
         }
@@ -189,10 +193,8 @@ impl CallNotices {
     fn take(&self) -> Vec<(&'static str, Value)> {
         let mut waiting = self.waiting();
         let mut taken = vec![];
-        for line in std::mem::take(&mut waiting.lines) {
-            let LogLine { level, logger, data } = line;
-            let mut payload = json!({"level": level, "logger": logger, "data": data});
-            let left_out = std::mem::take(&mut waiting.left_out);
+        for (left_out, line) in std::mem::take(&mut waiting.lines) {
+            let mut payload = json!({"level": line.level, "logger": line.logger, "data": line.data});
             if left_out > 0 {
                 payload["left_out"] = left_out.into();
             }

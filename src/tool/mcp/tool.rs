@@ -187,7 +187,7 @@ impl McpTool {
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
         params.meta = Some(Self::meta(scope, call, token, context));
-        let answer = Box::pin(self.answer(scope, call, token, params));
+        let answer = self.answer(scope, call, token, params);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = match answer {
             Ok(Answer::Result(result)) => outcome(call, without_token(token, result)),
@@ -235,7 +235,7 @@ impl McpTool {
             without_token(token, json!({"name": name, "payload": payload}))
         };
         let mut sending = pin!(notices.send_to(&scope.progress, event_of));
-        let mut answering = pin!(self.result_or_questions(scope, params, &notices));
+        let mut answering = Box::pin(self.result_or_questions(scope, params, &notices));
         tokio::select! {
             biased;
             answer = answering.as_mut() => {
