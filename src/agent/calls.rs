@@ -67,6 +67,7 @@ impl Loop<'_> {
         ready: &[usize],
     ) -> Result<(), StepError> {
         self.begin_step(machine);
+        self.tools_ready().await;
         // A process that lost the run may have left some.
         machine.position.failed_calls.clear();
         let state = Arc::new(machine.state.clone());

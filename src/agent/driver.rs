@@ -113,6 +113,13 @@ impl Loop<'_> {
         self.end(machine, pending, outcome).await
     }
 
+    /// Waits for the tools of servers that are connected at their first use, unless the run stops.
+    pub(super) async fn tools_ready(&self) {
+        if let Some(own) = self.agent.model_loop() {
+            self.scope.stop.run_until_cancelled(own.toolbox.ready()).await;
+        }
+    }
+
     /// Commits the pending writes.
     pub(super) async fn flush(&self, machine: &Machine, pending: &mut PendingWrites) -> Result<(), ExitReason> {
         let pending = std::mem::take(pending);
@@ -231,6 +238,7 @@ impl Loop<'_> {
         };
         self.state_size.check(&machine.state).map_err(Halt::Fail)?;
         self.journal.publish_start(AgentWork::Model);
+        self.tools_ready().await;
         let request = ModelRequest {
             system: own.system_prompt.clone(),
             messages: match &machine.position.model_input {

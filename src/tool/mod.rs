@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::future::{BoxFuture, join_all};
 use serde_json::Value;
 
 use crate::definition::mcp::ToolNames;
@@ -189,6 +190,11 @@ impl From<Failure> for Halt {
 pub trait ToolSource: Send + Sync {
     /// Returns the current tools.
     fn tools(&self) -> Vec<Arc<dyn Tool>>;
+
+    /// Waits until the tools are known, for a limited time, if they are needed for the first time.
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// The tools of one agent, by name.
@@ -246,6 +252,13 @@ impl Toolbox {
         Self {
             described: descriptions.collect(),
             ..self
+        }
+    }
+
+    /// Waits until the tools are known of the sources that are needed for the first time.
+    pub async fn ready(&self) {
+        if !self.sources.is_empty() {
+            join_all(self.sources.iter().map(|source| source.ready())).await;
         }
     }
 

@@ -1,6 +1,7 @@
 //! Tools of MCP servers: programs that this process starts (stdio), and servers behind HTTP.
 //!
-//! Each server has a task that connects to it, lists its tools, and reconnects when the connection is lost. The tools
+//! Each server has a task that connects to it, at once or when it is first needed, lists its tools, and reconnects when the
+//! connection is lost. The tools
 //! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
 //! change at any time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
 //!
@@ -220,6 +221,13 @@ enum AnyServer {
 }
 
 impl AnyServer {
+    fn is_on_demand(&self) -> bool {
+        match self {
+            Self::Mcp(server) => server.is_on_demand,
+            Self::Http(_) => false,
+        }
+    }
+
     fn is_attempted(&self) -> bool {
         match self {
             Self::Mcp(server) => server.is_attempted(),
@@ -380,11 +388,13 @@ impl McpServers {
         Ok(changed)
     }
 
-    /// Waits until each server has listed its tools, or its `start_timeout_s` is over.
+    /// Waits until each server has listed its tools, or its `start_timeout_s` is over. Servers that are connected on demand
+    /// are left alone.
     pub async fn ready(&self) {
         let all: Vec<AnyServer> = {
             let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
-            running.values().map(|running| running.server.clone()).collect()
+            let servers = running.values().map(|running| running.server.clone());
+            servers.filter(|server| !server.is_on_demand()).collect()
         };
         for server in all {
             server.attempted().await;
@@ -447,6 +457,15 @@ impl McpServers {
         settings.is_none_or(|settings| settings.tools.allows(&format!("{server}/{tool}")))
     }
 
+    /// Returns the first of these servers that exists, if it is one of MCP.
+    fn mcp_server(&self, keys: &[ServerKey]) -> Option<Arc<McpServer>> {
+        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        match &keys.iter().find_map(|key| running.get(key))?.server {
+            AnyServer::Mcp(server) => Some(Arc::clone(server)),
+            AnyServer::Http(_) => None,
+        }
+    }
+
     /// Returns the tools of the first of these servers that exists.
     fn tools(&self, keys: &[ServerKey]) -> Vec<AnyTool> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
@@ -476,5 +495,13 @@ impl ToolSource for Selection {
         };
         let tools = self.servers.tools(&self.keys).into_iter().filter(is_wanted);
         tools.map(AnyTool::into_tool).collect()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            if let Some(server) = self.servers.mcp_server(&self.keys) {
+                server.is_needed().await;
+            }
+        })
     }
 }

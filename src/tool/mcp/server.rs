@@ -132,6 +132,8 @@ pub(super) struct McpServer {
     filter: McpFilter,
     timeout: Duration,
     start_timeout: Duration,
+    /// True if it is connected when its tools are needed for the first time.
+    pub(super) is_on_demand: bool,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
     /// The parts of their run that calls of its tools may read.
@@ -171,6 +173,7 @@ impl McpServer {
             filter: McpFilter::of(definition.allowed_tools.as_deref(), &definition.disabled_tools),
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
+            is_on_demand: definition.on_demand,
             after_crash: definition.after_crash,
             on_error: definition.on_error,
             read_access: definition.read_access.clone(),
@@ -212,6 +215,14 @@ impl McpServer {
         let _ = self.attempted.subscribe().wait_for(|attempted| *attempted).await;
     }
 
+    /// Has a server that is connected on demand connect, and waits for the end of its first attempt.
+    pub(super) async fn is_needed(&self) {
+        if self.is_on_demand && !self.is_attempted() {
+            self.connect_soon();
+            self.attempted().await;
+        }
+    }
+
     /// Connects, lists the tools, and closes the connection. Returns the names of the tools.
     ///
     /// # Errors
@@ -229,10 +240,13 @@ impl McpServer {
         Ok(names)
     }
 
-    /// Connects, and reconnects whenever the connection is lost, until `soft` is cancelled.
+    /// Connects, on demand or at once, and reconnects whenever the connection is lost, until `soft` is cancelled.
     pub(super) async fn run(self: Arc<Self>, soft: CancellationToken) {
         let mut failures = 1;
         let mut is_guessed = false;
+        if self.is_on_demand {
+            soft.run_until_cancelled(self.connection_wanted.notified()).await;
+        }
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::mcp::{McpTransport, docs};
+use crate::support::mcp::{McpTransport, docs, program};
 use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
 
@@ -214,6 +214,7 @@ on_both_engines! {
     a_program_does_not_see_the_variables_of_the_server,
     clients_may_use_configured_servers_only,
     an_unreachable_server_does_not_prevent_the_start,
+    a_program_on_demand_is_started_when_an_agent_first_needs_it,
     a_delegation_of_a_program_may_bring_instructions,
     a_delegation_from_behind_http_may_bring_instructions,
 }
@@ -380,6 +381,39 @@ async fn long_results_and_errors_reach_the_model(server: TestServer) {
     let tools = said.iter().find(|line| line.contains("TOOLS<<")).unwrap();
     assert!(tools.contains("docs__echo"), "{tools}");
     assert!(!tools.contains("docs__dig"), "{tools}");
+}
+
+async fn a_program_on_demand_is_started_when_an_agent_first_needs_it(server: TestServer) {
+    let Some(program) = program(&server) else { return };
+    let starts = server.path_of("starts");
+    let line = format!(
+        "echo started >> '{}'; exec {} {} {}",
+        starts.display(),
+        program["command"].as_str().expect("a command"),
+        program["args"][0].as_str().expect("a script"),
+        server.tools.base
+    );
+    let path = std::env::var("PATH").unwrap_or_default();
+    server
+        .is_configured_with(&format!(
+            "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?} }}\n\
+             on_demand = true\nstart_timeout_s = 60\n\
+             [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n"
+        ))
+        .await;
+    let bob = server.human("plain").await;
+    bob.says("hello").await;
+    assert!(!starts.exists(), "no agent has needed it");
+    for number in 1..=2 {
+        let alice = server.human("reader").await;
+        let text = script()
+            .calls(docs_call("e1", "echo", json!({"text": number.to_string()})))
+            .turn(json!({"echo_tools": true}));
+        let said = transcript(&alice.says(text).await);
+        assert_eq!(said[2], format!("docs__echo: {number}"));
+        assert!(said[3].contains("docs__whoami"), "{}", said[3]);
+    }
+    assert_eq!(std::fs::read_to_string(&starts).expect("it was started"), "started\n");
 }
 
 async fn a_program_does_not_see_the_variables_of_the_server(server: TestServer) {
