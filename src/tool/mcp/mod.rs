@@ -1,9 +1,9 @@
 //! Tools of MCP servers: programs that this process starts (stdio), and servers behind HTTP.
 //!
 //! Each server has a task that connects to it, at once or when it is first needed, lists its tools, and reconnects when the
-//! connection is lost. The tools
-//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
-//! change at any time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
+//! connection is lost. The tools of the last list stay on offer meanwhile; a call waits for the connection for a limited
+//! time. The set of servers may change at any time. It also holds the services of [`super::remote::server`], whose tools are
+//! named in the same way.
 //!
 //! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
 //! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a

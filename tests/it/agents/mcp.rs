@@ -117,6 +117,18 @@ async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransp
     assert!(said[3].starts_with("docs__spawn: SYSTEM<<You help."), "{}", said[3]);
 }
 
+/// Checks that a tool gets the result of the subagent to which it has delegated, when it asks for it.
+async fn a_delegation_comes_back(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let work = script().says("helped").to_string();
+    let spawn = docs_call("c1", "spawn", json!({"work": work, "to": "helper", "again": true}));
+    let said = transcript(&alice.says(script().calls(spawn).says("done")).await);
+    assert_eq!(said[2], "docs__spawn: helper has said: helped");
+}
+
 /// Checks that new tools are offered while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
@@ -217,6 +229,16 @@ on_both_engines! {
     a_program_on_demand_is_started_when_an_agent_first_needs_it,
     a_delegation_of_a_program_may_bring_instructions,
     a_delegation_from_behind_http_may_bring_instructions,
+    a_tool_of_a_program_gets_the_result_of_its_delegation,
+    a_tool_from_behind_http_gets_the_result_of_its_delegation,
+}
+
+async fn a_tool_of_a_program_gets_the_result_of_its_delegation(server: TestServer) {
+    a_delegation_comes_back(&server, McpTransport::Stdio).await;
+}
+
+async fn a_tool_from_behind_http_gets_the_result_of_its_delegation(server: TestServer) {
+    a_delegation_comes_back(&server, McpTransport::Http).await;
 }
 
 async fn the_tools_of_a_program_are_tools_like_others(server: TestServer) {

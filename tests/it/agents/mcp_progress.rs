@@ -14,6 +14,8 @@ on_both_engines! {
     progress_of_a_server_behind_http_extends_the_time_without_data_and_not_that_of_the_call,
     a_flood_of_progress_of_a_program_becomes_a_few_events,
     a_flood_of_progress_of_a_server_behind_http_becomes_a_few_events,
+    progress_that_is_too_long_ends_the_call_of_a_program_and_no_other,
+    progress_that_is_too_long_ends_the_call_behind_http_and_no_other,
     progress_of_another_call_is_not_shown,
     a_policy_that_rewrites_results_withholds_what_servers_tell,
 }
@@ -149,6 +151,34 @@ async fn a_flood_is_bounded(server: &TestServer, way: McpTransport) {
     // Sixteen wait at most until those before them are sent.
     assert!(lines <= 16 * (told.len() + 1), "{lines}");
     assert_eq!(alice.transcript().await[2], "docs__tell: told");
+}
+
+async fn progress_that_is_too_long_ends_the_call_of_a_program_and_no_other(server: TestServer) {
+    long_progress_ends_the_call(&server, McpTransport::Stdio).await;
+}
+
+async fn progress_that_is_too_long_ends_the_call_behind_http_and_no_other(server: TestServer) {
+    long_progress_ends_the_call(&server, McpTransport::Http).await;
+}
+
+async fn long_progress_ends_the_call(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let params = json!({"progressToken": "own", "progress": 1, "message": "huge"});
+    let huge = json!({"notifications": [{"method": "notifications/progress", "params": params}]});
+    let text = script()
+        .calls(tell("c1", huge))
+        .calls(call("c2", "docs__echo", json!({"text": "still there"})))
+        .says("done");
+    let said = transcript(&alice.says(text).await);
+    assert!(
+        said[2].starts_with("docs__tell failed:") && said[2].len() < 10_000,
+        "{}",
+        said[2]
+    );
+    assert_eq!(said[4..], ["docs__echo: still there", "ai: done"]);
 }
 
 async fn progress_of_another_call_is_not_shown(server: TestServer) {

@@ -71,6 +71,8 @@ def tell(args, meta, notify):
             params = dict(each["params"])
             if "progressToken" in params:
                 params["progressToken"] = named.get(params["progressToken"], params["progressToken"])
+            if params.get("message") == "huge":
+                params["message"] = "x" * (9 * 1024 * 1024)
             if params.get("progress") == "n":
                 params["progress"] = n + 1
             notify({"jsonrpc": "2.0", "method": each["method"], "params": params})
@@ -110,7 +112,12 @@ def call(name, args, meta, notify):
             pass
         return text("dug" if name == "dig" else "told")
     if name == "spawn":
+        done = (meta.get("adjutant/call") or {}).get("delegations")
+        if done:
+            return text("; ".join("%s has said: %s" % (each["subagent_type"], each["content"]) for each in done))
         delegate = {"description": args["work"], "subagent_type": args["to"], "system_prompt": args.get("prompt")}
+        if args.get("again"):
+            delegate["then"] = "call_again"
         return {"content": [], "structuredContent": {"delegate": delegate}}
     if name == "huge":
         return text("x" * (9 * 1024 * 1024))
