@@ -191,9 +191,14 @@ pub trait ToolSource: Send + Sync {
     /// Returns the current tools.
     fn tools(&self) -> Vec<Arc<dyn Tool>>;
 
-    /// Waits until the tools are known, for a limited time, if they are needed for the first time.
+    /// Waits until the tools are known, for a limited time, if they have never been.
     fn ready(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+
+    /// Returns why the tools are not known, if looking for them has failed.
+    fn problem(&self) -> Option<Failure> {
+        None
     }
 }
 
@@ -255,11 +260,16 @@ impl Toolbox {
         }
     }
 
-    /// Waits until the tools are known of the sources that are needed for the first time.
+    /// Waits until the tools of all sources are known, for a limited time.
     pub async fn ready(&self) {
         if !self.sources.is_empty() {
             join_all(self.sources.iter().map(|source| source.ready())).await;
         }
+    }
+
+    /// Returns why the tools of a source are not known, if looking for them has failed.
+    pub fn problem(&self) -> Option<Failure> {
+        self.sources.iter().find_map(|source| source.problem())
     }
 
     fn source_tools(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
