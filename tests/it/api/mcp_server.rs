@@ -18,7 +18,7 @@ on_both_engines! {
     a_client_that_disconnects_cancels_its_run,
     a_cancelled_call_cancels_its_run,
     a_server_that_stops_ends_calls_and_no_runs,
-    the_run_of_a_call_whose_server_is_killed_is_cancelled_unless_a_client_joins_it,
+    the_run_of_a_call_whose_server_is_killed_is_cancelled,
     callers_have_the_agents_and_threads_that_are_theirs,
 }
 
@@ -389,7 +389,7 @@ async fn a_server_that_stops_ends_calls_and_no_runs(server: TestServer) {
     }
 }
 
-async fn the_run_of_a_call_whose_server_is_killed_is_cancelled_unless_a_client_joins_it(server: TestServer) {
+async fn the_run_of_a_call_whose_server_is_killed_is_cancelled(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
     server.tools.hold("lookup");
