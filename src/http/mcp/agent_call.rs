@@ -464,8 +464,9 @@ fn tool_progress_text(value: &Value) -> Option<String> {
     let is_progress = value.get("name").and_then(Value::as_str) == Some(TOOL_PROGRESS);
     let payload = value.get("payload").filter(|_| is_progress)?;
     let name = payload.get("tool_name")?.as_str()?;
-    let progress = payload.get("progress")?;
-    let total = payload.get("total").filter(|total| !total.is_null());
+    let number = |name: &str| payload.get(name).and_then(Value::as_number);
+    let progress = number("progress")?;
+    let total = number("total");
     let mut text = format!("{name} is at {progress}");
     if let Some(total) = total {
         text += &format!(" of {total}");
