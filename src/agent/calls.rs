@@ -70,6 +70,8 @@ impl Loop<'_> {
         self.state_size
             .begin_step(machine.answered_writes().map(size::of_update).sum());
         self.claim_changed_files(machine, ready).await?;
+        // Calls that cannot be made say so in their results.
+        let _ = self.tools_ready().await;
         // A process that lost the run may have left some.
         machine.position.failed_calls.clear();
         let state = Arc::new(machine.state.clone());
@@ -319,6 +321,11 @@ impl Loop<'_> {
     /// Runs the tool: the innermost layer. An unknown tool or invalid arguments give an error result.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let Some(tool) = self.agent.tool(&call.name) else {
+            // It may be a tool of a server that is not there.
+            if let Some(problem) = self.agent.model_loop().and_then(|own| own.toolbox.problem()) {
+                let text = format!("The call to `{}` failed: {}", call.name, problem.message);
+                return Ok(CallOutcome::Answer(ToolOutput::error(call, text).with_failure(problem)));
+            }
             let names = self.agent.tool_names();
             let text = tool::unknown(&call.name, names.iter().map(String::as_str));
             return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));

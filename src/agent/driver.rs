@@ -113,6 +113,21 @@ impl Loop<'_> {
         self.end(machine, pending, outcome).await
     }
 
+    /// Waits for the tools of servers that have not listed any yet.
+    ///
+    /// # Errors
+    /// The run stops, or its time is used up.
+    pub(super) async fn tools_ready(&self) -> Result<(), Halt> {
+        let Some(own) = self.agent.model_loop() else {
+            return Ok(());
+        };
+        let ready = self.scope.stop.run_until_cancelled(own.toolbox.ready());
+        // On shutdown the next process waits for them.
+        let ready = self.leave.run_until_cancelled(ready);
+        let ready = self.scope.budget.in_time(self.scope.now(), ready).await?;
+        ready.flatten().ok_or(Halt::Stopped)
+    }
+
     /// Commits the pending writes.
     pub(super) async fn flush(&self, machine: &Machine, pending: &mut PendingWrites) -> Result<(), ExitReason> {
         let pending = std::mem::take(pending);
@@ -231,6 +246,10 @@ impl Loop<'_> {
         };
         self.state_size.check(&machine.state).map_err(Halt::Fail)?;
         self.journal.publish_start(AgentWork::Model);
+        self.tools_ready().await?;
+        if let Some(problem) = own.toolbox.problem() {
+            return Err(Halt::Fail(problem).into());
+        }
         let request = ModelRequest {
             system: own.system_prompt.clone(),
             messages: match &machine.position.model_input {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use futures::future::join_all;
 use serde_json::{Map, Value, json};
 
 use super::{Agent, AgentKind, AgentProgram};
@@ -11,6 +12,7 @@ use crate::domain::field::FieldVisibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
+use crate::tool::Toolbox;
 
 /// The node at which a graph ends.
 const END: &str = "__end__";
@@ -33,6 +35,22 @@ impl Agent {
             queue.extend(agent.subagents_below(&path, levels));
         }
         graph
+    }
+
+    /// Waits for the tools that [`Agent::graph`] names, as long as runs would.
+    pub async fn tools_ready(&self, levels: u32) {
+        let mut below = vec![];
+        let mut queue = self.subagents_below(&[], levels);
+        while let Some((path, agent)) = queue.pop_front() {
+            if below.len() == MAX_NODES {
+                break;
+            }
+            queue.extend(agent.subagents_below(&path, levels));
+            below.push(agent);
+        }
+        let all = below.iter().map(|agent| &**agent).chain([self]);
+        let toolboxes: Vec<&Toolbox> = all.filter_map(|agent| Some(&agent.model_loop()?.toolbox)).collect();
+        join_all(toolboxes.into_iter().map(Toolbox::ready)).await;
     }
 
     /// Returns the subagents of this agent with their paths. `path` is the agent's own; levels below `levels` are

@@ -55,9 +55,12 @@ impl Loop<'_> {
 
     fn record(&self, pending: &mut PendingWrites, event: ProgressEvent) {
         match event {
-            ProgressEvent::Custom(value) => pending.push(PendingWrite::Fact(Fact::Custom { value })),
-            // The pieces have not passed the policies that rewrite results.
-            ProgressEvent::Output { .. } if self.agent.stack().iter().any(|policy| policy.withholds_tool_output()) => {}
+            // Neither pieces nor notices have passed the policies that rewrite results.
+            ProgressEvent::Output { .. } | ProgressEvent::Notice(_)
+                if self.agent.stack().iter().any(|policy| policy.withholds_tool_output()) => {}
+            ProgressEvent::Custom(value) | ProgressEvent::Notice(value) => {
+                pending.push(PendingWrite::Fact(Fact::Custom { value }));
+            }
             ProgressEvent::Output { call, text } => self.journal.publish_output(call, text),
         }
     }

@@ -77,6 +77,8 @@ pub struct McpServerDefinition {
     pub timeout_s: f64,
     /// Seconds to wait until the server is connected and has listed its tools.
     pub start_timeout_s: f64,
+    /// True if the server is connected when adjutant starts, and not only when an agent that has its tools first runs.
+    pub connect_at_start: bool,
     /// The handling of a call that was started before a crash.
     pub after_crash: AfterCrash,
     /// The effect of an error of one of its tools on the run.
@@ -106,6 +108,7 @@ impl Default for McpServerDefinition {
             disabled_tools: vec![],
             timeout_s: 30.0,
             start_timeout_s: 10.0,
+            connect_at_start: false,
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
             elicitation: false,

@@ -20,6 +20,9 @@ use super::stored;
 use super::time::Timestamp;
 use super::visibility::Visibility;
 
+/// The name of the custom event that says how far a tool call is.
+pub const TOOL_PROGRESS: &str = "tool_progress";
+
 /// An event, with its number, its run and its agent.
 #[derive(Debug, Clone)]
 pub struct Event {

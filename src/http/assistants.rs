@@ -193,6 +193,7 @@ pub(super) async fn graph(api: Api, ApiPath(path): ApiPath<AgentPath>, params: P
     let drawing = api
         .assistants
         .graph(&api.caller.tenant, &graph_id, levels)
+        .await
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(drawing.into()))
 }

@@ -1,8 +1,10 @@
 //! The handle for assistants: create, change and delete them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
+use tokio::time::timeout;
 
 use super::AssistantError;
 use super::shared::Core;
@@ -23,6 +25,8 @@ use crate::domain::time::Timestamp;
 
 /// The most threads that one query returns for deletion.
 const THREADS: i64 = 100;
+/// The longest wait for the tools that a graph shows.
+const TOOLS_WAIT: Duration = Duration::from_secs(10);
 
 /// Returns the default assistant of a definition.
 pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
@@ -345,9 +349,11 @@ impl Assistants {
     }
 
     /// Returns the loop of this definition's agent, and of its subagents down to `levels` levels. None if the
-    /// definition does not exist for the tenant.
-    pub fn graph(&self, tenant: &Tenant, graph_id: &str, levels: u32) -> Option<Graph> {
+    /// definition does not exist for the tenant. Waits for a limited time for tools of servers that have listed none yet.
+    pub async fn graph(&self, tenant: &Tenant, graph_id: &str, levels: u32) -> Option<Graph> {
         let known = self.known(tenant, graph_id)?;
+        // A server that is not there does not keep the rest from being shown.
+        let _ = timeout(TOOLS_WAIT, known.agent().tools_ready(levels)).await;
         Some(known.agent().graph(levels))
     }
 

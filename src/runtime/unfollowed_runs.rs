@@ -4,11 +4,12 @@
 //! it was answered. This process looks for such a run as for other [late commits](super::late_commits), and cancels it once it
 //! is stored.
 //!
-//! Or the process has ended that the client was connected to. The next process at work on the run cancels it, unless a client
-//! joins the run in time, at whatever process. For that the request of the run names the processes with its followers. A
+//! Or the process has ended that the client was connected to. The process at work on the run cancels it then, unless a client
+//! joins the run in time, at whatever process. For that the request of the run names the processes with its followers, and
+//! the process at work looks from time to time whether they are still there, as long as none of the followers is its own. A
 //! process that ends forgets the runs that it looks for: the next one begins anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,7 +28,10 @@ const FREQUENT: Duration = Duration::from_millis(250);
 const KEPT: Duration = Duration::from_secs(600);
 /// The time for which a run is left alone whose client was connected to a process that has ended: the client may join it.
 const REJOIN: Duration = Duration::from_secs(10);
-/// The most runs that are looked for at a time.
+/// The pause between looks at a run whose followers are at other processes.
+const FOLLOWED: Duration = Duration::from_secs(5);
+/// The most runs that are looked for at a time: those whose clients may not know of them, and as many with followers at other
+/// processes.
 const MOST: usize = 1_000;
 
 /// A flag that says whether the transaction that stores a run may have been committed. The transaction has a clone while it is
@@ -70,11 +74,24 @@ struct UnfollowedRun {
     since: Instant,
     /// True if the run is cancelled only if no process with followers is left.
     may_be_followed: bool,
+    /// True if there was a process with followers at the last look.
+    was_followed: bool,
     written: CommitFlag,
     /// The time of the first look that the database answered.
     first_look: Option<Instant>,
     /// True if the last look has found it.
     is_found: bool,
+}
+
+/// The processes with followers of a run that ends with its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Following {
+    /// This process is one of them, or the run is over, gone, or does not end with its clients.
+    Settled,
+    /// Other processes, which are alive.
+    Elsewhere,
+    /// All of them have ended.
+    Nowhere,
 }
 
 impl UnfollowedRuns {
@@ -84,6 +101,7 @@ impl UnfollowedRuns {
         let added = UnfollowedRun {
             since: Instant::now(),
             may_be_followed: false,
+            was_followed: false,
             written,
             first_look: None,
             is_found: false,
@@ -98,6 +116,7 @@ impl UnfollowedRuns {
         let added = UnfollowedRun {
             since: Instant::now() + REJOIN,
             may_be_followed: true,
+            was_followed: false,
             written,
             first_look: None,
             is_found: false,
@@ -107,7 +126,8 @@ impl UnfollowedRuns {
 
     fn insert(&self, run: RunId, added: UnfollowedRun) -> bool {
         let mut unfollowed = self.unfollowed();
-        if unfollowed.runs.len() >= MOST {
+        let is_alike = |known: &&UnfollowedRun| known.may_be_followed == added.may_be_followed;
+        if unfollowed.runs.values().filter(is_alike).count() >= MOST {
             tracing::warn!(%run, "too many runs that nobody follows; this one is not cancelled");
             return false;
         }
@@ -142,6 +162,28 @@ impl UnfollowedRuns {
         let due = unfollowed.runs.iter().filter(|(_, unfollowed)| unfollowed.since <= now);
         due.map(|(run, unfollowed)| (*run, unfollowed.may_be_followed))
             .collect()
+    }
+
+    /// Notes which processes have followers of a run that may be followed. Returns whether it is cancelled now. A run whose
+    /// last process with followers has ended since the last look is left alone for a while: its client may join it.
+    fn note_followers(&self, run: RunId, following: Following) -> bool {
+        let mut unfollowed = self.unfollowed();
+        if following == Following::Settled {
+            unfollowed.runs.remove(&run);
+            return false;
+        }
+        let Some(known) = unfollowed.runs.get_mut(&run) else {
+            return false;
+        };
+        let was_followed = std::mem::replace(&mut known.was_followed, following == Following::Elsewhere);
+        if known.was_followed {
+            known.since = Instant::now() + FOLLOWED;
+            return false;
+        }
+        if was_followed {
+            known.since = Instant::now() + REJOIN;
+        }
+        !was_followed
     }
 
     /// Notes which of these runs a look has found that began then. Those that were found before, and are gone, are forgotten,
@@ -273,24 +315,30 @@ impl Runs {
     }
 
     async fn look_for_unfollowed_runs(&self) -> DbResult<()> {
-        let due = self.core.unfollowed.due();
+        let mut due = self.core.unfollowed.due();
         if due.is_empty() {
             return Ok(());
         }
         let began = Instant::now();
         let wanted = due.clone();
+        let own = self.core.id;
         let read = self.core.db.read(move |tx| {
             Box::pin(async move {
                 let all: Vec<RunId> = wanted.iter().map(|(run, _)| *run).collect();
-                let followed = followed_among(tx, &wanted).await?;
+                let followed = following_of(tx, &wanted, own).await?;
                 Ok((db::runs::threads_of(tx, &all).await?, followed))
             })
         });
         let (mut found, followed) = read.await?;
-        for run in &followed {
-            self.core.unfollowed.forget(*run);
+        let mut left_alone = BTreeSet::new();
+        for (run, following) in followed {
+            tracing::debug!(%run, ?following, "looked for the followers of a run");
+            if !self.core.unfollowed.note_followers(run, following) {
+                left_alone.insert(run);
+            }
         }
-        found.retain(|(run, _)| !followed.contains(run));
+        due.retain(|(run, _)| !left_alone.contains(run));
+        found.retain(|(run, _)| !left_alone.contains(run));
         for (run, thread) in &found {
             match self.cancel(*thread, *run, CancelAction::Interrupt).await {
                 // It may not be driven yet, so the next look cancels it again.
@@ -307,24 +355,29 @@ impl Runs {
     }
 }
 
-/// Returns those of these runs that may be followed, and are.
-async fn followed_among(tx: &mut Tx<'_>, runs: &[(RunId, bool)]) -> DbResult<Vec<RunId>> {
-    let mut followed = vec![];
-    for (run, may_be_followed) in runs {
-        if *may_be_followed && is_followed(tx, *run).await? {
-            followed.push(*run);
-        }
+/// Returns the processes with followers of those of these runs that may be followed. `own` is this process.
+async fn following_of(tx: &mut Tx<'_>, runs: &[(RunId, bool)], own: WorkerId) -> DbResult<Vec<(RunId, Following)>> {
+    let mut all = vec![];
+    for (run, _) in runs.iter().filter(|(_, may_be_followed)| *may_be_followed) {
+        all.push((*run, following(tx, *run, own).await?));
     }
-    Ok(followed)
+    Ok(all)
 }
 
-/// Returns whether a run has followers at a process that lives, or is gone.
-async fn is_followed(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
-    let Some(found) = db::runs::get_by_id(tx, run).await? else {
-        return Ok(true);
+/// Returns the processes with followers of a run. `own` is this process.
+async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId) -> DbResult<Following> {
+    let found = db::runs::get_by_id(tx, run).await?;
+    let Some(run) = found.filter(|run| !run.status.is_final()) else {
+        return Ok(Following::Settled);
     };
-    let followers = found.request.followers;
-    Ok(followers.is_empty() || !with_lease(tx, &followers).await?.is_empty())
+    let followers = run.request.followers;
+    if followers.is_empty() || followers.contains(&own) {
+        return Ok(Following::Settled);
+    }
+    Ok(match with_lease(tx, &followers).await?.is_empty() {
+        true => Following::Nowhere,
+        false => Following::Elsewhere,
+    })
 }
 
 /// Returns the workers among these that have a valid lease.
@@ -418,6 +471,31 @@ mod tests {
         assert_eq!(unfollowed.pause(LONGEST), Some(FREQUENT));
         tokio::time::advance(REJOIN).await;
         assert_eq!(unfollowed.due(), [(run, true)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_with_followers_elsewhere_is_cancelled_some_time_after_the_last_of_them_has_ended() {
+        let unfollowed = UnfollowedRuns::default();
+        let run = RunId::mint();
+        unfollowed.add_left(run);
+        tokio::time::advance(REJOIN).await;
+        // For longer than a run is looked for whose client does not know of it.
+        for _ in 0..KEPT.as_secs() / FOLLOWED.as_secs() + 2 {
+            assert_eq!(unfollowed.due(), [(run, true)]);
+            assert!(!unfollowed.note_followers(run, Following::Elsewhere));
+            assert!(unfollowed.due().is_empty());
+            tokio::time::advance(FOLLOWED).await;
+        }
+        assert!(
+            !unfollowed.note_followers(run, Following::Nowhere),
+            "its client may join it"
+        );
+        assert!(unfollowed.due().is_empty());
+        tokio::time::advance(REJOIN).await;
+        assert_eq!(unfollowed.due(), [(run, true)]);
+        assert!(unfollowed.note_followers(run, Following::Nowhere));
+        assert!(!unfollowed.note_followers(run, Following::Settled));
+        assert_eq!(unfollowed.pause(LONGEST), None, "it is not looked for any more");
     }
 
     #[tokio::test(start_paused = true)]

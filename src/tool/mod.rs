@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::future::{BoxFuture, join_all};
 use serde_json::Value;
 
 use crate::definition::mcp::ToolNames;
@@ -189,6 +190,16 @@ impl From<Failure> for Halt {
 pub trait ToolSource: Send + Sync {
     /// Returns the current tools.
     fn tools(&self) -> Vec<Arc<dyn Tool>>;
+
+    /// Waits until the tools are known, for a limited time, if they have never been.
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Returns why the tools are not known, if looking for them has failed.
+    fn problem(&self) -> Option<Failure> {
+        None
+    }
 }
 
 /// The tools of one agent, by name.
@@ -247,6 +258,18 @@ impl Toolbox {
             described: descriptions.collect(),
             ..self
         }
+    }
+
+    /// Waits until the tools of all sources are known, for a limited time.
+    pub async fn ready(&self) {
+        if !self.sources.is_empty() {
+            join_all(self.sources.iter().map(|source| source.ready())).await;
+        }
+    }
+
+    /// Returns why the tools of a source are not known, if looking for them has failed.
+    pub fn problem(&self) -> Option<Failure> {
+        self.sources.iter().find_map(|source| source.problem())
     }
 
     fn source_tools(&self) -> impl Iterator<Item = Arc<dyn Tool>> {

@@ -22,6 +22,8 @@ pub struct ProgressSink(Arc<Channel>);
 pub enum ProgressEvent {
     /// Any JSON. It is stored before clients see it.
     Custom(Value),
+    /// Any JSON with texts from the server of a tool. It is stored, too, and is withheld where pieces of results are.
+    Notice(Value),
     /// A piece of the result of a call. It is not stored: the result supersedes it.
     Output {
         /// The call's id.
@@ -50,11 +52,14 @@ impl ProgressSink {
     /// Sends `value`, any JSON. Waits while too many events are waiting.
     ///
     /// A value that exceeds the limits of JSON from outside is left out, since it could not be read back from the log.
-    pub async fn send(&self, mut value: Value) {
-        match json_limits::admit(&mut value) {
-            Ok(()) => self.push(ProgressEvent::Custom(value)).await,
-            Err(exceeded) => tracing::warn!(%exceeded, "progress of a tool was left out"),
-        }
+    pub async fn send(&self, value: Value) {
+        self.push_admitted(value, ProgressEvent::Custom).await;
+    }
+
+    /// Sends what the server of a tool tells about a call in the middle of it, in the same way. Clients of agents with a
+    /// policy that rewrites results do not receive it.
+    pub async fn send_notice(&self, value: Value) {
+        self.push_admitted(value, ProgressEvent::Notice).await;
     }
 
     /// Sends the next piece of the text of the result of the call of this id, for clients that show it at once.
@@ -65,6 +70,13 @@ impl ProgressSink {
             text: json_limits::without_nul(text.into()),
         })
         .await;
+    }
+
+    async fn push_admitted(&self, mut value: Value, event: fn(Value) -> ProgressEvent) {
+        match json_limits::admit(&mut value) {
+            Ok(()) => self.push(event(value)).await,
+            Err(exceeded) => tracing::warn!(%exceeded, "progress of a tool was left out"),
+        }
     }
 
     async fn push(&self, event: ProgressEvent) {

@@ -150,7 +150,7 @@ merge = "last"
                 "\n[tools.tool_{word}]\nkind = \"http\"\ndescription = \"A tool for tests.\"\nurl = \"{base}/tool/{word}/call\"\ntimeout_s = 3\n\
                  parameters = {{ type = \"object\" }}\n\
                  \n[agents.tool_{word}]\nmodel = \"script:x\"\ntools = [\"tool_{word}\"]\n\
-                 \n[mcp_servers.mcp_{word}]\nurl = \"{base}/mcp/{word}/mcp\"\n\
+                 \n[mcp_servers.mcp_{word}]\nurl = \"{base}/mcp/{word}/mcp\"\nstart_timeout_s = 3\n\
                  \n[agents.mcp_{word}]\nmodel = \"script:x\"\ntools = [\"mcp_{word}/*\"]\n\
                  \n[agents.peer_{word}]\nmodel = \"script:x\"\n\
                  [[agents.peer_{word}.subagents]]\nname = \"elsewhere\"\ndescription = \"Works on another server.\"\n\

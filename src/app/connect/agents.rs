@@ -78,7 +78,7 @@ async fn find_login(url: DatabaseUrl, limits: DbLimits, server: String, address:
         Err(error @ DbError::InUse { .. }) => {
             return Finding::warn(
                 format!("it cannot be looked up whether an operator has logged in: {error}"),
-                "fine if that is this server, whose log says so if nobody has",
+                "fine if that is this server, whose log says so when an agent needs a login that nobody has made",
             );
         }
         Err(error) => {

@@ -19,7 +19,7 @@ use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterr
 use crate::db::runs;
 use crate::domain::Invalid;
 use crate::domain::access::Action;
-use crate::domain::event::{Event, EventBody, Fact};
+use crate::domain::event::{Event, EventBody, Fact, TOOL_PROGRESS};
 use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::domain::run::{Run, RunStatus};
@@ -157,6 +157,7 @@ impl<'a> AgentCall<'a> {
             input: Some(json!({"messages": [{"role": "user", "content": arguments.message}]})),
             context: arguments.context,
             on_completion: Some("keep".to_owned()),
+            on_disconnect: Some("cancel".to_owned()),
             ..RunCreate::default()
         };
         let scope = arguments.thread_id.map_or(RunScope::Stateless, RunScope::Thread);
@@ -452,9 +453,28 @@ fn progress_text(event: &Event) -> Option<String> {
             .filter_map(|message| message_text(message))
             .collect(),
         EventBody::Fact(Fact::Started { .. }) => vec!["starts".to_owned()],
+        EventBody::Fact(Fact::Custom { value }) => tool_progress_text(value).into_iter().collect(),
         EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => vec![],
     };
     (!texts.is_empty()).then(|| format!("{agent}: {}", texts.join("; ")))
+}
+
+/// Returns what a custom event says about the progress of a tool call; `None` if it is about something else.
+fn tool_progress_text(value: &Value) -> Option<String> {
+    let is_progress = value.get("name").and_then(Value::as_str) == Some(TOOL_PROGRESS);
+    let payload = value.get("payload").filter(|_| is_progress)?;
+    let name = payload.get("tool_name")?.as_str()?;
+    let number = |name: &str| payload.get(name).and_then(Value::as_number);
+    let progress = number("progress")?;
+    let total = number("total");
+    let mut text = format!("{name} is at {progress}");
+    if let Some(total) = total {
+        text += &format!(" of {total}");
+    }
+    if let Some(message) = payload.get("message").and_then(Value::as_str) {
+        text += &format!(" ({message})");
+    }
+    Some(text)
 }
 
 /// Returns what a message says about the progress.

@@ -133,7 +133,7 @@ mod tests {
     fn streamed(progress: &ProgressSink) -> String {
         let texts = progress.drain().into_iter().map(|event| match event {
             ProgressEvent::Output { text, .. } => text,
-            ProgressEvent::Custom(value) => panic!("{value}"),
+            ProgressEvent::Custom(value) | ProgressEvent::Notice(value) => panic!("{value}"),
         });
         texts.collect()
     }

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::SpawnServer;
 use super::discovery::{Discovering, STATELESS};
 use super::elicitation::Elicitations;
+use super::notices::OpenCalls;
 use crate::domain::backoff::Backoff;
 use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
 
@@ -50,6 +51,8 @@ pub(super) struct Signals {
     pub(super) closed: CancellationToken,
     /// Notified when the list of tools has changed.
     pub(super) tools_changed: Notify,
+    /// The calls to which notices on the stream of the connection belong, if it has one stream for all answers.
+    pub(super) calls: Arc<OpenCalls>,
     /// Notified by everything that arrives.
     arrived: watch::Sender<()>,
 }
@@ -59,6 +62,7 @@ impl Default for Signals {
         Self {
             closed: CancellationToken::new(),
             tools_changed: Notify::new(),
+            calls: Arc::default(),
             arrived: watch::Sender::new(()),
         }
     }
@@ -102,6 +106,13 @@ impl ClientHandler for Client {
 /// extensions, for the transport, which then stops to send it or to read its answer.
 #[derive(Clone)]
 struct Abandoned(CancellationToken);
+
+/// Adds the call that a message makes, if it is one, to those of the connection.
+pub(super) fn note_call(message: &ClientJsonRpcMessage, signals: &Signals) {
+    if let ClientJsonRpcMessage::Request(request) = message {
+        signals.calls.add(&request.request);
+    }
+}
 
 /// Returns the token of a request that is cancelled when its caller does not wait for the answer any more; `None` if
 /// the message is not a request.

@@ -18,6 +18,7 @@ use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
 use super::inbox::Inbox;
 use super::message::{self, Incoming, is_answer};
+use super::notices::OpenCalls;
 use super::oauth::AccessTokens;
 use super::request_headers::{PROTOCOL, add_request_headers};
 use crate::domain::json_limits::read_foreign;
@@ -257,23 +258,35 @@ impl Server {
         let kind = response.head().headers().get(CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
-            return self.answer_in_stream(id, response).await;
+            let calls = Arc::new(OpenCalls::of(request));
+            return self.answer_in_stream(id, calls, response).await;
         }
         let body = read(response, self.limits.max_message_bytes).await?;
         let message =
             read_foreign(&body).map_err(|error| ConnectionError::InvalidAnswer(format!("the answer {error}")))?;
         match message::read(message) {
             Incoming::Answer(answer) if is_answer(&answer, id) => self.receive(answer).await,
-            Incoming::Answer(_) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => Err(
-                ConnectionError::InvalidAnswer("the answer is not one to the request".to_owned()),
-            ),
+            Incoming::Answer(_)
+            | Incoming::Request(_)
+            | Incoming::ToolsChanged
+            | Incoming::Notice(_)
+            | Incoming::Other => Err(ConnectionError::InvalidAnswer(
+                "the answer is not one to the request".to_owned(),
+            )),
         }
     }
 
-    async fn answer_in_stream(&self, id: &RequestId, mut response: PieceReader) -> Result<(), ConnectionError> {
+    /// Reads the answer to request `id` in an event stream. What comes before it is bounded in size, but for notices about the
+    /// call: they are bounded in their rate, and by the time of the call.
+    async fn answer_in_stream(
+        &self,
+        id: &RequestId,
+        calls: Arc<OpenCalls>,
+        mut response: PieceReader,
+    ) -> Result<(), ConnectionError> {
         let max = self.limits.max_message_bytes;
         let mut frames = Frames::up_to(max);
-        let mut inbox = Inbox::new(&self.signals);
+        let mut inbox = Inbox::of_response(&self.signals, calls);
         let mut length = 0;
         while let Some(chunk) = response.next().await? {
             length += chunk.len();
@@ -281,10 +294,14 @@ impl Server {
                 return Err(too_long(max));
             }
             for frame in frames.take(&chunk) {
+                inbox.ready().await;
                 match inbox.read(frame.data.as_bytes()) {
                     Some(answer) if is_answer(&answer, id) => return self.receive(answer).await,
                     Some(request @ ServerJsonRpcMessage::Request(_)) => self.receive(request).await?,
                     Some(_) | None => {}
+                }
+                if inbox.has_notice() {
+                    length = frames.pending();
                 }
             }
         }
@@ -343,7 +360,9 @@ fn has_version(request: &ClientRequest) -> bool {
 fn read_error(body: &[u8], id: &RequestId) -> Option<JsonRpcError> {
     match message::read(read_foreign(body).ok()?) {
         Incoming::Answer(ServerJsonRpcMessage::Error(error)) if error.id.as_ref() == Some(id) => Some(error),
-        Incoming::Answer(_) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => None,
+        Incoming::Answer(_) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Notice(_) | Incoming::Other => {
+            None
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::connection::Signals;
 use super::message::{self, Incoming};
+use super::notices::OpenCalls;
 use crate::domain::json_limits::read_foreign;
 
 /// The maximum number of messages per second that are not answers. Further ones wait in the pipe or the socket, and the
@@ -18,15 +19,27 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Reads messages of a server.
 pub(super) struct Inbox {
     signals: Arc<Signals>,
+    /// The calls to which notices belong.
+    calls: Arc<OpenCalls>,
+    /// True if the last message was a notice.
+    has_notice: bool,
     /// The number of messages in the current second that are not answers.
     others: u32,
     since: Instant,
 }
 
 impl Inbox {
+    /// Creates the inbox of a connection with one stream for all answers.
     pub(super) fn new(signals: &Arc<Signals>) -> Self {
+        Self::of_response(signals, Arc::clone(&signals.calls))
+    }
+
+    /// Creates the inbox of the response to one request, with the call that the request makes.
+    pub(super) fn of_response(signals: &Arc<Signals>, calls: Arc<OpenCalls>) -> Self {
         Self {
             signals: Arc::clone(signals),
+            calls,
+            has_notice: false,
             others: 0,
             since: Instant::now(),
         }
@@ -41,9 +54,15 @@ impl Inbox {
         }
     }
 
+    /// Returns whether the last message was a notice about a call.
+    pub(super) fn has_notice(&self) -> bool {
+        self.has_notice
+    }
+
     /// Reads a message; returns answers and requests. What exceeds the limits of JSON from outside is ignored.
     pub(super) fn read(&mut self, text: &[u8]) -> Option<ServerJsonRpcMessage> {
         let incoming = message::read(read_foreign(text).unwrap_or_default());
+        self.has_notice = matches!(incoming, Incoming::Notice(_));
         if let Incoming::Answer(answer) = incoming {
             return Some(answer);
         }
@@ -52,6 +71,10 @@ impl Inbox {
             Incoming::Request(request) => Some(request),
             Incoming::ToolsChanged => {
                 self.signals.tools_changed.notify_one();
+                None
+            }
+            Incoming::Notice(notice) => {
+                self.calls.tell(notice);
                 None
             }
             Incoming::Answer(_) | Incoming::Other => None,

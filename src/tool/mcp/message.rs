@@ -2,12 +2,13 @@
 
 use rmcp::model::{
     ClientJsonRpcMessage, CustomRequest, CustomResult, DiscoverResult, ElicitRequest, ErrorCode, ErrorData,
-    InitializeResult, PingRequest, ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage, ServerRequest,
-    ServerResult,
+    InitializeResult, PingRequest, ProgressToken, ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage,
+    ServerRequest, ServerResult,
 };
 use serde_json::{Map, Value};
 
 use super::connection::ConnectionError;
+use super::notices::{LogLine, Notice, Progress};
 
 /// The method of a question to a human.
 pub(super) const ELICITATION: &str = "elicitation/create";
@@ -21,6 +22,8 @@ pub(super) enum Incoming {
     Request(ServerJsonRpcMessage),
     /// The notification that the list of tools has changed.
     ToolsChanged,
+    /// A notification about a call.
+    Notice(Notice),
     /// Any other message; it is ignored.
     Other,
 }
@@ -37,6 +40,11 @@ pub(super) fn read(message: Value) -> Incoming {
     let params = fields.remove("params");
     match (fields.get("method").and_then(Value::as_str), id) {
         (Some("notifications/tools/list_changed"), None) => Incoming::ToolsChanged,
+        (Some("notifications/progress"), None) => params.and_then(progress).map_or(Incoming::Other, Incoming::Notice),
+        (Some("notifications/message"), None) => {
+            let line = params.and_then(|params| LogLine::read(&params));
+            line.map_or(Incoming::Other, |line| Incoming::Notice(Notice::Log(line)))
+        }
         (Some(method), Some(id)) => request_id(id).map_or(Incoming::Other, |id| {
             Incoming::Request(ServerJsonRpcMessage::request(request(method, params), id))
         }),
@@ -48,6 +56,13 @@ pub(super) fn read(message: Value) -> Incoming {
         }),
         (_, None) => Incoming::Other,
     }
+}
+
+/// Returns the progress of a call in the parameters of a notification.
+fn progress(mut params: Value) -> Option<Notice> {
+    let token = request_id(params.get_mut("progressToken")?.take())?;
+    let progress = Progress::read(&params)?;
+    Some(Notice::Progress(ProgressToken(token), progress))
 }
 
 fn request_id(id: Value) -> Option<RequestId> {
@@ -137,6 +152,8 @@ mod tests {
         match read(message) {
             Incoming::Answer(message) | Incoming::Request(message) => serde_json::to_value(message).unwrap(),
             Incoming::ToolsChanged => json!("tools changed"),
+            Incoming::Notice(Notice::Progress(token, _)) => json!({"progress of": token}),
+            Incoming::Notice(Notice::Log(_)) => json!("a line"),
             Incoming::Other => json!("other"),
         }
     }
@@ -162,7 +179,26 @@ mod tests {
             seen(json!({"method": "notifications/tools/list_changed"})),
             "tools changed"
         );
-        for other in [json!({"method": "notifications/message"}), json!("hello"), json!({})] {
+        let progress = json!({"progressToken": 7, "progress": 1});
+        assert_eq!(
+            seen(json!({"method": "notifications/progress", "params": progress})),
+            json!({"progress of": 7})
+        );
+        let line = json!({"level": "info", "data": "hello"});
+        assert_eq!(
+            seen(json!({"method": "notifications/message", "params": line})),
+            "a line"
+        );
+        let without_token = json!({"method": "notifications/progress", "params": {"progress": 1}});
+        let of_no_call = json!({"method": "notifications/progress", "params": {"progressToken": [], "progress": 1}});
+        for other in [
+            without_token,
+            of_no_call,
+            json!({"method": "notifications/progress", "params": 7}),
+            json!({"method": "notifications/message"}),
+            json!("hello"),
+            json!({}),
+        ] {
             assert_eq!(seen(other), "other");
         }
     }

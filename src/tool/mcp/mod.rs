@@ -1,8 +1,9 @@
 //! Tools of MCP servers: programs that this process starts (stdio), and servers behind HTTP.
 //!
-//! Each server has a task that connects to it, lists its tools, and reconnects when the connection is lost. The tools
-//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
-//! change at any time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
+//! Each server has a task that connects to it when it is first needed, or at the start, lists its tools, and reconnects when
+//! the connection is lost. The tools of the last list stay on offer meanwhile; a call waits for the connection for a limited
+//! time. Before the first list a run waits, and fails when the attempt to connect does. The set of servers may change at any
+//! time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
 //!
 //! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
 //! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a
@@ -20,6 +21,7 @@ use super::{Tool, ToolSource};
 use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::identity::Tenant;
+use crate::domain::machine::Failure;
 use crate::domain::mcp_login::LoginKey;
 use crate::domain::tenant::Tenants;
 use crate::domain::time::Clock;
@@ -33,6 +35,7 @@ mod inbox;
 mod input;
 mod login_tool;
 mod message;
+mod notices;
 mod oauth;
 mod outcome;
 mod request_headers;
@@ -157,18 +160,23 @@ impl McpEnvironment {
             AnyServer::Mcp(server) => spawn(Box::pin(Arc::clone(server).run(stop.clone()))),
             AnyServer::Http(service) => spawn(Box::pin(Arc::clone(service).run(stop.clone()))),
         }
-        let replaced = old.map(|old| {
+        let replaced = old.and_then(|old| {
+            if !old.server.is_in_use() {
+                old.stop.cancel();
+                return None;
+            }
+            server.connect_soon();
             let new = server.clone();
             let old_stop = old.stop;
             spawn(Box::pin(async move {
                 new.attempted().await;
                 old_stop.cancel();
             }));
-            if old.server.is_attempted() {
+            Some(if old.server.is_attempted() {
                 old.server
             } else {
                 old.replaced.unwrap_or(old.server)
-            }
+            })
         });
         Ok(RunningServer {
             definition: definition.clone(),
@@ -219,6 +227,30 @@ enum AnyServer {
 }
 
 impl AnyServer {
+    /// Returns whether it is connected before its tools are needed.
+    fn connects_at_start(&self) -> bool {
+        match self {
+            Self::Mcp(server) => server.connects_at_start,
+            Self::Http(_) => true,
+        }
+    }
+
+    /// Returns whether it is connected already, or tries to be.
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Mcp(server) => server.is_in_use(),
+            Self::Http(_) => true,
+        }
+    }
+
+    /// Has it connect, if it waits until it is needed.
+    fn connect_soon(&self) {
+        match self {
+            Self::Mcp(server) => server.connect_soon(),
+            Self::Http(_) => {}
+        }
+    }
+
     fn is_attempted(&self) -> bool {
         match self {
             Self::Mcp(server) => server.is_attempted(),
@@ -379,11 +411,12 @@ impl McpServers {
         Ok(changed)
     }
 
-    /// Waits until each server has listed its tools, or its `start_timeout_s` is over.
+    /// Waits until each server that is connected at the start has listed its tools, or its `start_timeout_s` is over.
     pub async fn ready(&self) {
         let all: Vec<AnyServer> = {
             let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
-            running.values().map(|running| running.server.clone()).collect()
+            let servers = running.values().map(|running| running.server.clone());
+            servers.filter(AnyServer::connects_at_start).collect()
         };
         for server in all {
             server.attempted().await;
@@ -446,6 +479,15 @@ impl McpServers {
         settings.is_none_or(|settings| settings.tools.allows(&format!("{server}/{tool}")))
     }
 
+    /// Returns the first of these servers that exists, if it is one of MCP.
+    fn mcp_server(&self, keys: &[ServerKey]) -> Option<Arc<McpServer>> {
+        let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
+        match &keys.iter().find_map(|key| running.get(key))?.server {
+            AnyServer::Mcp(server) => Some(Arc::clone(server)),
+            AnyServer::Http(_) => None,
+        }
+    }
+
     /// Returns the tools of the first of these servers that exists.
     fn tools(&self, keys: &[ServerKey]) -> Vec<AnyTool> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
@@ -475,5 +517,32 @@ impl ToolSource for Selection {
         };
         let tools = self.servers.tools(&self.keys).into_iter().filter(is_wanted);
         tools.map(AnyTool::into_tool).collect()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let mut waited_for: Option<Arc<McpServer>> = None;
+            while let Some(server) = self.mcp_server() {
+                // It may have been replaced meanwhile.
+                if waited_for.as_ref().is_some_and(|other| Arc::ptr_eq(other, &server)) {
+                    return;
+                }
+                server.listed().await;
+                waited_for = Some(server);
+            }
+        })
+    }
+
+    fn problem(&self) -> Option<Failure> {
+        self.mcp_server()?.problem()
+    }
+}
+
+impl Selection {
+    /// Returns the server, if it is one of MCP with a tool that the tenant may use.
+    fn mcp_server(&self) -> Option<Arc<McpServer>> {
+        let may_use = |tool: &String| self.servers.allows(&self.name, tool);
+        let is_used = self.only.as_ref().is_none_or(|only| only.iter().any(may_use));
+        is_used.then(|| self.servers.mcp_server(&self.keys)).flatten()
     }
 }

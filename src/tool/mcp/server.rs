@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use reqwest::Url;
 use rmcp::model::{CallToolRequest, ClientRequest, ElicitRequestParams, ListToolsRequest, PaginatedRequestParams};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, ConnectionError, Signals};
@@ -36,6 +37,8 @@ const LOGIN_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_RESET_AFTER: Duration = Duration::from_secs(10);
 /// The minimum time between two `tools/list` requests.
 const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum length of the reason why the tools of a server are missing, in characters.
+const MAX_REASON_CHARS: usize = 1_000;
 /// The maximum number of tools of one server.
 const MAX_TOOLS: usize = 1_000;
 /// The maximum number of pages of `tools/list`.
@@ -116,6 +119,21 @@ enum KnownStart {
     Stateless,
 }
 
+/// The end of the last attempt to connect.
+#[derive(Debug, Clone, PartialEq)]
+enum LastAttempt {
+    /// No attempt has ended yet.
+    None,
+    /// There was a connection, and the tools were listed.
+    Connected,
+    /// An operator has to log in, as the text says.
+    LoginRequired(String),
+    /// The server is not available.
+    Failed(Failure),
+    /// There will be no further attempt: adjutant stops, or the server was replaced or removed.
+    Over,
+}
+
 /// The end of a call.
 pub(super) enum CallEnd {
     /// The result.
@@ -132,6 +150,8 @@ pub(super) struct McpServer {
     filter: McpFilter,
     timeout: Duration,
     start_timeout: Duration,
+    /// True if it is connected before its tools are needed.
+    pub(super) connects_at_start: bool,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
     /// The parts of their run that calls of its tools may read.
@@ -145,14 +165,16 @@ pub(super) struct McpServer {
     start: Mutex<KnownStart>,
     /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
+    /// True once the tools were listed.
+    has_listed: AtomicBool,
+    /// True once the server was needed.
+    is_needed: AtomicBool,
     /// The current connection, if any.
     connection: watch::Sender<Option<Arc<Connection>>>,
-    /// True once the first connection attempt is over.
-    attempted: watch::Sender<bool>,
-    /// Notified when a call waits for a connection, which ends the pause before the next attempt.
+    /// Each attempt changes it.
+    last_attempt: watch::Sender<LastAttempt>,
+    /// Notified when a run or a call waits for a connection, which ends the pause before the next attempt.
     connection_wanted: Notify,
-    /// The error of the last attempt, if an operator has to log in. Each attempt changes it.
-    login_required: watch::Sender<Option<String>>,
 }
 
 impl McpServer {
@@ -171,6 +193,7 @@ impl McpServer {
             filter: McpFilter::of(definition.allowed_tools.as_deref(), &definition.disabled_tools),
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
+            connects_at_start: definition.connect_at_start,
             after_crash: definition.after_crash,
             on_error: definition.on_error,
             read_access: definition.read_access.clone(),
@@ -179,21 +202,46 @@ impl McpServer {
             has_handshake: definition.handshake,
             start: Mutex::new(KnownStart::Unknown),
             tools: RwLock::default(),
+            has_listed: AtomicBool::new(false),
+            is_needed: AtomicBool::new(false),
             connection: watch::Sender::new(None),
-            attempted: watch::Sender::new(false),
+            last_attempt: watch::Sender::new(LastAttempt::None),
             connection_wanted: Notify::new(),
-            login_required: watch::Sender::new(None),
         }
     }
 
     /// Returns why an operator has to log in before the server can be used, if that is so.
     pub(super) fn login_required(&self) -> Option<String> {
-        self.login_required.borrow().clone()
+        match &*self.last_attempt.borrow() {
+            LastAttempt::LoginRequired(required) => Some(required.clone()),
+            LastAttempt::None | LastAttempt::Connected | LastAttempt::Failed(_) | LastAttempt::Over => None,
+        }
     }
 
-    /// Ends the pause before the next attempt to connect.
+    /// Returns why its tools are not known; `None` if they are, or if no attempt to list them has failed.
+    pub(super) fn problem(&self) -> Option<Failure> {
+        if self.has_listed() {
+            return None;
+        }
+        match &*self.last_attempt.borrow() {
+            LastAttempt::Failed(failure) => Some(failure.clone()),
+            LastAttempt::None | LastAttempt::Connected | LastAttempt::LoginRequired(_) | LastAttempt::Over => None,
+        }
+    }
+
+    /// Ends the pause before the next attempt to connect, or has the server connect for the first time.
     pub(super) fn connect_soon(&self) {
+        self.is_needed.store(true, Ordering::Release);
         self.connection_wanted.notify_one();
+    }
+
+    /// Returns whether the server is connected already, or tries to be.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.connects_at_start || self.is_needed.load(Ordering::Acquire)
+    }
+
+    fn has_listed(&self) -> bool {
+        self.has_listed.load(Ordering::Acquire)
     }
 
     /// The tools of the last list.
@@ -203,13 +251,29 @@ impl McpServer {
 
     /// Returns whether the first connection attempt is over, successful or not.
     pub(super) fn is_attempted(&self) -> bool {
-        *self.attempted.borrow()
+        *self.last_attempt.borrow() != LastAttempt::None
     }
 
     /// Waits until the first connection attempt is over, successful or not.
     pub(super) async fn attempted(&self) {
         // The sender is a field of `self`, so it cannot be dropped while this waits.
-        let _ = self.attempted.subscribe().wait_for(|attempted| *attempted).await;
+        let mut attempts = self.last_attempt.subscribe();
+        let _ = attempts.wait_for(|last| *last != LastAttempt::None).await;
+    }
+
+    /// Has a server that has never listed its tools connect, and waits for the end of an attempt, which takes no longer than
+    /// its start timeout.
+    pub(super) async fn listed(&self) {
+        let mut attempts = self.last_attempt.subscribe();
+        let is_settled = matches!(
+            *attempts.borrow_and_update(),
+            LastAttempt::LoginRequired(_) | LastAttempt::Over
+        );
+        if self.has_listed() || is_settled {
+            return;
+        }
+        self.connect_soon();
+        let _ = attempts.changed().await;
     }
 
     /// Connects, lists the tools, and closes the connection. Returns the names of the tools.
@@ -229,56 +293,90 @@ impl McpServer {
         Ok(names)
     }
 
-    /// Connects, and reconnects whenever the connection is lost, until `soft` is cancelled.
+    /// Connects at once or when it is needed, and reconnects whenever the connection is lost, until `soft` is cancelled.
     pub(super) async fn run(self: Arc<Self>, soft: CancellationToken) {
         let mut failures = 1;
         let mut is_guessed = false;
+        if !self.connects_at_start {
+            soft.run_until_cancelled(self.connection_wanted.notified()).await;
+        }
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());
-            let opened = soft.run_until_cancelled(opened).await;
-            let required = match &opened {
-                Some(Ok(Err(error @ ConnectionError::LoginRequired(_)))) => Some(error.to_string()),
-                Some(_) | None => None,
+            let Some(opened) = soft.run_until_cancelled(opened).await else {
+                break;
             };
-            let before = self.login_required.send_replace(required.clone());
+            // However many runs need a server that is not there, the attempts to connect have pauses.
+            let mut least_pause = BACKOFF.first;
             match opened {
-                None => break,
-                Some(Ok(Ok(connection))) => {
-                    self.connection.send_replace(Some(Arc::clone(&connection)));
-                    self.attempted.send_replace(true);
-                    tokio::select! {
-                        () = self.watch_tools(&connection, &soft) => {}
-                        never = connection.subscribe() => match never {},
-                    }
-                    self.connection.send_replace(None);
-                    tracing::info!(server = self.name, "the connection to an MCP server is closed");
+                Ok(Ok(connection)) => {
+                    least_pause = Duration::ZERO;
+                    self.stay_connected(&connection, &soft).await;
                 }
-                // It is tried again every few seconds.
-                Some(Ok(Err(ConnectionError::LoginRequired(_)))) if before == required => {}
-                Some(Ok(Err(error))) => tracing::warn!(server = self.name, %error, "an MCP server is not available"),
-                Some(Err(_)) => {
+                Ok(Err(error)) => self.note_error(&error),
+                Err(_) => {
                     is_guessed = self.guess_start(is_guessed);
-                    tracing::warn!(server = self.name, "connecting to an MCP server timed out");
+                    self.note_timeout();
                 }
             }
-            self.attempted.send_replace(true);
             failures = if begun.elapsed() > PAUSE_RESET_AFTER {
                 1
             } else {
                 failures + 1
             };
-            let pause = match required {
+            let pause = match self.login_required() {
                 // No request is sent without a login, so it is noticed soon.
                 Some(_) => LOGIN_PAUSE,
                 None => BACKOFF.pause(failures),
             };
-            let pause_or_call = timeout(pause, self.connection_wanted.notified());
+            soft.run_until_cancelled(sleep(least_pause)).await;
+            let pause_or_call = timeout(pause.saturating_sub(least_pause), self.connection_wanted.notified());
             soft.run_until_cancelled(pause_or_call).await;
         }
-        self.attempted.send_replace(true);
+        self.last_attempt.send_replace(LastAttempt::Over);
         // The tools hold the server and with it the connection, which closes when the last call ends.
         self.tools.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Offers the connection to calls, until it closes or `soft` is cancelled.
+    async fn stay_connected(self: &Arc<Self>, connection: &Arc<Connection>, soft: &CancellationToken) {
+        self.connection.send_replace(Some(Arc::clone(connection)));
+        self.last_attempt.send_replace(LastAttempt::Connected);
+        tokio::select! {
+            () = self.watch_tools(connection, soft) => {}
+            never = connection.subscribe() => match never {},
+        }
+        self.connection.send_replace(None);
+        tracing::info!(server = self.name, "the connection to an MCP server is closed");
+    }
+
+    /// Notes that an attempt to connect has failed.
+    fn note_error(&self, error: &ConnectionError) {
+        let ended = match matches!(error, ConnectionError::LoginRequired(_)) {
+            true => LastAttempt::LoginRequired(error.to_string()),
+            false => LastAttempt::Failed(self.unavailable(&error.to_string())),
+        };
+        let needs_login = matches!(ended, LastAttempt::LoginRequired(_));
+        let before = self.last_attempt.send_replace(ended.clone());
+        // A login is looked for every few seconds.
+        if !needs_login || before != ended {
+            tracing::warn!(server = self.name, %error, "an MCP server is not available");
+        }
+    }
+
+    /// Notes that an attempt to connect took too long.
+    fn note_timeout(&self) {
+        let limit = self.start_timeout.as_secs_f64();
+        let reason = format!("did not list its tools within {limit} s (its `start_timeout_s`)");
+        self.last_attempt
+            .send_replace(LastAttempt::Failed(self.unavailable(&reason)));
+        tracing::warn!(server = self.name, "connecting to an MCP server timed out");
+    }
+
+    /// Returns the failure of what needs its tools. The reason continues the sentence after its name.
+    fn unavailable(&self, reason: &str) -> Failure {
+        let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
+        Failure::new("McpConnectionError", format!("the MCP server `{}` {reason}", self.name))
     }
 
     /// Lists the tools again whenever they have changed, until the connection closes or `soft` is cancelled.
@@ -414,6 +512,7 @@ impl McpServer {
             "listed the tools of an MCP server"
         );
         *self.tools.write().unwrap_or_else(PoisonError::into_inner) = tools;
+        self.has_listed.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -486,7 +585,7 @@ impl McpServer {
                 .is_some_and(|connection| !connection.signals().closed.is_cancelled())
         };
         let mut connections = self.connection.subscribe();
-        let mut login = self.login_required.subscribe();
+        let mut attempts = self.last_attempt.subscribe();
         if !is_open(&connections.borrow()) {
             self.connect_soon();
         }
@@ -494,7 +593,7 @@ impl McpServer {
             tokio::select! {
                 biased;
                 found = connections.wait_for(is_open) => Ok(found.ok().and_then(|found| found.clone())),
-                required = next_requirement(&mut login) => Err(Failure::new("McpLoginError", format!("the server {required}"))),
+                required = next_requirement(&mut attempts) => Err(Failure::new("McpLoginError", format!("the server {required}"))),
             }
         };
         let found = timeout(self.start_timeout, opened).await.unwrap_or(Ok(None))?;
@@ -503,10 +602,10 @@ impl McpServer {
 }
 
 /// Waits until an attempt to connect has found that an operator has to log in.
-async fn next_requirement(login: &mut watch::Receiver<Option<String>>) -> String {
-    while login.changed().await.is_ok() {
-        if let Some(required) = login.borrow_and_update().clone() {
-            return required;
+async fn next_requirement(attempts: &mut watch::Receiver<LastAttempt>) -> String {
+    while attempts.changed().await.is_ok() {
+        if let LastAttempt::LoginRequired(required) = &*attempts.borrow_and_update() {
+            return required.clone();
         }
     }
     std::future::pending().await

@@ -11,7 +11,7 @@ use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
 
 use super::McpLimits;
-use super::connection::{ConnectionError, Signals, abandoned};
+use super::connection::{ConnectionError, Signals, abandoned, note_call};
 use super::http::{Address, POST_TIMEOUT, UnansweredPosts, too_long};
 use super::inbox::Inbox;
 use super::message;
@@ -111,6 +111,7 @@ impl Transport<RoleClient> for SseTransport {
         &mut self,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
+        note_call(&message, &self.signals);
         let address = Arc::clone(&self.address);
         let unanswered = Arc::clone(&self.unanswered);
         async move {

@@ -18,7 +18,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::connection::{ConnectionError, Signals, abandoned};
+use super::connection::{ConnectionError, Signals, abandoned, note_call};
 use super::inbox::Inbox;
 use super::message;
 use super::{McpLimits, SpawnServer};
@@ -113,6 +113,7 @@ impl Transport<RoleClient> for StdioTransport {
         &mut self,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
+        note_call(&message, &self.signals);
         let abandoned = abandoned(&message);
         let line = message::write(&message).map(|text| text + "\n");
         let unread = self.unread.clone();

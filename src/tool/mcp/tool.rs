@@ -1,5 +1,6 @@
 //! A tool of an MCP server.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -9,6 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::elicitation;
 use super::input::{CallInput, Requirement};
+use super::notices::CallNotices;
 use super::outcome::outcome;
 use super::request_headers::ArgumentHeaders;
 use super::server::{CallEnd, McpServer};
@@ -26,6 +28,9 @@ use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
 /// The maximum length of a description that is passed to models, in characters.
 const MAX_DESCRIPTION_CHARS: usize = 16_384;
+/// The field of `_meta` that asks for lines of the server's log, from version 2026-07-28 of the protocol on. Before, the server
+/// decides.
+const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 
 /// A tool of an MCP server.
 pub(super) struct McpTool {
@@ -111,6 +116,7 @@ impl McpTool {
         }
         let mut meta = MetaObject::new();
         meta.insert("adjutant/call".to_owned(), own);
+        meta.insert(LOG_LEVEL.to_owned(), "info".into());
         for (name, value) in trace.into_iter().flat_map(SpanContext::headers) {
             meta.insert(name.to_owned(), value.into());
         }
@@ -181,7 +187,7 @@ impl McpTool {
         let mut span = self.begin_span(scope);
         let context = span.as_ref().map(|span| &span.context).or(scope.trace.context());
         params.meta = Some(Self::meta(scope, call, token, context));
-        let answer = Box::pin(self.result_or_questions(scope, params));
+        let answer = self.answer(scope, call, token, params);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = match answer {
             Ok(Answer::Result(result)) => outcome(call, without_token(token, result)),
@@ -211,9 +217,44 @@ impl McpTool {
         })
     }
 
+    /// Makes the call, and sends to clients meanwhile what the server tells about it.
+    async fn answer(
+        &self,
+        scope: &Scope,
+        call: &ToolCall,
+        token: Option<&CallToken>,
+        params: CallToolRequestParams,
+    ) -> Result<Answer, Failure> {
+        let notices = CallNotices::new(&scope.ownership);
+        // Also if the run stops.
+        let _end = notices.end_on_drop();
+        let event_of = |name: &str, mut payload: Value| {
+            payload["lc_agent_name"] = json!(scope.agent);
+            payload["tool_call_id"] = json!(call.id);
+            payload["tool_name"] = json!(call.name);
+            without_token(token, json!({"name": name, "payload": payload}))
+        };
+        let mut sending = pin!(notices.send_to(&scope.progress, event_of));
+        let mut answering = Box::pin(self.result_or_questions(scope, params, &notices));
+        tokio::select! {
+            biased;
+            answer = answering.as_mut() => {
+                notices.end();
+                sending.await;
+                answer
+            }
+            () = sending.as_mut() => answering.await,
+        }
+    }
+
     /// Makes the call, and makes it again while its result requires only what is known. All of this takes no longer than
     /// one call may take.
-    async fn result_or_questions(&self, scope: &Scope, params: CallToolRequestParams) -> Result<Answer, Failure> {
+    async fn result_or_questions(
+        &self,
+        scope: &Scope,
+        params: CallToolRequestParams,
+        notices: &CallNotices,
+    ) -> Result<Answer, Failure> {
         let arguments = params.arguments.clone().unwrap_or_default();
         let headers = ArgumentHeaders::of(&self.spec.parameters, &arguments);
         let mut input = CallInput::of(&scope.answers);
@@ -221,6 +262,7 @@ impl McpTool {
         loop {
             let mut request = CallToolRequest::new(input.add_to(params.clone()));
             request.extensions.insert(headers.clone());
+            request.extensions.insert(notices.clone());
             let limit = self.server.left_since(begun);
             let result = match self.server.call(request, &scope.answers, limit).await? {
                 CallEnd::Result(result) => result,

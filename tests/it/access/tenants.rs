@@ -407,8 +407,9 @@ async fn an_mcp_server_has_a_connection_for_each_tenant_with_headers(server: Tes
     assert_eq!(said[2], "docs__echo: hello");
     assert!(said[3].contains("docs__count is not a valid tool"), "{said:?}");
     let default = user(&keys, "harness", "librarian").await;
-    let said = transcript(&default.says(ask("c")).await);
-    assert!(said[2].contains("docs__echo is not a valid tool"), "{said:?}");
+    let error = default.says(ask("c")).await["__error__"].clone();
+    assert_eq!(error["error"], "McpConnectionError", "{error}");
+    assert!(!error.to_string().contains("of-nobody"), "{error}");
 }
 
 async fn a_webhook_is_signed_with_the_secret_of_the_tenant(server: TestServer) {

@@ -1,8 +1,10 @@
 //! Tools of MCP servers, over stdio and HTTP.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
-use crate::support::mcp::{McpTransport, docs};
+use crate::support::mcp::{McpTransport, docs, program};
 use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
 
@@ -117,6 +119,18 @@ async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransp
     assert!(said[3].starts_with("docs__spawn: SYSTEM<<You help."), "{}", said[3]);
 }
 
+/// Checks that a tool gets the result of the subagent to which it has delegated, when it asks for it.
+async fn a_delegation_comes_back(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let work = script().says("helped").to_string();
+    let spawn = docs_call("c1", "spawn", json!({"work": work, "to": "helper", "again": true}));
+    let said = transcript(&alice.says(script().calls(spawn).says("done")).await);
+    assert_eq!(said[2], "docs__spawn: helper has said: helped");
+}
+
 /// Checks that new tools are offered while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
@@ -214,8 +228,23 @@ on_both_engines! {
     a_program_does_not_see_the_variables_of_the_server,
     clients_may_use_configured_servers_only,
     an_unreachable_server_does_not_prevent_the_start,
+    a_program_is_started_when_an_agent_first_needs_it,
+    a_program_may_be_started_before_an_agent_needs_it,
+    a_run_fails_without_its_server_and_the_next_one_tries_again,
+    a_call_whose_server_is_gone_after_a_restart_says_so,
+    the_graph_of_an_agent_names_tools_before_its_first_run,
     a_delegation_of_a_program_may_bring_instructions,
     a_delegation_from_behind_http_may_bring_instructions,
+    a_tool_of_a_program_gets_the_result_of_its_delegation,
+    a_tool_from_behind_http_gets_the_result_of_its_delegation,
+}
+
+async fn a_tool_of_a_program_gets_the_result_of_its_delegation(server: TestServer) {
+    a_delegation_comes_back(&server, McpTransport::Stdio).await;
+}
+
+async fn a_tool_from_behind_http_gets_the_result_of_its_delegation(server: TestServer) {
+    a_delegation_comes_back(&server, McpTransport::Http).await;
 }
 
 async fn the_tools_of_a_program_are_tools_like_others(server: TestServer) {
@@ -382,6 +411,127 @@ async fn long_results_and_errors_reach_the_model(server: TestServer) {
     assert!(!tools.contains("docs__dig"), "{tools}");
 }
 
+/// A program that is an MCP server, and notes each of its starts. It ends at once while the file `closed` exists.
+struct DoorProgram {
+    starts: PathBuf,
+    closed: PathBuf,
+}
+
+impl DoorProgram {
+    /// Configures the program as the server `docs`, and an agent that uses it; `None` without Python. `more` is added to its
+    /// section.
+    async fn configured(server: &TestServer, more: &str) -> Option<Self> {
+        let program = program(server)?;
+        let door = Self {
+            starts: server.path_of("starts"),
+            closed: server.path_of("closed"),
+        };
+        let line = format!(
+            "test ! -e '{}' || exit 1; echo started >> '{}'; exec {} {} {}",
+            door.closed.display(),
+            door.starts.display(),
+            program["command"].as_str().expect("a command"),
+            program["args"][0].as_str().expect("a script"),
+            server.tools.base
+        );
+        let path = std::env::var("PATH").unwrap_or_default();
+        server
+            .is_configured_with(&format!(
+                "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?} }}\n\
+                 start_timeout_s = 60\n{more}\n\
+                 [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n\
+                 interrupt_on = {{ \"docs/count\" = true }}\n"
+            ))
+            .await;
+        Some(door)
+    }
+
+    fn closes(&self) {
+        std::fs::write(&self.closed, "").expect("a file");
+    }
+
+    fn opens(&self) {
+        std::fs::remove_file(&self.closed).expect("it was closed");
+    }
+}
+
+async fn a_program_is_started_when_an_agent_first_needs_it(server: TestServer) {
+    let Some(door) = DoorProgram::configured(&server, "").await else {
+        return;
+    };
+    let bob = server.human("plain").await;
+    bob.says("hello").await;
+    assert!(!door.starts.exists(), "no agent has needed it");
+    for number in 1..=2 {
+        let alice = server.human("reader").await;
+        let text = script()
+            .calls(docs_call("e1", "echo", json!({"text": number.to_string()})))
+            .turn(json!({"echo_tools": true}));
+        let said = transcript(&alice.says(text).await);
+        assert_eq!(said[2], format!("docs__echo: {number}"));
+        assert!(said[3].contains("docs__whoami"), "{}", said[3]);
+    }
+    let starts = std::fs::read_to_string(&door.starts).expect("it was started");
+    assert_eq!(starts, "started\n");
+}
+
+async fn a_program_may_be_started_before_an_agent_needs_it(server: TestServer) {
+    let Some(door) = DoorProgram::configured(&server, "connect_at_start = true").await else {
+        return;
+    };
+    assert!(door.starts.exists());
+}
+
+async fn a_run_fails_without_its_server_and_the_next_one_tries_again(server: TestServer) {
+    let Some(door) = DoorProgram::configured(&server, "").await else {
+        return;
+    };
+    door.closes();
+    let alice = server.human("reader").await;
+    for _ in 0..2 {
+        let error = alice.says(echo()).await["__error__"].clone();
+        assert_eq!(error["error"], "McpConnectionError", "{error}");
+        assert_eq!(error["message"], "the MCP server `docs` broke off before it answered");
+    }
+    door.opens();
+    let said = transcript(&alice.says(echo()).await);
+    assert_eq!(said[said.len() - 2], "docs__echo: still here");
+}
+
+async fn a_call_whose_server_is_gone_after_a_restart_says_so(server: TestServer) {
+    let Some(door) = DoorProgram::configured(&server, "").await else {
+        return;
+    };
+    let alice = server.human("reader").await;
+    let count = docs_call("c1", "count", json!({"text": "one two"}));
+    alice.says(script().calls(count).says("done")).await;
+    door.closes();
+    server.is_stopped_and_started_again().await;
+    let question = alice.question().await;
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await[2],
+        "docs__count failed: The call to `docs__count` failed: the MCP server `docs` broke off before it answered"
+    );
+    door.opens();
+    let said = transcript(&alice.says(echo()).await);
+    assert_eq!(said[said.len() - 2], "docs__echo: still here");
+}
+
+async fn the_graph_of_an_agent_names_tools_before_its_first_run(server: TestServer) {
+    let Some(_door) = DoorProgram::configured(&server, "").await else {
+        return;
+    };
+    let graph = server.client().get("/assistants/reader/graph").await.ok();
+    let nodes = graph["nodes"].as_array().expect("a list");
+    let tools = nodes
+        .iter()
+        .find(|node| node["id"] == "tools")
+        .expect("a node of tools");
+    let names = tools["metadata"]["__tools"].as_array().expect("a list");
+    assert!(names.contains(&json!("docs__echo")), "{names:?}");
+}
+
 async fn a_program_does_not_see_the_variables_of_the_server(server: TestServer) {
     let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
         return;
@@ -435,6 +585,7 @@ async fn an_unreachable_server_does_not_prevent_the_start(server: TestServer) {
             r#"
             [mcp_servers.gone]
             command = "/no/such/program"
+            connect_at_start = true
             [agents.waiter]
             model = "scripted:lab"
             tools = ["gone/*"]
@@ -442,12 +593,12 @@ async fn an_unreachable_server_does_not_prevent_the_start(server: TestServer) {
         )
         .await;
     let alice = server.human("waiter").await;
-    let said = transcript(
-        &alice
-            .says(script().calls(call("c1", "gone__dig", json!({}))).says("done"))
-            .await,
+    let error = alice.says("hello").await["__error__"].clone();
+    assert_eq!(error["error"], "McpConnectionError", "{error}");
+    assert_eq!(
+        error["message"],
+        "the MCP server `gone` cannot be reached (there is no program `/no/such/program`)"
     );
-    assert!(said[2].contains("gone__dig is not a valid tool"), "{said:#?}");
 }
 
 async fn a_delegation_of_a_program_may_bring_instructions(server: TestServer) {

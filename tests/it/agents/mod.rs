@@ -31,6 +31,7 @@ mod mcp_elicitation;
 mod mcp_input;
 mod mcp_logins;
 mod mcp_oauth;
+mod mcp_progress;
 mod memory;
 mod memory_files;
 mod model_fallback;

@@ -4,11 +4,13 @@ use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::client::{Client, reply};
+use crate::support::mcp::{McpTransport, docs};
 use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines, script, without_postgres};
 
 on_both_engines! {
     a_call_runs_an_agent_and_returns_its_answer,
+    the_progress_of_a_tool_of_an_agent_reaches_the_client,
     a_call_continues_a_thread,
     a_question_is_in_the_result_and_is_answered_after_a_restart,
     a_client_with_a_session_is_asked_in_the_middle_of_a_call,
@@ -16,6 +18,7 @@ on_both_engines! {
     a_client_that_disconnects_cancels_its_run,
     a_cancelled_call_cancels_its_run,
     a_server_that_stops_ends_calls_and_no_runs,
+    the_run_of_a_call_whose_server_is_killed_is_cancelled,
     callers_have_the_agents_and_threads_that_are_theirs,
 }
 
@@ -202,6 +205,13 @@ async fn a_call_runs_an_agent_and_returns_its_answer(server: TestServer) {
             .all(|message| message["params"]["progressToken"] == "p1")
     );
 
+    let silent = json!({"name": "agent", "arguments": says(script().calls(lookup("l2", "otters")).says("found"))});
+    let (_, unasked) = Messages::of(stateless(&client, "tools/call", silent, &json!({})))
+        .await
+        .result()
+        .await;
+    assert!(unasked.is_empty(), "without a token: {unasked:?}");
+
     let path = format!("/threads/{}/runs", structured["thread_id"].as_str().expect("an id"));
     let runs = client.get(&path).await.ok();
     assert_eq!(runs[0]["run_id"], structured["run_id"]);
@@ -211,6 +221,24 @@ async fn a_call_runs_an_agent_and_returns_its_answer(server: TestServer) {
     let failed = called(&client, "agent", says(script().fails(400))).await;
     assert_eq!(failed["isError"], true, "{failed}");
     assert_eq!(failed["structuredContent"]["status"], "error", "{failed}");
+}
+
+async fn the_progress_of_a_tool_of_an_agent_reaches_the_client(server: TestServer) {
+    let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
+        return;
+    };
+    let told = json!({"progressToken": "own", "progress": 1, "total": 2, "message": "digging"});
+    let notifications = json!([{"method": "notifications/progress", "params": told}]);
+    let tell = call("c1", "docs__tell", json!({"notifications": notifications}));
+    let params = json!({"name": "librarian", "arguments": says(script().calls(tell).says("done")),
+        "_meta": {"progressToken": "p1"}});
+    let (_, progress) = Messages::of(stateless(&server.client(), "tools/call", params, &json!({})))
+        .await
+        .result()
+        .await;
+    let wanted = "librarian: docs__tell is at 1 of 2 (digging)";
+    let has_it = progress.iter().any(|message| message["params"]["message"] == wanted);
+    assert!(has_it, "{progress:#?}");
 }
 
 async fn a_call_continues_a_thread(server: TestServer) {
@@ -359,6 +387,20 @@ async fn a_server_that_stops_ends_calls_and_no_runs(server: TestServer) {
         eventually(async || newest_status(&client).await == "success").await;
         server.tools.forget();
     }
+}
+
+async fn the_run_of_a_call_whose_server_is_killed_is_cancelled(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    server.tools.hold("lookup");
+    let params = json!({"name": "agent", "arguments": says(script().calls(lookup("l1", "x")).says("late")),
+        "_meta": {"progressToken": 1}});
+    let messages = Messages::of(stateless(&client, "tools/call", params, &json!({}))).await;
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    eventually(async || newest_status(&client).await == "interrupted").await;
+    server.tools.let_go("lookup");
+    drop(messages);
 }
 
 async fn callers_have_the_agents_and_threads_that_are_theirs(server: TestServer) {

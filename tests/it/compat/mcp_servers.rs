@@ -14,8 +14,10 @@ use crate::support::{TestServer, call, eventually, on_both_engines, script, tran
 on_both_engines! {
     the_server_everything_has_usable_results,
     the_server_everything_asks_a_human,
+    clients_see_the_progress_of_a_long_operation_of_the_server_everything,
     the_server_filesystem_is_used_within_its_folder,
     a_server_of_fastmcp_is_used,
+    clients_see_the_progress_and_the_log_of_a_server_of_fastmcp,
     a_server_of_fastmcp_that_is_killed_in_a_call_is_started_again,
 }
 
@@ -88,6 +90,27 @@ async fn the_server_everything_asks_a_human(server: TestServer) {
     assert!(said[2].contains("Name: Ann"), "{}", said[2]);
 }
 
+/// Has an agent make this call, and returns the payloads of the custom events of this name.
+async fn told(server: &TestServer, call: Value, name: &str) -> Vec<Value> {
+    let alice = server.human("handy").await;
+    let more = json!({"stream_mode": ["custom"]});
+    let stream = alice.streams(script().calls(call).says("done"), more).await;
+    let frames = stream.rest().await.into_iter();
+    let custom = frames.filter(|frame| frame.mode() == "custom" && frame.data["name"] == name);
+    custom.map(|frame| frame.data["payload"].clone()).collect()
+}
+
+async fn clients_see_the_progress_of_a_long_operation_of_the_server_everything(server: TestServer) {
+    let Some(()) = everything(&server).await else { return };
+    let arguments = json!({"duration": 2, "steps": 4});
+    let operation = given("c1", "trigger-long-running-operation", arguments);
+    let told = told(&server, operation, "tool_progress").await;
+    let last = told.last().expect("a progress");
+    assert_eq!([&last["progress"], &last["total"]], [&json!(4), &json!(4)], "{told:?}");
+    assert_eq!(last["tool_call_id"], "c1");
+    assert!(told.len() > 1, "{told:?}");
+}
+
 async fn the_server_filesystem_is_used_within_its_folder(server: TestServer) {
     let Some(program) = program_of("@modelcontextprotocol/server-filesystem") else {
         return;
@@ -129,6 +152,17 @@ async fn a_server_of_fastmcp_is_used(server: TestServer) {
         said[3]
     );
     assert!(said[4].contains("`b`: is required, but missing"), "{}", said[4]);
+}
+
+async fn clients_see_the_progress_and_the_log_of_a_server_of_fastmcp(server: TestServer) {
+    let Some(()) = fastmcp(&server).await else { return };
+    let progress = told(&server, given("c1", "report", json!({})), "tool_progress").await;
+    assert_eq!(progress.len(), 1, "{progress:?}");
+    assert_eq!(progress[0]["message"], "half of it");
+    let lines = told(&server, given("c2", "report", json!({})), "tool_log").await;
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!(lines[0]["level"], "info");
+    assert!(lines[0]["data"].to_string().contains("packing"), "{lines:?}");
 }
 
 async fn a_server_of_fastmcp_that_is_killed_in_a_call_is_started_again(server: TestServer) {

@@ -23,6 +23,7 @@ on_postgres! {
     a_worker_that_is_terminated_gives_its_run_to_another_at_once,
     a_worker_that_waits_for_a_call_keeps_its_lease_and_is_not_ready,
     a_stream_of_a_server_that_stops_goes_on_at_another,
+    a_run_that_ends_with_its_client_is_cancelled_when_the_server_of_its_client_is_killed_later,
     a_server_without_its_database_is_not_ready,
 }
 
@@ -195,6 +196,27 @@ async fn a_stream_of_a_server_that_stops_goes_on_at_another(api: TestServer) {
     let pieces = heard.iter().filter(is_piece);
     let text: String = pieces.filter_map(|frame| frame.data[0]["content"].as_str()).collect();
     assert_eq!(text, "one two");
+    worker.is_stopped().await;
+}
+
+async fn a_run_that_ends_with_its_client_is_cancelled_when_the_server_of_its_client_is_killed_later(api: TestServer) {
+    api.takes_role("api");
+    api.moves_into_a_process().await;
+    let worker = api.starts_second_process_as("worker").await;
+    let filter = "info,adjutant::runtime::unfollowed_runs=debug";
+    worker.moves_into_a_process_that_logs(filter).await;
+    api.tools.hold("lookup");
+    let alice = api.human("plain").await;
+    let text = script().calls(lookup("l1", "x")).says("done");
+    let stream = alice.streams(text, json!({"on_disconnect": "cancel"})).await;
+    let run = alice.run_of_id(&stream.run_id());
+    api.tools.called("lookup", 1).await;
+    // The worker has found that the server of the client is alive.
+    worker.log().gets_one_of(&["looked for the followers of a run"]).await;
+    assert_eq!(run.status().await, "running");
+    api.is_killed_and_started_again().await;
+    eventually(async || run.status().await == "interrupted").await;
+    api.tools.let_go("lookup");
     worker.is_stopped().await;
 }
 

@@ -76,7 +76,8 @@ async fn redirects_of_servers_of_tools_are_not_followed(server: TestServer) {
          [agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"away/*\", \"gone/*\"]\n"
     );
     server.is_configured_with(&servers).await;
-    server.human("wild").await.says(script().says("done")).await;
+    let values = server.human("wild").await.says(script().says("done")).await;
+    assert_eq!(values["__error__"]["error"], "McpConnectionError", "{values}");
     eventually(async || wild.asked("/elsewhere/list") > 0).await;
     eventually(async || wild.asked("/elsewhere/mcp") > 0).await;
     assert_eq!(wild.asked("/target"), 0);
@@ -223,7 +224,7 @@ async fn endless_list_changed_notifications_are_rate_limited(server: TestServer)
     server
         .is_configured_with(&format!(
             "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\n\
-             env = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n\
+             env = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\nstart_timeout_s = 60\n\
              [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n"
         ))
         .await;
@@ -293,7 +294,8 @@ async fn processes_of_an_mcp_server_end_with_it(server: TestServer) {
     );
     let path = std::env::var("PATH").unwrap_or_default();
     let section = format!(
-        "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n"
+        "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n\
+         connect_at_start = true\n"
     );
     server.is_configured_with(&section).await;
     let pid = std::fs::read_to_string(&place).expect("it has begun").trim().to_owned();

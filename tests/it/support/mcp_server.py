@@ -5,6 +5,7 @@
                                        /sse is the stream of all answers, and POST /messages takes the requests
 
 Its tools are those of `call`. `dig` calls the tool server of the tests, so that a test sees the call and can hold it back.
+`tell` sends notifications, and digs then.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -35,6 +37,15 @@ TOOLS = [
     {"name": "lists", "description": "Tells how often it was asked for its tools.", "inputSchema": schema()},
     {"name": "process", "description": "Tells the process.", "inputSchema": schema()},
     {"name": "dig", "description": "Digs.", "inputSchema": schema()},
+    {
+        "name": "tell",
+        "description": "Sends these notifications, again and again with a pause.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"notifications": {"type": "array"}, "times": {"type": "integer"}, "pause": {"type": "number"}},
+            "required": ["notifications"],
+        },
+    },
     {"name": "spawn", "description": "Has a subagent do it.", "inputSchema": schema(work=TEXT, to=TEXT)},
     {"name": "grow", "description": "Brings another tool.", "inputSchema": schema()},
     {"name": "huge", "description": "Says too much.", "inputSchema": schema()},
@@ -43,13 +54,32 @@ TOOLS = [
 ]
 # One entry for each `tools/list` request.
 LISTS = []
+# The tokens of the progress of all calls of `tell`.
+TOKENS = []
 
 
 def text(said):
     return {"content": [{"type": "text", "text": said}]}
 
 
-def call(name, args, meta):
+def tell(args, meta, notify):
+    """Sends notifications. The token `own` is that of this call, and `before` that of the one before; `n` is the round."""
+    TOKENS.append(meta.get("progressToken"))
+    named = {"own": TOKENS[-1], "before": TOKENS[-2] if len(TOKENS) > 1 else None}
+    for n in range(args.get("times", 1)):
+        for each in args["notifications"]:
+            params = dict(each["params"])
+            if "progressToken" in params:
+                params["progressToken"] = named.get(params["progressToken"], params["progressToken"])
+            if params.get("message") == "huge":
+                params["message"] = "x" * (9 * 1024 * 1024)
+            if params.get("progress") == "n":
+                params["progress"] = n + 1
+            notify({"jsonrpc": "2.0", "method": each["method"], "params": params})
+        time.sleep(args.get("pause", 0))
+
+
+def call(name, args, meta, notify):
     if name == "echo":
         return text(args["text"])
     if name == "read.file":
@@ -70,7 +100,9 @@ def call(name, args, meta):
         return text(str(len(LISTS)))
     if name == "process":
         return text(str(os.getpid()))
-    if name == "dig":
+    if name == "tell":
+        tell(args, meta, notify)
+    if name in ("dig", "tell"):
         own = meta.get("adjutant/call") or {}
         body = json.dumps({"name": "dig", "args": {"read_access": own.get("read_access")}}).encode()
         request = urllib.request.Request(TOOLS_URL + "/dig", body, {"content-type": "application/json"})
@@ -78,9 +110,14 @@ def call(name, args, meta):
             urllib.request.urlopen(request)
         except urllib.error.HTTPError:
             pass
-        return text("dug")
+        return text("dug" if name == "dig" else "told")
     if name == "spawn":
+        done = (meta.get("adjutant/call") or {}).get("delegations")
+        if done:
+            return text("; ".join("%s has said: %s" % (each["subagent_type"], each["content"]) for each in done))
         delegate = {"description": args["work"], "subagent_type": args["to"], "system_prompt": args.get("prompt")}
+        if args.get("again"):
+            delegate["then"] = "call_again"
         return {"content": [], "structuredContent": {"delegate": delegate}}
     if name == "huge":
         return text("x" * (9 * 1024 * 1024))
@@ -89,8 +126,8 @@ def call(name, args, meta):
     raise KeyError(name)
 
 
-def answer(message):
-    """Returns the answer to a message, if it needs one, and the messages sent besides it."""
+def answer(message, notify=None):
+    """Returns the answer to a message, if it needs one, and the messages sent besides it. `notify` sends one before."""
     method, params = message.get("method"), message.get("params") or {}
     beside = []
     if "id" not in message:
@@ -114,7 +151,7 @@ def answer(message):
             result = text("grown")
         else:
             try:
-                result = call(params["name"], params.get("arguments") or {}, params.get("_meta") or {})
+                result = call(params["name"], params.get("arguments") or {}, params.get("_meta") or {}, notify)
             except KeyError:
                 error = {"code": -32602, "message": "no such tool"}
                 return {"jsonrpc": "2.0", "id": message["id"], "error": error}, beside
@@ -132,7 +169,7 @@ def serve_lines():
             sys.stdout.flush()
 
     def one(message):
-        own, beside = answer(message)
+        own, beside = answer(message, put)
         for message in beside + ([own] if own else []):
             put(message)
 
@@ -163,6 +200,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def tells(self, message):
+        """Answers with a stream whose events are sent at once."""
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+
+        def notify(each):
+            self.wfile.write(b"event: message\r\ndata: %s\r\n\r\n" % json.dumps(each).encode())
+            self.wfile.flush()
+
+        notify(answer(message, notify)[0])
+        self.close_connection = True
+
     def do_DELETE(self):
         Handler.sessions.clear()
         self.reply(200)
@@ -184,9 +235,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(401, body=b"who is there, with " + (self.headers.get("x-key") or "nothing").encode())
         if self.path.startswith("/messages"):
             self.reply(202)
-            own, beside = answer(message)
+            put = Handler.streams[int(self.path.split("=")[1])].put
+            own, beside = answer(message, put)
             for each in beside + ([own] if own else []):
-                Handler.streams[int(self.path.split("=")[1])].put(each)
+                put(each)
             return
         session = self.headers.get("mcp-session-id")
         headers = {}
@@ -196,6 +248,8 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Mcp_Session_Id": session}
         elif session not in Handler.sessions:
             return self.reply(404, body=b"no such session")
+        if message.get("method") == "tools/call" and message["params"]["name"] == "tell":
+            return self.tells(message)
         own, beside = answer(message)
         if own is None:
             return self.reply(202)

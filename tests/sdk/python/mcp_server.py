@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from fastmcp import FastMCP
+from fastmcp import Context, FastMCP
 
 server = FastMCP("shop")
 
@@ -19,6 +19,14 @@ def add(a: int, b: int) -> dict[str, int]:
 def refuse() -> str:
     """Always fails."""
     raise ValueError("sold out")
+
+
+@server.tool
+async def report(context: Context) -> str:
+    """Tells how far it is."""
+    await context.info("packing")
+    await context.report_progress(1, 2, "half of it")
+    return "reported"
 
 
 @server.tool

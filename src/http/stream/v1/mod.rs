@@ -348,7 +348,14 @@ impl V1Presenter {
             Fact::Paused if self.modes.has(StreamMode::Updates) => {
                 out.push(values::updates_with_interrupts(agent, &[]));
             }
-            Fact::Custom { value } if self.modes.has(StreamMode::Custom) => out.push(values::custom(agent, value)),
+            Fact::Custom { value } => {
+                if self.modes.has(StreamMode::Tools) {
+                    out.extend(tool_events::progress(agent, value));
+                }
+                if self.modes.has(StreamMode::Custom) {
+                    out.push(values::custom(agent, value));
+                }
+            }
             Fact::FellBack { from, to, error } if self.modes.has(StreamMode::Custom) => {
                 out.push(values::custom(agent, &fell_back(from, to, error)));
             }
@@ -368,12 +375,7 @@ impl V1Presenter {
                     out.extend(run_end::error(*status, error.as_ref(), used));
                 }
             }
-            Fact::Calling { .. }
-            | Fact::BrokenOff { .. }
-            | Fact::FellBack { .. }
-            | Fact::Paused
-            | Fact::Undone
-            | Fact::Custom { .. } => {}
+            Fact::Calling { .. } | Fact::BrokenOff { .. } | Fact::FellBack { .. } | Fact::Paused | Fact::Undone => {}
         }
     }
 

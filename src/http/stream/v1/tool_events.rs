@@ -1,11 +1,12 @@
-//! The mode `tools`: the start and the end of each call, in the form that the JavaScript SDK reads.
+//! The mode `tools`: the start, the progress and the end of each call, in the form that the JavaScript SDK reads.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::agent::PresentedAgent;
 use super::mode::StreamMode;
 use super::next_tasks::open_calls;
 use crate::domain::call::edited_call;
+use crate::domain::event::TOOL_PROGRESS;
 use crate::domain::message::{Role, ToolCall, ToolStatus};
 use crate::domain::state::Update;
 use crate::http::stream::frame::Frame;
@@ -27,6 +28,16 @@ pub(super) fn start_calls(agent: &PresentedAgent, skip: &[usize], out: &mut Vec<
         let data = json!({"event": "on_tool_start", "toolCallId": made.id, "name": made.name, "input": made.args});
         out.push(Frame::of(agent.name(StreamMode::Tools.word()), &data));
     }
+}
+
+/// The frame of the progress of a call; none if a custom event is not about that.
+pub(super) fn progress(agent: &PresentedAgent, value: &Value) -> Option<Frame> {
+    let named = value.get("name").and_then(Value::as_str);
+    let payload = value.get("payload").filter(|_| named == Some(TOOL_PROGRESS))?;
+    let id = payload.get("tool_call_id")?.as_str()?;
+    let name = payload.get("tool_name")?.as_str()?;
+    let data = json!({"event": "on_tool_event", "toolCallId": id, "name": name, "data": payload});
+    Some(Frame::of(agent.name(StreamMode::Tools.word()), &data))
 }
 
 /// The frame of the end of a call with these writes; none if they have no result.
