@@ -189,7 +189,9 @@ pub use domain::machine::{Failure, HookPoint, Jump};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 pub use domain::run::DelegatedTask;
 pub use domain::state::{File, State, Update};
-pub use middleware::{AgentParts, Contribution, HookResult, Middleware, ModelAnswer, NextCall, NextModel, TextFilter};
+pub use middleware::{
+    AgentParts, Contribution, HookResult, HookTools, Middleware, ModelAnswer, NextCall, NextModel, TextFilter,
+};
 pub use model::{Model, ModelError, ModelEvent, ModelRequest, ToolSpec};
 pub use shutdown::Shutdown;
 pub use tool::{CallOutcome, Delegation, Halt, Runnable, Scope, Tool};

@@ -1,5 +1,6 @@
 //! The driver: performs the steps that the machine requests and commits their results.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
@@ -13,15 +14,16 @@ use super::fallback::{ModelAttempt, ModelStep};
 use super::journal::{ExitReason, PendingWrite};
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
+use crate::domain::call::ToolOutput;
 use crate::domain::event::{AgentWork, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{InterruptSource, Question};
 use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TOOLS};
-use crate::domain::message::Message;
+use crate::domain::message::{Message, ToolCall};
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
-use crate::middleware::{ModelAnswer, NextModel};
+use crate::middleware::{HookTools, ModelAnswer, NextModel};
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
@@ -192,11 +194,26 @@ impl Loop<'_> {
             return Err(definition_changed("the current hook does not exist any more"));
         };
         let name = self.plan.hooks(point).get(at).cloned().unwrap_or_default();
-        let scope = self.scope.answered(machine.answers_to(&InterruptSource::Hook(name)));
-        match self
-            .with_progress(machine, pending, policy.hook(point, &scope, &machine.state))
-            .await?
-        {
+        let scope = self
+            .scope
+            .answered(machine.answers_to(&InterruptSource::Hook(name.clone())));
+        let before: &Machine = machine;
+        let name = &name;
+        let made = &AtomicUsize::default();
+        let call = |call: ToolCall| -> BoxFuture<'_, Result<ToolOutput, Halt>> {
+            // Some models use the id of a call again.
+            let number = made.fetch_add(1, Ordering::Relaxed);
+            let task = before.task(&format!("{name}:{number}:{}", call.id));
+            self.call_for_hook(&before.state, task, call).boxed()
+        };
+        let specs = || self.agent.model_loop().map_or_else(Vec::new, |own| own.toolbox.specs());
+        let tools = HookTools {
+            specs: &specs,
+            call: &call,
+        };
+        let work = policy.hook_with_tools(point, &scope, &before.state, tools);
+        let reaction = self.with_progress(before, pending, work).await?;
+        match reaction {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
                 self.state_size.record(&update);

@@ -111,6 +111,21 @@ pub trait Middleware: Send + Sync {
         Ok(HookResult::default())
     }
 
+    /// Runs the hook at `point` with the tools of the agent. Hooks that call no tools leave this to [`Middleware::hook`].
+    ///
+    /// # Errors
+    /// As [`Middleware::hook`].
+    async fn hook_with_tools(
+        &self,
+        point: HookPoint,
+        scope: &Scope,
+        state: &State,
+        tools: HookTools<'_>,
+    ) -> Result<HookResult, Halt> {
+        let _ = tools;
+        self.hook(point, scope, state).await
+    }
+
     /// Wraps a model call. May change the request, call the model several times, or not at all.
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         next.ask(request).await
@@ -292,6 +307,20 @@ impl From<Update> for HookResult {
             reviewed: vec![],
         }
     }
+}
+
+/// Makes a call of a hook.
+pub type MakeHookCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<ToolOutput, Halt>> + Send + Sync + 'a;
+
+/// The tools of an agent, for a hook.
+#[derive(Clone, Copy)]
+pub struct HookTools<'a> {
+    /// Returns the specifications of the tools that are there now.
+    pub specs: &'a (dyn Fn() -> Vec<Arc<ToolSpec>> + Send + Sync + 'a),
+    /// Makes a call, which goes through the middleware of the agent like a call of the model. The hook alone gets the
+    /// result, and nothing of it is stored. A hook is run again after a crash, so that calls that must not be repeated,
+    /// and calls about which a human would have to be asked, are error results.
+    pub call: &'a MakeHookCall<'a>,
 }
 
 /// Rewrites a text that arrives in pieces.
