@@ -22,6 +22,7 @@ on_both_engines! {
     a_grader_looks_with_its_tools_before_it_grades,
     a_grader_makes_no_call_that_it_may_not_make,
     a_grader_has_to_grade_when_its_steps_are_used_up,
+    calls_of_a_grader_count_for_the_limits_of_the_run,
     a_policy_with_an_unknown_model_is_refused,
 }
 
@@ -213,10 +214,6 @@ async fn a_grader_makes_no_call_that_it_may_not_make(server: TestServer) {
             agent(WITH_LOOKUP) + "permissions = [{ tools = [\"lookup\"], mode = \"deny\" }]\n",
             "permission denied",
         ),
-        (
-            agent(WITH_LOOKUP) + "limits = { tool_calls = 0 }\n",
-            "The call was not made",
-        ),
     ];
     for (at, (configuration, refusal)) in cases.into_iter().enumerate() {
         let name = format!("helped{at}");
@@ -250,6 +247,19 @@ async fn a_grader_has_to_grade_when_its_steps_are_used_up(server: TestServer) {
     let tools = last["tools"].as_array().expect("tools");
     assert_eq!(tools.len(), 1, "{tools:?}");
     assert_eq!(tools[0]["function"]["name"], "grade");
+}
+
+async fn calls_of_a_grader_count_for_the_limits_of_the_run(server: TestServer) {
+    let limited = agent(WITH_LOOKUP) + "limits = { tool_calls = 1 }\n";
+    server.is_configured_with(&limited).await;
+    server
+        .models
+        .will([Turn::LooksUp(vec!["a", "b"]), Turn::Says(SATISFIED)]);
+    let alice = server.human("helped").await;
+    assert_eq!(works_by_a_rubric(&server, &alice).await, ["satisfied"]);
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
+    let last = server.models.asked().pop().expect("a request");
+    assert!(last.body.contains("The call was not made"), "{}", last.body);
 }
 
 async fn a_policy_with_an_unknown_model_is_refused(server: TestServer) {
