@@ -137,14 +137,12 @@ impl Middleware for Pii {
         &[HookPoint::BeforeModel]
     }
 
-    async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        // What came before the last answer was rewritten before it.
-        let new = state
-            .messages
-            .recent()
-            .iter()
-            .rev()
-            .take_while(|message| !message.is_ai());
+    async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+        // What came before the last answer of the agent was rewritten before it. Clients bring answers, too, and what they
+        // bring before these was not.
+        let is_own = |message: &Message| message.is_ai() && message.name.as_deref() == Some(scope.agent.as_str());
+        let new = state.messages.recent().iter().rev();
+        let new = new.take_while(|message| !is_own(message));
         let mut update = Update::none();
         for message in new.filter(|message| self.concerns(message)) {
             if let Some(rewritten) = self.rewritten(message)? {

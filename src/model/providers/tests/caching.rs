@@ -11,7 +11,12 @@ fn answer(usage: &Value) -> Reply {
     let last = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [],
         "usage": usage});
     let frames = [text, end, last].map(|chunk| format!("data: {chunk}"));
-    Reply::stream(&[&frames[0], &frames[1], &frames[2], "data: [DONE]"])
+    Reply::stream(&[
+        frames[0].as_str(),
+        frames[1].as_str(),
+        frames[2].as_str(),
+        "data: [DONE]",
+    ])
 }
 
 fn plain() -> Reply {
