@@ -611,8 +611,8 @@ const NO_APPROVAL: &str = "Error: a human would have to be asked about this call
 const NO_DELEGATION: &str =
     "Error: this tool delegates to a subagent, which is not possible here. Nothing was delegated.";
 
-const NO_REPETITION: &str = "Error: this tool may not be called here, since its calls must not be repeated after a crash \
-     (`after_crash`). The call was not made.";
+const NO_REPETITION: &str = "Error: this tool may not be called here, since its calls must not be repeated after a \
+     crash (`after_crash`). The call was not made.";
 
 const CUT_OFF: &str = "The call was cut off before it had answered; whether it took effect is not known.";
 

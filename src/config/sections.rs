@@ -631,8 +631,8 @@ pub struct ProviderSection {
     pub first_token_s: Option<f64>,
     /// The maximum time between two pieces of an answer, in seconds; `[answers] between_tokens_s` when absent.
     pub between_tokens_s: Option<f64>,
-    /// How requests use its cache: with `markers` for Claude behind a gateway, with a `key` for each conversation, or
-    /// not at all; `auto` when absent: as it is known for the provider and the model.
+    /// The use of its cache: `markers` for Claude behind a gateway, a `key` for each conversation, or `off`; `auto` when
+    /// absent: as it is known for the provider and the model.
     pub prompt_caching: Option<PromptCaching>,
 }
 

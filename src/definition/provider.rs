@@ -55,7 +55,7 @@ pub enum Protocol {
     Scripted,
 }
 
-/// How requests use the cache of a provider: `prompt_caching` of a section `[providers.NAME]`.
+/// The use of the cache of a provider: `prompt_caching` of a section `[providers.NAME]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

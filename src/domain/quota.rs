@@ -460,7 +460,11 @@ mod tests {
         wrote["input_token_details"]["cache_creation"] = json!(300);
         assert_eq!(prices.cost_of("m:m", &wrote), 100 * 5 / 4 + 75 + 300 * 2 + 100);
         wrote["input_token_details"]["cache_creation"] = json!(5000);
-        assert_eq!(prices.cost_of("m:m", &wrote), 75 + 400 * 2 + 100, "no more than the input");
+        assert_eq!(
+            prices.cost_of("m:m", &wrote),
+            75 + 400 * 2 + 100,
+            "no more than the input"
+        );
         assert_eq!(
             prices.cost_of("m:m", &json!({"input_tokens": 1, "output_tokens": 0})),
             2

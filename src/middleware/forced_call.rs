@@ -25,7 +25,7 @@ const SHOWN_RESULT: usize = 20_000;
 pub(super) struct Research<'a> {
     /// The tools of the agent.
     pub(super) tools: HookTools<'a>,
-    /// Those that the model may call.
+    /// The names of the tools that the model may call.
     pub(super) names: &'a ToolNames,
     /// The maximum number of requests, the last of which has to be answered.
     pub(super) max_steps: u64,

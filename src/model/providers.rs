@@ -76,7 +76,7 @@ pub struct RequestSettings {
     pub first_token: Option<Duration>,
     /// The maximum time between two pieces of an answer.
     pub between_tokens: Option<Duration>,
-    /// How the requests use the provider's cache.
+    /// The use of the provider's cache.
     pub prompt_caching: Option<PromptCaching>,
 }
 

@@ -32,7 +32,7 @@ pub(super) struct BoundedClient {
     limits: AnswerLimits,
     /// Headers that precede those of a request.
     headers: HeaderMap,
-    /// What requests say to the cache of the provider.
+    /// The use of the cache of the provider.
     caching: Caching,
 }
 

@@ -1,4 +1,4 @@
-//! What requests say to the cache of a provider.
+//! The use of the cache of a provider: what requests say to it.
 //!
 //! Most providers cache the beginnings of requests by themselves. Claude caches what is marked, also behind a gateway
 //! with OpenAI's protocol, and some providers find more in their caches when each conversation has a key. A provider
@@ -40,7 +40,7 @@ const OPENROUTER: &str = "openrouter.ai";
 /// The beginnings of the names of models at OpenRouter that cache only what is marked.
 const MARKED_AT_OPENROUTER: [&str; 2] = ["anthropic/", "qwen/"];
 
-/// What a request says to the cache of a provider.
+/// The hint of a request to the cache of a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum CacheHint {
     /// Nothing.
@@ -54,7 +54,7 @@ pub(super) enum CacheHint {
     KeyInHeader,
 }
 
-/// What the requests to a model say to the cache of its provider. Clones have the same memory of a refusal.
+/// The use of the cache of the provider by requests to a model. Clones have the same memory of a refusal.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Caching {
     hint: CacheHint,

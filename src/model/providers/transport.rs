@@ -57,7 +57,7 @@ pub(super) struct AdjustedTransport {
     pub(super) blocks: Arc<[PromptBlock]>,
     /// The separator between messages of the user.
     pub(super) separator: Option<Separator>,
-    /// What the request says to the cache of the provider.
+    /// The hint to the cache of the provider.
     pub(super) cache: CacheHint,
     /// The key of the conversation for the cache, if the provider takes one.
     pub(super) conversation: Option<String>,
