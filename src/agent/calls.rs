@@ -13,13 +13,13 @@ use super::Loop;
 use super::delegate::ChildResult;
 use super::driver::{PendingWrites, StepError, unanswerable_question, with_ids};
 use super::journal::{ExitReason, PendingWrite};
-use crate::definition::{AfterCrash, OnError, builtins};
+use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
 use crate::domain::approvers::Approvers;
 use crate::domain::call::{CallStatus, DelegationResult, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::foreign::{admit_message, admit_result};
-use crate::domain::id::{CheckpointId, RunId, TaskId};
+use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::{Decision, Decisions, InterruptSource, Question, QuestionKind};
 use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};
 use crate::domain::machine::{Failure, Machine};
@@ -27,14 +27,14 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::remembered::RememberedDecision;
 use crate::domain::size;
 use crate::domain::state::{State, Update};
+use crate::middleware::NextCall;
 use crate::middleware::approval::ApprovalCheck;
-use crate::middleware::{Middleware, NextCall};
 use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call to run.
 pub(super) struct PreparedCall {
-    at: usize,
+    pub(super) at: usize,
     pub(super) call: ToolCall,
     pub(super) scope: Scope,
 }
@@ -287,47 +287,6 @@ impl Loop<'_> {
         } else {
             Ok(())
         }
-    }
-
-    /// Makes a call of a hook, which alone gets the result. It goes through the middleware like a call of the model.
-    pub(super) async fn call_for_hook(&self, state: &State, task: TaskId, call: ToolCall) -> Result<ToolOutput, Halt> {
-        if let Some(refusal) = self.refusal_for_hook(&call) {
-            return Ok(ToolOutput::error(&call, refusal));
-        }
-        let scope = Scope {
-            task: Some(task),
-            files: self.scope.files.of_call(task, &self.scope.agent),
-            ..self.scope.answered(vec![])
-        };
-        let job = PreparedCall {
-            at: 0,
-            call: call.clone(),
-            scope,
-        };
-        match self.make_in_span(job, state).await {
-            Ok(CallOutcome::Answer(answer)) => {
-                // The file of a long result would not be stored, so that nobody could read it.
-                let policies = self.agent.stack().iter().rev();
-                let policies = policies.filter(|policy| policy.name() != builtins::FILES);
-                Ok(policies.fold(answer, |answer, policy| {
-                    policy.receive(&self.scope, state, &call, answer)
-                }))
-            }
-            Ok(CallOutcome::Delegate(_)) => Ok(ToolOutput::error(&call, NO_DELEGATION)),
-            Err(Halt::Ask(_)) => Ok(ToolOutput::error(&call, NO_APPROVAL)),
-            Err(halt @ (Halt::Fail(_) | Halt::Stopped)) => Err(halt),
-        }
-    }
-
-    /// Returns the reason why a hook may not make a call.
-    fn refusal_for_hook(&self, call: &ToolCall) -> Option<&'static str> {
-        let needs_approval = |policy: &Arc<dyn Middleware>| policy.needs_approval(&self.scope, call);
-        if self.agent.stack().iter().any(needs_approval) {
-            return Some(NO_APPROVAL);
-        }
-        let tool = self.agent.tool(&call.name);
-        let may_repeat = tool.is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
-        (!may_repeat).then_some(NO_REPETITION)
     }
 
     /// Runs one call through the middleware.
@@ -605,14 +564,6 @@ pub(super) fn record_answer(machine: &mut Machine, at: usize, answer: ToolOutput
 
 pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
      It may or may not have taken effect; it was not repeated.";
-
-const NO_APPROVAL: &str = "Error: a human would have to be asked about this call. It was not made.";
-
-const NO_DELEGATION: &str =
-    "Error: this tool delegates to a subagent, which is not possible here. Nothing was delegated.";
-
-const NO_REPETITION: &str = "Error: this tool may not be called here, since its calls must not be repeated after a \
-     crash (`after_crash`). The call was not made.";
 
 const CUT_OFF: &str = "The call was cut off before it had answered; whether it took effect is not known.";
 

@@ -1,6 +1,5 @@
 //! The driver: performs the steps that the machine requests and commits their results.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
@@ -9,21 +8,21 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
-use super::call_ids::CallIdAllocator;
 use super::fallback::{ModelAttempt, ModelStep};
+use super::hook_calls::ToolsOfHook;
 use super::journal::{ExitReason, PendingWrite};
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
-use crate::domain::call::ToolOutput;
+use crate::domain::call_ids::CallIdAllocator;
 use crate::domain::event::{AgentWork, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{InterruptSource, Question};
 use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TOOLS};
-use crate::domain::message::{Message, ToolCall};
+use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
-use crate::middleware::{HookTools, ModelAnswer, NextModel};
+use crate::middleware::{ModelAnswer, NextModel};
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
@@ -193,26 +192,21 @@ impl Loop<'_> {
         let Some(policy) = self.agent.hook(point, at) else {
             return Err(definition_changed("the current hook does not exist any more"));
         };
-        let name = self.plan.hooks(point).get(at).cloned().unwrap_or_default();
+        let name = self.plan.hooks(point).get(at).map_or("", String::as_str);
         let scope = self
             .scope
-            .answered(machine.answers_to(&InterruptSource::Hook(name.clone())));
-        let before: &Machine = machine;
-        let name = &name;
-        let made = &AtomicUsize::default();
-        let call = |call: ToolCall| -> BoxFuture<'_, Result<ToolOutput, Halt>> {
-            // Some models use the id of a call again.
-            let number = made.fetch_add(1, Ordering::Relaxed);
-            let task = before.task(&format!("{name}:{number}:{}", call.id));
-            self.call_for_hook(&before.state, task, call).boxed()
+            .answered(machine.answers_to(&InterruptSource::Hook(name.to_owned())));
+        let reaction = if policy.calls_tools(point, &machine.state) {
+            self.flush(machine, pending).await?;
+            let tools = ToolsOfHook::new(self, machine, name);
+            let work = policy.hook_with_tools(point, &scope, &machine.state, &tools);
+            // Calls may take long. On shutdown the next process runs the hook again.
+            let work = async { self.leave.run_until_cancelled(work).await.unwrap_or(Err(Halt::Stopped)) };
+            self.with_progress(machine, pending, work).await?
+        } else {
+            let work = policy.hook(point, &scope, &machine.state);
+            self.with_progress(machine, pending, work).await?
         };
-        let specs = || self.agent.model_loop().map_or_else(Vec::new, |own| own.toolbox.specs());
-        let tools = HookTools {
-            specs: &specs,
-            call: &call,
-        };
-        let work = policy.hook_with_tools(point, &scope, &before.state, tools);
-        let reaction = self.with_progress(before, pending, work).await?;
         match reaction {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::dangling_calls::result_of_unreadable;
 use super::model_call::ask_model;
 use super::{HookTools, MiddlewareModel};
 use crate::definition::SystemPrompt;
 use crate::definition::mcp::ToolNames;
 use crate::domain::call::ToolOutput;
+use crate::domain::call_ids::CallIdAllocator;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
 use crate::tool::{ArgumentCheck, Halt, Scope};
@@ -24,7 +26,7 @@ const SHOWN_RESULT: usize = 20_000;
 /// The tools with which a model finds out what it needs for its answer.
 pub(super) struct Research<'a> {
     /// The tools of the agent.
-    pub(super) tools: HookTools<'a>,
+    pub(super) tools: &'a dyn HookTools,
     /// The names of the tools that the model may call.
     pub(super) names: &'a ToolNames,
     /// The maximum number of requests, the last of which has to be answered.
@@ -37,7 +39,7 @@ impl Research<'_> {
     /// Makes a call. Returns its result for the model.
     async fn call(&self, scope: &Scope, call: ToolCall) -> Result<Message, Halt> {
         let output = match self.names.contains(&call.name) {
-            true => (self.tools.call)(call.clone()).await?,
+            true => self.tools.call(call.clone()).await?,
             false => ToolOutput::error(&call, format!("Error: {} is not a tool that you may call.", call.name)),
         };
         let answers = |message: &&Arc<Message>| message.answers() == Some(call.id.as_str());
@@ -92,16 +94,25 @@ impl ForcedCall<'_> {
     ) -> Result<Result<Map<String, Value>, String>, Halt> {
         let mut request = self.request();
         let form = request.tools.clone();
-        let specs = (research.tools.specs)();
-        let offered = specs.into_iter().filter(|spec| research.names.contains(&spec.name));
-        request.tools.extend(offered);
+        let is_offered = |spec: &Arc<ToolSpec>| research.names.contains(&spec.name) && spec.name != self.form.name;
+        request
+            .tools
+            .extend(research.tools.specs().into_iter().filter(is_offered));
         for _ in 1..research.max_steps {
-            let answer = ask_model(scope, self.model, request.clone()).await?;
+            let mut answer = ask_model(scope, self.model, request.clone()).await?;
+            CallIdAllocator::make_unique(&mut answer);
             let calls = answer.tool_calls().to_vec();
-            if calls.is_empty() || calls.iter().any(|call| call.name == self.form.name) {
+            let unreadable: Vec<Message> = answer
+                .invalid_tool_calls()
+                .iter()
+                .filter_map(result_of_unreadable)
+                .collect();
+            let is_silent = calls.is_empty() && unreadable.is_empty();
+            if is_silent || calls.iter().any(|call| call.name == self.form.name) {
                 return Ok(self.read(&answer));
             }
             request.messages.push(Arc::new(answer));
+            request.messages.extend(unreadable.into_iter().map(Arc::new));
             for (at, call) in calls.into_iter().enumerate() {
                 let result = match at < MOST_CALLS {
                     true => research.call(scope, call).await?,

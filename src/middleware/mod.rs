@@ -111,7 +111,14 @@ pub trait Middleware: Send + Sync {
         Ok(HookResult::default())
     }
 
-    /// Runs the hook at `point` with the tools of the agent. Hooks that call no tools leave this to [`Middleware::hook`].
+    /// Returns whether the hook at `point` may call tools in this state. Then [`Middleware::hook_with_tools`] is called
+    /// in place of [`Middleware::hook`].
+    fn calls_tools(&self, point: HookPoint, state: &State) -> bool {
+        let _ = (point, state);
+        false
+    }
+
+    /// Runs the hook at `point` with the tools of the agent. It is called only if [`Middleware::calls_tools`] says so.
     ///
     /// # Errors
     /// As [`Middleware::hook`].
@@ -120,7 +127,7 @@ pub trait Middleware: Send + Sync {
         point: HookPoint,
         scope: &Scope,
         state: &State,
-        tools: HookTools<'_>,
+        tools: &dyn HookTools,
     ) -> Result<HookResult, Halt> {
         let _ = tools;
         self.hook(point, scope, state).await
@@ -309,18 +316,19 @@ impl From<Update> for HookResult {
     }
 }
 
-/// Makes a call of a hook.
-pub type MakeHookCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<ToolOutput, Halt>> + Send + Sync + 'a;
-
 /// The tools of an agent, for a hook.
-#[derive(Clone, Copy)]
-pub struct HookTools<'a> {
+#[async_trait]
+pub trait HookTools: Send + Sync {
     /// Returns the specifications of the tools that are there now.
-    pub specs: &'a (dyn Fn() -> Vec<Arc<ToolSpec>> + Send + Sync + 'a),
+    fn specs(&self) -> Vec<Arc<ToolSpec>>;
+
     /// Makes a call, which goes through the middleware of the agent like a call of the model. The hook alone gets the
     /// result, and nothing of it is stored. A hook is run again after a crash, so that calls that must not be repeated,
     /// and calls about which a human would have to be asked, are error results.
-    pub call: &'a MakeHookCall<'a>,
+    ///
+    /// # Errors
+    /// [`Halt::Fail`] if the tool fails and its failure ends the run; [`Halt::Stopped`] if the run has to stop.
+    async fn call(&self, call: ToolCall) -> Result<ToolOutput, Halt>;
 }
 
 /// Rewrites a text that arrives in pieces.

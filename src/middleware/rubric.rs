@@ -162,22 +162,30 @@ impl Middleware for Rubric {
         }
     }
 
-    async fn hook_with_tools(
-        &self,
-        point: HookPoint,
-        scope: &Scope,
-        state: &State,
-        tools: HookTools<'_>,
-    ) -> Result<HookResult, Halt> {
+    fn calls_tools(&self, point: HookPoint, state: &State) -> bool {
+        point == HookPoint::AfterAgent && !self.tools.is_empty() && rubric_of(state).is_some()
+    }
+
+    async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         match point {
             HookPoint::BeforeAgent if state.count(ITERATIONS) > 0 => {
                 let mut update = Update::field(ITERATIONS, json!(0));
                 update.merge(Update::field(STATUS, Value::Null));
                 Ok(update.into())
             }
-            HookPoint::AfterAgent => self.evaluate(scope, state, tools).await,
+            HookPoint::AfterAgent => self.evaluate(scope, state, None).await,
             HookPoint::BeforeAgent | HookPoint::BeforeModel | HookPoint::AfterModel => Ok(HookResult::default()),
         }
+    }
+
+    async fn hook_with_tools(
+        &self,
+        _: HookPoint,
+        scope: &Scope,
+        state: &State,
+        tools: &dyn HookTools,
+    ) -> Result<HookResult, Halt> {
+        self.evaluate(scope, state, Some(tools)).await
     }
 }
 
@@ -210,28 +218,27 @@ impl RubricSettings {
 
 impl Rubric {
     /// Has the work graded, and sends it back if it has to be revised.
-    async fn evaluate(&self, scope: &Scope, state: &State, tools: HookTools<'_>) -> Result<HookResult, Halt> {
-        let rubric = state.fields.get(RUBRIC).and_then(Value::as_str).map(str::trim);
-        let (Some(rubric), Some(model)) = (rubric.filter(|rubric| !rubric.is_empty()), &self.model) else {
+    async fn evaluate(&self, scope: &Scope, state: &State, tools: Option<&dyn HookTools>) -> Result<HookResult, Halt> {
+        let (Some(rubric), Some(model)) = (rubric_of(state), &self.model) else {
             return Ok(HookResult::default());
         };
         let iteration = state.count(ITERATIONS) + 1;
         let most = self.settings.max_iterations;
         let event = json!({"type": "rubric_evaluation_start", "iteration": iteration, "max_iterations": most});
         scope.progress.send(event).await;
-        let research = Research {
+        let research = tools.map(|tools| Research {
             tools,
             names: &self.tools,
             max_steps: self.settings.max_steps,
             event: json!({"type": "rubric_tool_call", "iteration": iteration}),
-        };
+        });
         let question = ForcedCall {
             model,
             instructions: &self.instructions(),
             text: question(rubric, state),
             form: form(),
         };
-        let outcome = self.grade(scope, &question, &research).await?;
+        let outcome = grade(scope, &question, research.as_ref()).await?;
         let (status, grading) = match &outcome {
             GradingOutcome::GraderError(_) => ("grader_error", None),
             GradingOutcome::Unverified(grading) => ("unverified", Some(grading)),
@@ -278,37 +285,36 @@ impl Rubric {
             false => format!("{own}{WITH_TOOLS}"),
         }
     }
+}
 
-    /// Asks the grader. One that gives no usable grading is asked once more.
-    async fn grade(
-        &self,
-        scope: &Scope,
-        question: &ForcedCall<'_>,
-        research: &Research<'_>,
-    ) -> Result<GradingOutcome, Halt> {
-        let mut last = GradingOutcome::GraderError("the grader gave no grading".to_owned());
-        for _ in 0..2 {
-            let asked = match self.tools.is_empty() {
-                true => question.ask(scope).await,
-                false => question.ask_with_tools(scope, research).await,
-            };
-            let answer = match asked {
-                Ok(answer) => answer,
-                // The work is done, so a grader that fails does not fail the run.
-                Err(Halt::Fail(failure)) => return Ok(GradingOutcome::GraderError(failure.class)),
-                Err(halt) => return Err(halt),
-            };
-            let grading = answer.and_then(|args| {
-                serde_json::from_value::<Grading>(Value::Object(args)).map_err(|error| error.to_string())
-            });
-            last = match grading {
-                Ok(grading) if grading.is_complete() => return Ok(GradingOutcome::Graded(grading)),
-                Ok(grading) => GradingOutcome::Unverified(grading),
-                Err(problem) => GradingOutcome::GraderError(format!("the grader gave no grading: {problem}")),
-            };
-        }
-        Ok(last)
+/// Asks the grader, which may call tools first if there is something to look with. One that gives no usable grading is
+/// asked once more.
+async fn grade(
+    scope: &Scope,
+    question: &ForcedCall<'_>,
+    research: Option<&Research<'_>>,
+) -> Result<GradingOutcome, Halt> {
+    let mut last = GradingOutcome::GraderError("the grader gave no grading".to_owned());
+    for _ in 0..2 {
+        let asked = match research {
+            Some(research) => question.ask_with_tools(scope, research).await,
+            None => question.ask(scope).await,
+        };
+        let answer = match asked {
+            Ok(answer) => answer,
+            // The work is done, so a grader that fails does not fail the run.
+            Err(Halt::Fail(failure)) => return Ok(GradingOutcome::GraderError(failure.class)),
+            Err(halt) => return Err(halt),
+        };
+        let grading = answer
+            .and_then(|args| serde_json::from_value::<Grading>(Value::Object(args)).map_err(|error| error.to_string()));
+        last = match grading {
+            Ok(grading) if grading.is_complete() => return Ok(GradingOutcome::Graded(grading)),
+            Ok(grading) => GradingOutcome::Unverified(grading),
+            Err(problem) => GradingOutcome::GraderError(format!("the grader gave no grading: {problem}")),
+        };
     }
+    Ok(last)
 }
 
 impl Grading {
@@ -317,6 +323,12 @@ impl Grading {
         let is_met = !self.criteria.is_empty() && self.criteria.iter().all(|criterion| criterion.passed);
         self.result != GradingResult::Satisfied || is_met
     }
+}
+
+/// Returns the rubric of a run, if it has one.
+fn rubric_of(state: &State) -> Option<&str> {
+    let rubric = state.fields.get(RUBRIC).and_then(Value::as_str).map(str::trim);
+    rubric.filter(|rubric| !rubric.is_empty())
 }
 
 /// Returns the question to the grader.
