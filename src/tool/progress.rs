@@ -104,3 +104,19 @@ impl ProgressSink {
         std::iter::from_fn(|| receiver.try_recv().ok()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_that_clients_do_not_see_sends_events_but_no_pieces_of_its_result() {
+        let sink = ProgressSink::default();
+        let hidden = sink.without_output();
+        hidden.send_output("c", "a piece").await;
+        hidden.send(json!({"done": 1})).await;
+        assert_eq!(sink.drain(), [ProgressEvent::Custom(json!({"done": 1}))]);
+    }
+}
