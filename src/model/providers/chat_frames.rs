@@ -377,7 +377,7 @@ fn name_cached_tokens(chunk: &mut Value) {
         let stated = usage["prompt_tokens_details"][known]
             .as_u64()
             .filter(|count| *count > 0);
-        let (None, Some(other)) = (stated, other) else {
+        let Some(other) = other.filter(|_| stated.is_none()) else {
             continue;
         };
         if !usage["prompt_tokens_details"].is_object() {
