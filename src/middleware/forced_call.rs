@@ -22,6 +22,8 @@ use crate::tool::{ArgumentCheck, Halt, Scope};
 const MOST_CALLS: usize = 16;
 /// The characters of a result that the model reads.
 const SHOWN_RESULT: usize = 20_000;
+/// The bytes of results after which the model has to answer.
+const MOST_RESULTS: usize = 400_000;
 
 /// The tools with which a model finds out what it needs for its answer.
 pub(super) struct Research<'a> {
@@ -98,6 +100,7 @@ impl ForcedCall<'_> {
         request
             .tools
             .extend(research.tools.specs().into_iter().filter(is_offered));
+        let mut read = 0;
         for _ in 1..research.max_steps {
             let mut answer = ask_model(scope, self.model, request.clone()).await?;
             CallIdAllocator::make_unique(&mut answer);
@@ -122,7 +125,11 @@ impl ForcedCall<'_> {
                         "Error: too many calls at once. It was not made.",
                     ),
                 };
+                read += result.content.text_bytes();
                 request.messages.push(Arc::new(result));
+            }
+            if read >= MOST_RESULTS {
+                break;
             }
         }
         request.tools = form;
