@@ -653,6 +653,7 @@ fn request_settings(section: &ProviderSection) -> RequestSettings {
         max_retries: section.max_retries.and_then(|retries| usize::try_from(retries).ok()),
         first_token: section.first_token(),
         between_tokens: section.between_tokens(),
+        prompt_caching: section.prompt_caching,
     }
 }
 

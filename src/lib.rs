@@ -128,8 +128,8 @@
 //! **a middleware with settings**: `middleware/x.rs` with a type that implements [`middleware::Middleware`] (its
 //! `configured` reads the settings where a definition lists it); its `mod` line and its entry in `listed()` in
 //! `middleware/mod.rs`; the table in `docs/agents.md`; a test. `middleware/context_editing.rs` is one. One that needs a
-//! model gets it in `for_agent`, and its name is in `WITH_MODEL` of `definition/builtins.rs`; `middleware/rubric.rs` is
-//! one.
+//! model gets it in `for_agent`, and its name is in `WITH_MODEL` of `definition/builtins.rs`; a setting that names tools of
+//! the agent is in `WITH_TOOLS` there; `middleware/rubric.rs` has both.
 //!
 //! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()` and reads the settings
 //! in its `configured`, as above, and a row in `definition/builtins.rs`, which reserves the tool's name and lets
@@ -205,7 +205,9 @@ pub use domain::machine::{Failure, HookPoint, Jump};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 pub use domain::run::DelegatedTask;
 pub use domain::state::{File, State, Update};
-pub use middleware::{AgentParts, Contribution, HookResult, Middleware, ModelAnswer, NextCall, NextModel, TextFilter};
+pub use middleware::{
+    AgentParts, Contribution, HookResult, HookTools, Middleware, ModelAnswer, NextCall, NextModel, TextFilter,
+};
 pub use model::{Model, ModelError, ModelEvent, ModelRequest, ToolSpec};
 pub use shutdown::Shutdown;
 pub use tool::{CallOutcome, Delegation, Halt, Runnable, Scope, Tool};

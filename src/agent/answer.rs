@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, json};
 
 use super::answer_filters::AnswerFilters;
-use super::call_ids::CallIdAllocator;
 use super::journal::Journal;
+use crate::domain::call_ids::CallIdAllocator;
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
 use crate::domain::json_limits::without_nul;
 use crate::domain::machine::Failure;

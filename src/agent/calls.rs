@@ -34,7 +34,7 @@ use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call to run.
 pub(super) struct PreparedCall {
-    at: usize,
+    pub(super) at: usize,
     pub(super) call: ToolCall,
     pub(super) scope: Scope,
 }

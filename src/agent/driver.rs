@@ -8,11 +8,12 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
-use super::call_ids::CallIdAllocator;
 use super::fallback::{ModelAttempt, ModelStep};
+use super::hook_calls::ToolsOfHook;
 use super::journal::{ExitReason, PendingWrite};
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
+use crate::domain::call_ids::CallIdAllocator;
 use crate::domain::event::{AgentWork, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::CheckpointId;
@@ -206,12 +207,22 @@ impl Loop<'_> {
         let Some(policy) = self.agent.hook(point, at) else {
             return Err(definition_changed("the current hook does not exist any more"));
         };
-        let name = self.plan.hooks(point).get(at).cloned().unwrap_or_default();
-        let scope = self.scope.answered(machine.answers_to(&InterruptSource::Hook(name)));
-        match self
-            .with_progress(machine, pending, policy.hook(point, &scope, &machine.state))
-            .await?
-        {
+        let name = self.plan.hooks(point).get(at).map_or("", String::as_str);
+        let scope = self
+            .scope
+            .answered(machine.answers_to(&InterruptSource::Hook(name.to_owned())));
+        let reaction = if policy.calls_tools(point, &machine.state) {
+            self.flush(machine, pending).await?;
+            let tools = ToolsOfHook::new(self, machine, name);
+            let work = policy.hook_with_tools(point, &scope, &machine.state, &tools);
+            // Calls may take long. On shutdown the next process runs the hook again.
+            let work = async { self.leave.run_until_cancelled(work).await.unwrap_or(Err(Halt::Stopped)) };
+            self.with_progress(machine, pending, work).await?
+        } else {
+            let work = policy.hook(point, &scope, &machine.state);
+            self.with_progress(machine, pending, work).await?
+        };
+        match reaction {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
                 self.state_size.record(&update);

@@ -483,6 +483,11 @@ impl Check {
             let kinds = kinds.join(", ");
             self.error(&["providers", name, "kind"], format!("must be given: one of {kinds}"));
         }
+        let caching = provider.prompt_caching.unwrap_or_default();
+        if let Some(kind) = provider.kind.filter(|kind| !caching.fits(kind.protocol())) {
+            let message = format!("does not fit `kind = \"{kind}\"`, whose requests have no place for it");
+            self.error(&["providers", name, "prompt_caching"], message);
+        }
         let field = FieldPath::of(["providers", name]);
         self.findings.extend(provider_problems(&field, provider));
     }

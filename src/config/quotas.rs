@@ -91,6 +91,10 @@ pub struct PriceSection {
     /// absent.
     #[serde(default)]
     pub cached_input: Option<f64>,
+    /// The price of a million input tokens that the provider has written to its cache; that of other input tokens if
+    /// absent.
+    #[serde(default)]
+    pub cache_write: Option<f64>,
     /// The price of a million output tokens.
     pub output: f64,
 }
@@ -101,6 +105,7 @@ impl PriceSection {
         ModelPrice {
             input: millionths(self.input),
             cached_input: millionths(self.cached_input.unwrap_or(self.input)),
+            cache_write: millionths(self.cache_write.unwrap_or(self.input)),
             output: millionths(self.output),
         }
     }
@@ -224,6 +229,7 @@ pub(super) fn check_prices(prices: &NamedEntries<PriceSection>) -> Vec<Diagnosti
         let amounts = [
             ("input", Some(price.input)),
             ("cached_input", price.cached_input),
+            ("cache_write", price.cache_write),
             ("output", Some(price.output)),
         ];
         for (key, amount) in amounts {

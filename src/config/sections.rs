@@ -8,7 +8,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use serde::Deserialize;
 
-use crate::definition::provider::ProviderKind;
+use crate::definition::provider::{PromptCaching, ProviderKind};
 use crate::definition::{ClientRules, Headers};
 use crate::domain::nats::NatsUrl;
 use crate::domain::postgres_url::PostgresUrl;
@@ -631,6 +631,9 @@ pub struct ProviderSection {
     pub first_token_s: Option<f64>,
     /// The maximum time between two pieces of an answer, in seconds; `[answers] between_tokens_s` when absent.
     pub between_tokens_s: Option<f64>,
+    /// The use of its cache: `markers` for Claude behind a gateway, a `key` for each conversation, or `off`; `auto` when
+    /// absent: as it is known for the provider and the model.
+    pub prompt_caching: Option<PromptCaching>,
 }
 
 impl ProviderSection {

@@ -323,6 +323,36 @@ fn a_key_file_is_relative_to_the_configuration() {
 }
 
 #[test]
+fn a_provider_has_a_way_of_caching_that_its_protocol_has_a_place_for() {
+    let reported = |kind: &str, caching: &str| {
+        complaints(&format!(
+            "[providers.lab]\nkind = \"{kind}\"\nprompt_caching = \"{caching}\"\n[agents.a]\nmodel = \"lab:x\"\n"
+        ))
+    };
+    let message = "adjutant.toml:3:1: error: providers.lab.prompt_caching: does not fit `kind = ";
+    for (kind, caching) in [
+        ("google_genai", "markers"),
+        ("openai_responses", "markers"),
+        ("anthropic", "key"),
+    ] {
+        let reported = reported(kind, caching);
+        assert!(reported.starts_with(&format!("{message}\"{kind}\"`")), "{reported}");
+    }
+    for (kind, caching) in [
+        ("openai", "markers"),
+        ("openrouter", "key"),
+        ("openai_responses", "key"),
+        ("anthropic", "markers"),
+        ("ollama", "off"),
+        ("google_genai", "auto"),
+    ] {
+        let reported = reported(kind, caching);
+        assert!(!reported.contains("prompt_caching"), "{reported}");
+    }
+    assert!(reported("openai", "sometimes").contains("allowed are: auto, markers, key, off"));
+}
+
+#[test]
 fn a_provider_has_one_kind_and_one_source_of_its_key() {
     let kinds = PROVIDERS.map(|kind| kind.word).join(", ");
     assert_eq!(

@@ -54,6 +54,13 @@ pub const RUBRIC: &str = "RubricMiddleware";
 /// The policies whose setting `model` is the name of a model.
 pub const WITH_MODEL: [&str; 3] = [TOOL_SELECTOR, TOOL_EMULATOR, RUBRIC];
 
+/// The policies with a setting that names tools of the agent, and the setting.
+pub const WITH_TOOLS: [(&str, &str); 3] = [
+    (TOOL_SELECTOR, "always_include"),
+    (TOOL_EMULATOR, "tools"),
+    (RUBRIC, "tools"),
+];
+
 /// A policy of the server.
 #[derive(Debug)]
 pub struct Builtin {

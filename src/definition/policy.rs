@@ -12,7 +12,9 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::builtins::{APPROVAL, ASK_USER, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL};
+use super::builtins::{
+    APPROVAL, ASK_USER, Builtin, Listing, MEMORY, SKILLS, STORE, TODOS, UNTIL, WITH_MODEL, WITH_TOOLS,
+};
 use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
@@ -45,6 +47,13 @@ impl Policy {
             .get("model")
             .filter(|_| WITH_MODEL.contains(&self.name.as_str()));
         model.and_then(Value::as_str)
+    }
+
+    /// Returns the setting that names tools of the agent, and the names.
+    pub(super) fn named_tools(&self) -> Option<(&'static str, Vec<&str>)> {
+        let setting = WITH_TOOLS.iter().find(|(policy, _)| *policy == self.name)?.1;
+        let names = self.settings.get(setting)?.as_array()?;
+        Some((setting, names.iter().filter_map(Value::as_str).collect()))
     }
 }
 

@@ -55,6 +55,33 @@ pub enum Protocol {
     Scripted,
 }
 
+/// The use of the cache of a provider: `prompt_caching` of a section `[providers.NAME]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum PromptCaching {
+    /// As it is known for the provider and its models.
+    #[default]
+    Auto,
+    /// The instructions and the end of the conversation are marked with `cache_control`.
+    Markers,
+    /// Each conversation has a key of its own, `prompt_cache_key`.
+    Key,
+    /// Requests say nothing to the cache.
+    Off,
+}
+
+impl PromptCaching {
+    /// Returns whether requests of this protocol can use a cache in this way.
+    pub fn fits(self, protocol: Protocol) -> bool {
+        match self {
+            Self::Auto | Self::Off => true,
+            Self::Markers => matches!(protocol, Protocol::Anthropic | Protocol::OpenAi),
+            Self::Key => matches!(protocol, Protocol::OpenAi | Protocol::OpenAiResponses),
+        }
+    }
+}
+
 /// The properties of a kind of provider.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProviderTraits {

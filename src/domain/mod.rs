@@ -13,6 +13,7 @@ pub mod background;
 pub mod backoff;
 pub mod busy_time;
 pub mod call;
+pub mod call_ids;
 pub mod call_token;
 pub mod checkpoint;
 pub mod condition;

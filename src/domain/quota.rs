@@ -286,6 +286,8 @@ pub struct ModelPrice {
     pub input: u64,
     /// The price of input tokens that the provider has read from its cache.
     pub cached_input: u64,
+    /// The price of input tokens that the provider has written to its cache.
+    pub cache_write: u64,
     /// The price of output tokens.
     pub output: u64,
 }
@@ -324,8 +326,10 @@ impl PriceTable {
         let count = |value: &Value| u128::from(value.as_u64().unwrap_or(0));
         let input = count(&usage["input_tokens"]);
         let cached = count(&usage["input_token_details"]["cache_read"]).min(input);
-        let cost = (input - cached) * u128::from(price.input)
+        let written = count(&usage["input_token_details"]["cache_creation"]).min(input - cached);
+        let cost = (input - cached - written) * u128::from(price.input)
             + cached * u128::from(price.cached_input)
+            + written * u128::from(price.cache_write)
             + count(&usage["output_tokens"]) * u128::from(price.output);
         u64::try_from(cost.div_ceil(1_000_000)).unwrap_or(u64::MAX)
     }
@@ -426,6 +430,7 @@ mod tests {
         let price = |input| ModelPrice {
             input,
             cached_input: input / 10,
+            cache_write: input,
             output: 2 * input,
         };
         let prices = PriceTable::new(BTreeMap::from([
@@ -445,11 +450,21 @@ mod tests {
         let price = ModelPrice {
             input: 1_250_000,
             cached_input: 125_000,
+            cache_write: 2_000_000,
             output: 10_000_000,
         };
         let prices = PriceTable::new(BTreeMap::from([("m:m".to_owned(), price)]));
         let usage = json!({"input_tokens": 1000, "output_tokens": 10, "input_token_details": {"cache_read": 600}});
         assert_eq!(prices.cost_of("m:m", &usage), 400 * 5 / 4 + 75 + 100);
+        let mut wrote = usage;
+        wrote["input_token_details"]["cache_creation"] = json!(300);
+        assert_eq!(prices.cost_of("m:m", &wrote), 100 * 5 / 4 + 75 + 300 * 2 + 100);
+        wrote["input_token_details"]["cache_creation"] = json!(5000);
+        assert_eq!(
+            prices.cost_of("m:m", &wrote),
+            75 + 400 * 2 + 100,
+            "no more than the input"
+        );
         assert_eq!(
             prices.cost_of("m:m", &json!({"input_tokens": 1, "output_tokens": 0})),
             2

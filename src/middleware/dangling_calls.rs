@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::{HookResult, Middleware};
 use crate::definition::builtins;
 use crate::domain::machine::HookPoint;
-use crate::domain::message::{Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
+use crate::domain::message::{InvalidToolCall, Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope};
 
@@ -75,16 +75,23 @@ fn missing_results(messages: &[Arc<Message>], at: usize) -> Vec<Message> {
         );
         Message::tool(call, ToolStatus::Error, text)
     });
-    let unreadable = message.invalid_tool_calls().iter().filter_map(|call| {
-        let id = call.id.as_deref().filter(|id| is_open(id))?;
-        let call = ToolCall::new(id, call.name.clone().unwrap_or_default(), serde_json::Map::new());
-        let text = format!(
-            "Tool call {} with id {id} was not made: its arguments are not a JSON object.",
-            call.name
-        );
-        Some(Message::tool(&call, ToolStatus::Error, text))
-    });
+    let unreadable = message
+        .invalid_tool_calls()
+        .iter()
+        .filter(|call| call.id.as_deref().is_some_and(&is_open))
+        .filter_map(result_of_unreadable);
     unanswered.chain(unreadable).collect()
+}
+
+/// Returns the result of a call whose arguments cannot be read; none if it has no id.
+pub(super) fn result_of_unreadable(call: &InvalidToolCall) -> Option<Message> {
+    let id = call.id.as_deref()?;
+    let call = ToolCall::new(id, call.name.clone().unwrap_or_default(), serde_json::Map::new());
+    let text = format!(
+        "Tool call {} with id {id} was not made: its arguments are not a JSON object.",
+        call.name
+    );
+    Some(Message::tool(&call, ToolStatus::Error, text))
 }
 
 #[cfg(test)]
@@ -92,7 +99,7 @@ mod tests {
     use serde_json::Map;
 
     use super::*;
-    use crate::domain::message::{Content, InvalidToolCall};
+    use crate::domain::message::Content;
 
     fn calling(ids: &[&str]) -> Message {
         let tool_calls = ids

@@ -111,6 +111,28 @@ pub trait Middleware: Send + Sync {
         Ok(HookResult::default())
     }
 
+    /// Returns whether the hook at `point` may call tools in this state. Then [`Middleware::hook_with_tools`] is called
+    /// in place of [`Middleware::hook`].
+    fn calls_tools(&self, point: HookPoint, state: &State) -> bool {
+        let _ = (point, state);
+        false
+    }
+
+    /// Runs the hook at `point` with the tools of the agent. It is called only if [`Middleware::calls_tools`] says so.
+    ///
+    /// # Errors
+    /// As [`Middleware::hook`].
+    async fn hook_with_tools(
+        &self,
+        point: HookPoint,
+        scope: &Scope,
+        state: &State,
+        tools: &dyn HookTools,
+    ) -> Result<HookResult, Halt> {
+        let _ = tools;
+        self.hook(point, scope, state).await
+    }
+
     /// Wraps a model call. May change the request, call the model several times, or not at all.
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         next.ask(request).await
@@ -292,6 +314,21 @@ impl From<Update> for HookResult {
             reviewed: vec![],
         }
     }
+}
+
+/// The tools of an agent, for a hook.
+#[async_trait]
+pub trait HookTools: Send + Sync {
+    /// Returns the specifications of the tools that are there now.
+    fn specs(&self) -> Vec<Arc<ToolSpec>>;
+
+    /// Makes a call, which goes through the middleware of the agent like a call of the model. The hook alone gets the
+    /// result, and nothing of it is stored. A hook is run again after a crash, so that calls that must not be repeated,
+    /// and calls about which a human would have to be asked, are error results.
+    ///
+    /// # Errors
+    /// [`Halt::Fail`] if the tool fails and its failure ends the run; [`Halt::Stopped`] if the run has to stop.
+    async fn call(&self, call: ToolCall) -> Result<ToolOutput, Halt>;
 }
 
 /// Rewrites a text that arrives in pieces.

@@ -5,6 +5,7 @@
 use futures::StreamExt;
 
 use super::MiddlewareModel;
+use crate::domain::foreign::admit_answer;
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
@@ -81,7 +82,10 @@ async fn receive(scope: &Scope, model: &dyn Model, request: ModelRequest) -> Res
     let mut stream = model.ask(request).await?;
     while let Some(event) = stream.next().await {
         match event? {
-            ModelEvent::Done(message) => return Ok(*message),
+            ModelEvent::Done(mut message) => {
+                admit_answer(&mut message);
+                return Ok(*message);
+            }
             ModelEvent::Text(_) | ModelEvent::Reasoning(_) | ModelEvent::CallChunk { .. } => {}
         }
     }

@@ -18,17 +18,20 @@ use super::pieces::{PieceLimits, SilenceLimit};
 use super::retry::{RetryPolicy, Retrying};
 use super::scripted::Scripted;
 use super::{Model, ModelError, structured_output, windows};
-use crate::definition::provider::{PROVIDERS, Protocol, ProviderKind, ProviderTraits};
+use crate::definition::provider::{PROVIDERS, PromptCaching, Protocol, ProviderKind, ProviderTraits};
 use crate::domain::headers::Headers;
 use crate::domain::name_patterns::NamePatterns;
 use bounded::BoundedClient;
+use caching::Caching;
 
 pub use listing::ProviderListing;
 
 mod adapter;
 mod bounded;
 mod build;
+mod caching;
 mod chat_frames;
+mod chat_markers;
 mod content;
 mod embedding;
 mod errors;
@@ -73,11 +76,13 @@ pub struct RequestSettings {
     pub first_token: Option<Duration>,
     /// The maximum time between two pieces of an answer.
     pub between_tokens: Option<Duration>,
+    /// The use of the provider's cache.
+    pub prompt_caching: Option<PromptCaching>,
 }
 
 impl RequestSettings {
     /// Returns these settings, with those of `base` where these say nothing. Headers may be credentials, so those of
-    /// `base` are only used at the same server.
+    /// `base` are only used at the same server; what its cache takes is known of the same server only, too.
     fn over(self, base: &Self, is_same_server: bool) -> Self {
         let has_headers = !self.headers.is_empty() || !is_same_server;
         Self {
@@ -89,6 +94,7 @@ impl RequestSettings {
             max_retries: self.max_retries.or(base.max_retries),
             first_token: self.first_token.or(base.first_token),
             between_tokens: self.between_tokens.or(base.between_tokens),
+            prompt_caching: self.prompt_caching.or(base.prompt_caching.filter(|_| is_same_server)),
         }
     }
 
@@ -383,12 +389,12 @@ impl Providers {
         found.map_or(self.policy, |(_, _, config)| config.requests.retries(self.policy))
     }
 
-    /// Returns the client for a provider: the shared connection pool, with the provider's headers and limits.
-    fn client(&self, config: &ProviderConfig) -> DynHttpClient {
+    /// Returns the client for a model of a provider: the shared connection pool, with the provider's headers and limits.
+    fn client(&self, config: &ProviderConfig, caching: &Caching) -> DynHttpClient {
         match &self.http {
             Some(client) => {
                 let limits = config.requests.limits(self.limits);
-                DynHttpClient::new(client.for_provider(limits, &config.requests.headers))
+                DynHttpClient::new(client.for_provider(limits, &config.requests.headers, caching.clone()))
             }
             // This client returns the reason with every request.
             None => rig_reqwest::shared(),
@@ -407,7 +413,9 @@ impl Providers {
         }
         let key = key(provider, config)?;
         let limits = config.requests.limits(self.limits);
-        Ok(build::model(config, model, key, self.client(config), limits))
+        let caching = Caching::new(config, model);
+        let http = self.client(config, &caching);
+        Ok(build::model(config, model, key, http, limits, caching))
     }
 
     /// Returns the provider of a model name, the model's own name, and the configuration.

@@ -7,10 +7,13 @@ use crate::definition::provider::{Protocol, ProviderKind};
 
 /// The beginnings of model names of each protocol, and whether these models keep to a schema. The first one that
 /// fits counts.
-const OPENAI: [(&str, bool); 9] = [
+const OPENAI: [(&str, bool); 12] = [
     ("gpt-4o-audio", false),
     ("gpt-4o-realtime", false),
+    ("gpt-5.2-pro", false),
+    ("gpt-5.4-pro", false),
     ("gpt-5", true),
+    ("gpt-6", true),
     ("gpt-4.1", true),
     ("gpt-4o", true),
     ("o1-mini", false),
@@ -18,12 +21,17 @@ const OPENAI: [(&str, bool); 9] = [
     ("o3", true),
     ("o4-mini", true),
 ];
-const ANTHROPIC: [(&str, bool); 5] = [
+const ANTHROPIC: [(&str, bool); 10] = [
     ("claude-sonnet-4-5", true),
     ("claude-sonnet-4-6", true),
+    ("claude-sonnet-5", true),
     ("claude-haiku-4-5", true),
     ("claude-opus-4-1", true),
     ("claude-opus-4-5", true),
+    ("claude-opus-4-6", true),
+    ("claude-opus-4-7", true),
+    ("claude-opus-4-8", true),
+    ("claude-opus-5", true),
 ];
 const GOOGLE: [(&str, bool); 1] = [("gemini-3", true)];
 
@@ -59,6 +67,11 @@ mod tests {
             (ProviderKind::OpenAiResponses, "GPT-5", true),
             (ProviderKind::OpenAi, "gpt-4o-audio-preview", false),
             (ProviderKind::OpenAi, "gpt-3.5-turbo", false),
+            (ProviderKind::OpenAi, "gpt-5.4-mini", true),
+            (ProviderKind::OpenAi, "gpt-5.4-pro", false),
+            (ProviderKind::OpenAi, "gpt-6-sol", true),
+            (ProviderKind::Anthropic, "claude-opus-4-8", true),
+            (ProviderKind::Anthropic, "claude-opus-4-0", false),
             (ProviderKind::OpenAi, "claude-sonnet-4-6", false),
             (ProviderKind::Anthropic, "claude-sonnet-4-6", true),
             (ProviderKind::Anthropic, "claude-3-5-sonnet", false),

@@ -7,8 +7,11 @@
 pub const ASSUMED: u64 = 200_000;
 
 /// The beginnings of model names with their windows, in tokens. The first one that fits counts.
-const WINDOWS: [(&str, u64); 28] = [
+const WINDOWS: [(&str, u64); 31] = [
     ("gpt-5-chat", 128_000),
+    ("gpt-5.2-chat", 128_000),
+    ("gpt-5.3-chat", 128_000),
+    ("gpt-5.3-codex-spark", 96_000),
     ("gpt-5", 272_000),
     ("gpt-4.1", 1_047_576),
     ("gpt-4o", 128_000),
@@ -54,6 +57,8 @@ mod tests {
         assert_eq!(known("gpt-4o-mini"), Some(128_000));
         assert_eq!(known("gpt-4"), Some(8_192));
         assert_eq!(known("gpt-4.1-nano"), Some(1_047_576));
+        assert_eq!(known("gpt-5.3-chat-latest"), Some(128_000));
+        assert_eq!(known("gpt-5.3-codex"), Some(272_000));
         assert_eq!(known("anthropic/claude-sonnet-4.5"), Some(200_000));
         assert_eq!(known("my-own-model"), None);
         for (at, (name, _)) in WINDOWS.iter().enumerate() {

@@ -15,7 +15,11 @@ const CAPACITY: usize = 64;
 /// Clients receive events in the order in which they were sent, and before the result of their sender. A step that a
 /// crash makes the server repeat sends them again.
 #[derive(Clone)]
-pub struct ProgressSink(Arc<Channel>);
+pub struct ProgressSink {
+    channel: Arc<Channel>,
+    /// True if the pieces of results are left out.
+    withholds_output: bool,
+}
 
 /// An event of progress.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,10 +45,13 @@ struct Channel {
 impl Default for ProgressSink {
     fn default() -> Self {
         let (sender, receiver) = mpsc::channel(CAPACITY);
-        Self(Arc::new(Channel {
-            sender,
-            receiver: Mutex::new(receiver),
-        }))
+        Self {
+            channel: Arc::new(Channel {
+                sender,
+                receiver: Mutex::new(receiver),
+            }),
+            withholds_output: false,
+        }
     }
 }
 
@@ -62,9 +69,21 @@ impl ProgressSink {
         self.push_admitted(value, ProgressEvent::Notice).await;
     }
 
+    /// Returns a handle that sends no pieces of results: for calls that clients do not see.
+    #[must_use]
+    pub fn without_output(&self) -> Self {
+        Self {
+            withholds_output: true,
+            ..self.clone()
+        }
+    }
+
     /// Sends the next piece of the text of the result of the call of this id, for clients that show it at once.
     /// Waits while too many events are waiting.
     pub async fn send_output(&self, call: &str, text: impl Into<String>) {
+        if self.withholds_output {
+            return;
+        }
         self.push(ProgressEvent::Output {
             call: call.to_owned(),
             text: json_limits::without_nul(text.into()),
@@ -81,19 +100,35 @@ impl ProgressSink {
 
     async fn push(&self, event: ProgressEvent) {
         // The other end lives as long as this one.
-        let _ = self.0.sender.send(event).await;
+        let _ = self.channel.sender.send(event).await;
     }
 
     /// Waits for the next event.
     pub async fn recv(&self) -> Option<ProgressEvent> {
-        self.0.receiver.lock().await.recv().await
+        self.channel.receiver.lock().await.recv().await
     }
 
     /// Returns the events that wait.
     pub fn drain(&self) -> Vec<ProgressEvent> {
-        let Ok(mut receiver) = self.0.receiver.try_lock() else {
+        let Ok(mut receiver) = self.channel.receiver.try_lock() else {
             return vec![];
         };
         std::iter::from_fn(|| receiver.try_recv().ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_that_clients_do_not_see_sends_events_but_no_pieces_of_its_result() {
+        let sink = ProgressSink::default();
+        let hidden = sink.without_output();
+        hidden.send_output("c", "a piece").await;
+        hidden.send(json!({"done": 1})).await;
+        assert_eq!(sink.drain(), [ProgressEvent::Custom(json!({"done": 1}))]);
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::cast::{COUNT, INQUIRE, World, agent_of};
+use super::cast::{COUNT, INQUIRE, SEND, SPAWN, World, agent_of};
 use super::{RunInput, Stage, questions, script};
 use crate::agent::LoopOutcome;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
-use crate::middleware::{HookResult, Middleware, ModelAnswer, NextCall, NextModel};
+use crate::middleware::{HookResult, HookTools, Middleware, ModelAnswer, NextCall, NextModel};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope};
 
@@ -167,6 +167,39 @@ impl Middleware for Impatient {
     }
 }
 
+/// Calls tools when the agent is done.
+struct Curious;
+
+#[async_trait]
+impl Middleware for Curious {
+    fn name(&self) -> &str {
+        "Curious"
+    }
+
+    fn hook_points(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent, HookPoint::AfterAgent]
+    }
+
+    fn calls_tools(&self, point: HookPoint, _: &State) -> bool {
+        point == HookPoint::AfterAgent
+    }
+
+    async fn hook_with_tools(
+        &self,
+        _: HookPoint,
+        _: &Scope,
+        _: &State,
+        tools: &dyn HookTools,
+    ) -> Result<HookResult, Halt> {
+        let mut seen: Vec<String> = vec![];
+        for name in [COUNT, SEND, INQUIRE, SPAWN, "no_such_tool"] {
+            let output = tools.call(ToolCall::new("h1", name, Map::new())).await?;
+            seen.extend(output.writes.messages.iter().map(|message| message.content.text()));
+        }
+        Ok(Update::field("seen", json!(seen)).into())
+    }
+}
+
 fn stage(stack: Vec<Arc<dyn Middleware>>) -> (Stage, Arc<World>) {
     let world = Arc::new(World::default());
     (Stage::new(agent_of("main", &world, None, stack)), world)
@@ -287,4 +320,24 @@ async fn a_jump_to_the_end_skips_the_model_but_not_the_last_hooks() {
     assert_eq!(lines(&log), "A.before_agent B.before_agent B.after_agent A.after_agent");
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "enough");
     assert_eq!(stage.store.deltas(), 0);
+}
+
+#[tokio::test]
+async fn a_hook_makes_the_calls_that_may_be_repeated_and_alone_gets_their_results() {
+    let (stage, world) = stage(vec![Arc::new(Curious)]);
+    assert_eq!(stage.hears(script(&[])).await, LoopOutcome::Done);
+    let seen = stage.state().fields["seen"].clone();
+    let expected = [
+        "count h1",
+        "must not be repeated",
+        "a human would have to be asked",
+        "delegates to a subagent",
+        "no_such_tool",
+    ];
+    assert_eq!(seen.as_array().map(Vec::len), Some(expected.len()), "{seen}");
+    for (at, text) in expected.into_iter().enumerate() {
+        assert!(seen[at].as_str().unwrap().contains(text), "{text}: {seen}");
+    }
+    assert_eq!(world.happened("h1"), 1);
+    assert_eq!(stage.results(), Vec::<String>::new());
 }

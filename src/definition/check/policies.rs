@@ -1,17 +1,21 @@
 //! Checks the policies that are listed, inherited and blocked, and the mode of subagents.
 
+use std::collections::BTreeSet;
+
 use super::super::builtins::APPROVAL;
 use super::super::mcp::McpReference;
 use super::super::{
-    AgentDefinition, FieldPath, Permission, SubagentDefinition, SubagentMode, call_rules, inherit, permission, policy,
-    suggestion,
+    AgentDefinition, FieldPath, Permission, Policy, SubagentDefinition, SubagentMode, call_rules, inherit, permission,
+    policy, suggestion,
 };
-use super::{Check, is_known_tool};
+use super::{Check, is_among, is_known_tool, toolset};
 
 impl Check<'_> {
     pub(super) fn policies(&mut self, agent: &AgentDefinition) {
         let resolved = agent.resolved();
         self.findings.extend(agent.check_policies(self.context));
+        let tools = toolset::with_delegation(toolset::of_agent(&resolved), &resolved);
+        self.tools_of_policies(&FieldPath::of(["middleware"]), &agent.middleware, &tools);
         let permissions = FieldPath::of(["permissions"]);
         self.findings
             .extend(permission::check(&permissions, &agent.permissions));
@@ -25,6 +29,8 @@ impl Check<'_> {
             &fields,
             self.context,
         ));
+        let tools = toolset::with_delegation(toolset::of_general(&resolved), &resolved);
+        self.tools_of_policies(&field.then("middleware"), &general.middleware, &tools);
         self.findings.extend(inherit::check(
             &field,
             &general.inherit,
@@ -35,6 +41,9 @@ impl Check<'_> {
         for (at, subagent) in agent.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
             self.findings.extend(subagent.check_policies(&field, self.context));
+            let tools = toolset::of_subagent(&resolved.subagents[at], &resolved);
+            let tools = toolset::with_delegation(tools, &resolved);
+            self.tools_of_policies(&field.then("middleware"), &subagent.middleware, &tools);
             self.findings.extend(inherit::check(
                 &field,
                 &subagent.inherit,
@@ -48,6 +57,20 @@ impl Check<'_> {
             self.permitted_tools(&field.then("permissions"), permissions);
             self.mode(&field, subagent);
             self.findings.extend(subagent.check_initial(&field));
+        }
+    }
+
+    /// Warns of policies in `list` that name tools that their agent, which has `tools`, lacks.
+    fn tools_of_policies(&mut self, list: &FieldPath, policies: &[Policy], tools: &BTreeSet<&str>) {
+        for (at, policy) in policies.iter().enumerate() {
+            let Some((setting, names)) = policy.named_tools() else {
+                continue;
+            };
+            for (number, tool) in names.into_iter().enumerate().filter(|(_, tool)| !is_among(tool, tools)) {
+                let known = suggestion(tool, tools.iter().copied(), "it has");
+                let message = format!("the agent has no tool `{tool}`, so that the name is without effect; {known}");
+                self.warn(&list.then(at).then(setting).then(number), message);
+            }
         }
     }
 

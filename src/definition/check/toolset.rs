@@ -40,6 +40,11 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
     }
     let here = agent.subagents.iter().filter(|subagent| subagent.graph_id.is_none());
     tools.extend(here.flat_map(|subagent| of_subagent(subagent, agent)));
+    with_delegation(tools, agent)
+}
+
+/// Adds the tools with which agents of a tree delegate. How deep they may is not considered.
+pub(super) fn with_delegation<'a>(mut tools: BTreeSet<&'a str>, agent: &AgentDefinition) -> BTreeSet<&'a str> {
     tools.insert("task");
     if agent.background().next().is_some() {
         tools.extend(Builtin::tools_of(BACKGROUND));

@@ -207,3 +207,38 @@ fn what_nobody_can_hand_down_or_block_is_refused() {
         );
     }
 }
+
+#[test]
+fn a_policy_that_names_a_tool_which_the_agent_lacks_is_reported() {
+    let with_settings = || RegisteredPolicy::new(|_| Some(vec![]));
+    let context = ValidationContext {
+        middleware: ["RubricMiddleware", "LLMToolSelectorMiddleware", "LLMToolEmulator"]
+            .map(|name| (name.to_owned(), with_settings()))
+            .into(),
+        mcp_servers: ["docs".to_owned()].into(),
+        ..context()
+    };
+    let reported = |middleware: Value, subagents: Value| {
+        let body = json!({"model": "scripted:x", "tools": ["lookup", "docs/*"], "middleware": middleware,
+            "subagents": subagents});
+        let findings = validate("a", body, &context).findings;
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let fine = json!([{"name": "RubricMiddleware", "tools": ["read_file", "lookup", "docs/search", "docs/*"]},
+        {"name": "LLMToolSelectorMiddleware", "always_include": ["task", "write_todos"]}, "TodoListMiddleware"]);
+    assert_eq!(reported(fine, json!([])), [""; 0]);
+    let wrong = json!([{"name": "LLMToolEmulator", "tools": ["lookup", "publish"]},
+        {"name": "RubricMiddleware", "tools": ["store_get"]}]);
+    let reader = json!([{"name": "reader", "description": "Reads what others have written.", "tools": ["publish"],
+        "middleware": [{"name": "RubricMiddleware", "tools": ["lookup"]}]}]);
+    let found = reported(wrong, reader);
+    let places = [
+        "middleware[0].tools[1]: the agent has no tool `publish`",
+        "middleware[1].tools[0]: the agent has no tool `store_get`",
+        "subagents[0].middleware[0].tools[0]: the agent has no tool `lookup`",
+    ];
+    assert_eq!(found.len(), places.len(), "{found:#?}");
+    for (reported, place) in found.iter().zip(places) {
+        assert!(reported.starts_with(place), "{found:#?}");
+    }
+}

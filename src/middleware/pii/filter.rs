@@ -68,7 +68,11 @@ impl PiiRule {
         let mut at = from;
         while let Some((start, end)) = self.detector.find(text, at) {
             rewritten.push_str(&text[at..start]);
-            rewritten.push_str(&self.replacement(&text[start..end]));
+            let found = &text[start..end];
+            match self.is_replaced(text, start, end) {
+                true => rewritten.push_str(found),
+                false => rewritten.push_str(&self.replacement(found)),
+            }
             at = end;
         }
         rewritten.push_str(&text[at..]);
@@ -78,6 +82,25 @@ impl PiiRule {
     pub(super) fn failure(&self) -> Failure {
         let message = format!("The text contains personal data that is blocked: {}.", self.name);
         Failure::new(FAILURE, message)
+    }
+
+    /// Returns whether what was found is a part of an earlier replacement, which a pattern of one's own may fit, too.
+    fn is_replaced(&self, text: &str, start: usize, end: usize) -> bool {
+        if self.detector.kind() != PiiKind::Custom {
+            return false;
+        }
+        let sample = self.replacement("");
+        let is_replacement = |place: &str| match self.strategy {
+            PiiStrategy::Redact | PiiStrategy::Block => place == sample,
+            PiiStrategy::Hash => {
+                let digest = place.strip_prefix(&format!("<{}_hash:", self.name));
+                let digest = digest.and_then(|rest| rest.strip_suffix('>'));
+                digest.is_some_and(|digest| digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
+            }
+            PiiStrategy::Mask => false,
+        };
+        let first = end.saturating_sub(sample.len());
+        (first..=start).any(|from| text.get(from..from + sample.len()).is_some_and(&is_replacement))
     }
 
     fn replacement(&self, found: &str) -> String {

@@ -137,14 +137,19 @@ impl Middleware for Pii {
         &[HookPoint::BeforeModel]
     }
 
-    async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        // What came before the last answer was rewritten before it.
-        let new = state
-            .messages
-            .recent()
-            .iter()
-            .rev()
-            .take_while(|message| !message.is_ai());
+    async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+        // A client may send the earlier conversation along with a new message, as it knows it and with the agent's own
+        // answers. Blocked data was refused when it arrived.
+        let is_blocking = self
+            .rule
+            .as_ref()
+            .is_some_and(|rule| rule.strategy == PiiStrategy::Block);
+        let is_turn_start = state.messages.last().is_some_and(|message| message.is_human());
+        let reads_all = is_turn_start && !is_blocking;
+        // Within a turn, what came before the last answer of the agent was rewritten before it.
+        let is_own = |message: &Message| message.is_ai() && message.name.as_deref() == Some(scope.agent.as_str());
+        let new = state.messages.recent().iter().rev();
+        let new = new.take_while(|message| reads_all || !is_own(message));
         let mut update = Update::none();
         for message in new.filter(|message| self.concerns(message)) {
             if let Some(rewritten) = self.rewritten(message)? {
@@ -230,7 +235,7 @@ impl Pii {
 }
 
 fn replace(rule: &PiiRule, text: &mut String, changed: &mut bool) -> Result<(), Failure> {
-    if let Some(rewritten) = rule.rewrite(text)? {
+    if let Some(rewritten) = rule.rewrite(text)?.filter(|rewritten| *rewritten != *text) {
         *text = rewritten;
         *changed = true;
     }

@@ -101,6 +101,65 @@ fn masked_data_shows_a_part_and_a_hash_is_the_same_for_the_same_data() {
 }
 
 #[test]
+fn text_that_was_rewritten_stays_as_it_is() {
+    for strategy in [PiiStrategy::Redact, PiiStrategy::Hash] {
+        let rule = PiiRule {
+            name: "api_key".into(),
+            detector: Arc::new(Detector::new(PiiKind::Custom, "[A-Za-z0-9_]{8,}").expect("a detector")),
+            strategy,
+        };
+        let rewrite = |text: &str| rule.rewrite(text).expect("not blocked").expect("a match");
+        let once = rewrite("my key_12345678, and yours");
+        assert_ne!(once, "my key_12345678, and yours");
+        assert_eq!(rewrite(&once), once);
+    }
+}
+
+/// Returns what the hook writes for a conversation with these messages, as texts.
+async fn hook_writes(strategy: &str, messages: Vec<Message>) -> Result<Vec<String>, Halt> {
+    let settings = json!({"type": "email", "strategy": strategy});
+    let settings = settings.as_object().cloned().unwrap_or_default();
+    let policy = Pii::default()
+        .configured(&settings)
+        .expect("settings")
+        .expect("a policy");
+    let messages: Vec<Arc<Message>> = messages.into_iter().map(Arc::new).collect();
+    let state = State {
+        messages: messages.into(),
+        ..State::default()
+    };
+    let scope = Scope::sample(Timestamp(0));
+    let written = policy.hook(HookPoint::BeforeModel, &scope, &state).await?;
+    let texts = written.update.messages.iter().map(|message| message.content.text());
+    Ok(texts.collect())
+}
+
+#[tokio::test]
+async fn a_new_message_brings_the_earlier_conversation_and_a_later_step_does_not() {
+    let own = || Message {
+        name: Some("researcher".to_owned()),
+        ..Message::ai("hello")
+    };
+    let mail = || Message::human("I am bob@example.com");
+    let call = ToolCall::new("c", "find", Map::new());
+    let found = Message::tool(&call, ToolStatus::Success, "found");
+    let redacted = ["I am [REDACTED_EMAIL]"];
+    let turn = vec![mail(), own(), Message::human("and now?")];
+    assert_eq!(
+        hook_writes("redact", turn.clone()).await,
+        Ok(redacted.map(str::to_owned).to_vec())
+    );
+    assert_eq!(
+        hook_writes("block", turn).await,
+        Ok(vec![]),
+        "it was refused when it arrived"
+    );
+    assert_eq!(hook_writes("redact", vec![mail(), own(), found]).await, Ok(vec![]));
+    let foreign = vec![mail(), Message::ai("hello"), Message::human("and now?")];
+    assert!(hook_writes("block", foreign).await.is_err());
+}
+
+#[test]
 fn a_piece_is_held_back_only_while_it_may_be_a_part_of_the_data() {
     let mut filter = PiiFilter::new(&rule("email", PiiStrategy::Redact));
     assert_eq!(filter.push("Write to bo"), "Write to ");

@@ -16,10 +16,11 @@ use secrecy::SecretString;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::caching::{CacheHint, Caching};
 use super::file_names::FileNames;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Protocol, content, errors, reply, request};
+use super::{Protocol, caching, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::SilenceTimer;
@@ -36,6 +37,7 @@ pub(super) struct Adapter<W> {
     http: DynHttpClient,
     limits: AnswerLimits,
     key: Option<SecretString>,
+    caching: Caching,
 }
 
 impl<W> Adapter<W> {
@@ -56,7 +58,13 @@ impl<W> Adapter<W> {
             http,
             limits,
             key,
+            caching: Caching::default(),
         }
+    }
+
+    /// Returns the model with what its requests say to the cache of the provider.
+    pub(super) fn with_caching(self, caching: Caching) -> Self {
+        Self { caching, ..self }
     }
 }
 
@@ -75,8 +83,16 @@ where
 
     async fn ask(
         &self,
-        request: ModelRequest,
+        mut request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
+        let cache = self.caching.hint();
+        let conversation = caching::conversation_key(&request, cache);
+        if let Some(key) = conversation.as_ref().filter(|_| cache == CacheHint::Key) {
+            request
+                .settings
+                .entry(caching::KEY)
+                .or_insert_with(|| key.as_str().into());
+        }
         let blocks = request.system.blocks();
         let separator = Separator::new(self.kind, &request.messages);
         let built = request::build(&request, self.kind, separator.as_ref())
@@ -89,6 +105,8 @@ where
             file_names: FileNames::of(&built, self.kind),
             blocks: blocks.into(),
             separator,
+            cache,
+            conversation,
             trace: request.trace.clone(),
         };
         // An error here means that nothing was sent.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream;
+use http::request::Parts;
 use http::{Request, Response};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use rig_core::http_client::multipart::MultipartForm;
@@ -16,6 +17,7 @@ use rig_core::http_client::{Error, HttpClientExt, LazyBody, Result, StreamingRes
 use rig_core::wasm_compat::WasmCompatSend;
 use rig_reqwest::ReqwestClient;
 
+use super::caching::Caching;
 use crate::domain::headers::Headers;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::{PieceError, PieceReader, SilenceLimit};
@@ -30,6 +32,8 @@ pub(super) struct BoundedClient {
     limits: AnswerLimits,
     /// Headers that precede those of a request.
     headers: HeaderMap,
+    /// The use of the cache of the provider.
+    caching: Caching,
 }
 
 /// The limit that a response exceeded.
@@ -75,12 +79,13 @@ impl BoundedClient {
             http,
             limits,
             headers: HeaderMap::new(),
+            caching: Caching::default(),
         })
     }
 
-    /// Returns the client for a provider with these limits and headers, with the same connection pool. Headers that
-    /// cannot be sent were refused when the configuration was read.
-    pub(super) fn for_provider(&self, limits: AnswerLimits, headers: &Headers) -> Self {
+    /// Returns the client for a model of a provider with these limits and headers, with the same connection pool. Headers
+    /// that cannot be sent were refused when the configuration was read.
+    pub(super) fn for_provider(&self, limits: AnswerLimits, headers: &Headers, caching: Caching) -> Self {
         let header = |(name, value): (&String, &String)| {
             let mut value = HeaderValue::from_str(value).ok()?;
             value.set_sensitive(true);
@@ -90,29 +95,46 @@ impl BoundedClient {
             http: self.http.clone(),
             limits,
             headers: headers.0.iter().filter_map(header).collect(),
+            caching,
         }
     }
 
     /// Sends a request and waits for the head of the response. An error status becomes an error with the response's
-    /// body.
+    /// body. A provider that refuses what the request says to its cache is asked once more without that.
     async fn open(&self, request: Request<Bytes>) -> Result<PieceReader> {
         let (parts, body) = request.into_parts();
-        let request = self
-            .http
-            .request(parts.method, parts.uri.to_string())
-            .headers(parts.headers)
-            .headers(self.headers.clone())
-            .body(body);
-        let reader = PieceReader::open(request, self.limits.pieces)
-            .await
-            .map_err(into_rig_error)?;
+        let reader = self.send_once(&parts, body.clone()).await?;
         let status = reader.head().status();
-        let headers = reader.head().headers().clone();
         if status.is_success() {
             return Ok(reader);
         }
-        let body = self.error_body(reader).await;
-        Err(Error::non_success_with_details(status, headers, body))
+        let headers = reader.head().headers().clone();
+        let error = self.error_body(reader).await;
+        let Some(plain) = self.caching.body_without(status, &error, &body) else {
+            return Err(Error::non_success_with_details(status, headers, error));
+        };
+        let reader = self.send_once(&parts, plain.into()).await?;
+        let status = reader.head().status();
+        if status.is_success() {
+            self.caching.note_refusal(parts.uri.host());
+            return Ok(reader);
+        }
+        let headers = reader.head().headers().clone();
+        let error = self.error_body(reader).await;
+        Err(Error::non_success_with_details(status, headers, error))
+    }
+
+    /// Sends a request once and waits for the head of the response.
+    async fn send_once(&self, parts: &Parts, body: Bytes) -> Result<PieceReader> {
+        let request = self
+            .http
+            .request(parts.method.clone(), parts.uri.to_string())
+            .headers(parts.headers.clone())
+            .headers(self.headers.clone())
+            .body(body);
+        PieceReader::open(request, self.limits.pieces)
+            .await
+            .map_err(into_rig_error)
     }
 
     /// Reads the body of an error up to the limits of size and time.

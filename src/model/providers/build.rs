@@ -10,6 +10,7 @@ use rig_core::providers::openai::OpenAIConfig;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::adapter::Adapter;
+use super::caching::{CacheHint, Caching};
 use super::chat_frames::SingleParse;
 use super::trimmed::Trimmed;
 use super::{Protocol, ProviderConfig};
@@ -30,31 +31,31 @@ pub(super) fn model(
     key: Option<SecretString>,
     http: DynHttpClient,
     limits: AnswerLimits,
+    caching: Caching,
 ) -> Arc<dyn Model> {
     let protocol = config.kind.protocol();
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
             let wire = SingleParse(Trimmed(wire));
-            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key).with_caching(caching))
         }
         Protocol::OpenAiResponses => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).responses(model).wire;
-            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key))
+            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key).with_caching(caching))
         }
         Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
             if let Some(url) = config.address() {
                 anthropic = anthropic.with_base_url(url);
             }
+            let mut wire = anthropic.connect(http.clone()).completion(model).wire;
             // An agent sends the same prefix repeatedly, so caching it saves tokens from the second request on.
-            let mut wire = anthropic
-                .connect(http.clone())
-                .completion(model)
-                .wire
-                .with_prompt_caching();
+            if caching.hint() == CacheHint::Markers {
+                wire = wire.with_prompt_caching();
+            }
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key))
+            Arc::new(Adapter::new(protocol, model, Trimmed(wire), http, limits, key).with_caching(caching))
         }
         Protocol::GoogleGenAi => {
             let wire = gemini(config, key.as_ref())

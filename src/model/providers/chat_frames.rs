@@ -254,10 +254,11 @@ impl<'id> Decoder<'id, Completion> for ChunkDecoder<ChatDecoder<'id>> {
                 };
                 flow
             }
-            ReadFrame::Other(event) => {
+            ReadFrame::Other(mut event) => {
                 self.text = OpenText::Unknown;
                 self.last = None;
-                if let ChatEvent::Chunk(chunk) = &event {
+                if let ChatEvent::Chunk(chunk) = &mut event {
+                    name_cached_tokens(chunk);
                     let stated = |name: &str| chunk.get(name).and_then(Value::as_str);
                     self.learn(stated("id"), stated("model"));
                 }
@@ -348,6 +349,42 @@ fn read_chunk(frame: &str) -> Option<Value> {
     let chunk: Value = serde_json::from_str(frame).ok()?;
     let is_chunk = chunk.get("object").and_then(Value::as_str) == Some(CHUNK);
     (is_chunk && chunk.get("choices").is_some()).then_some(chunk)
+}
+
+/// The names by which providers count the tokens that were read from a cache, beside `cached_tokens` of the details.
+const READ: &[&str] = &[
+    "/cache_read_input_tokens",
+    "/cached_tokens",
+    "/num_cached_tokens",
+    "/prompt_cache_hit_tokens",
+];
+/// The names by which providers count the tokens that were written to a cache, beside `cache_write_tokens` of the
+/// details.
+const WRITTEN: &[&str] = &[
+    "/cache_creation_input_tokens",
+    "/prompt_tokens_details/cache_creation_tokens",
+];
+
+/// Gives the counts of cached tokens in the usage of a chunk the names that the decoder of rig-core knows.
+fn name_cached_tokens(chunk: &mut Value) {
+    let Some(usage) = chunk.get_mut("usage").filter(|usage| usage.is_object()) else {
+        return;
+    };
+    for (known, others) in [("cached_tokens", READ), ("cache_write_tokens", WRITTEN)] {
+        let count = |pointer: &str| usage.pointer(pointer).and_then(Value::as_u64);
+        let other = others.iter().filter_map(|pointer| count(pointer)).max();
+        let other = other.filter(|count| *count > 0);
+        let stated = usage["prompt_tokens_details"][known]
+            .as_u64()
+            .filter(|count| *count > 0);
+        let Some(other) = other.filter(|_| stated.is_none()) else {
+            continue;
+        };
+        if !usage["prompt_tokens_details"].is_object() {
+            usage["prompt_tokens_details"] = json!({});
+        }
+        usage["prompt_tokens_details"][known] = other.into();
+    }
 }
 
 #[cfg(test)]

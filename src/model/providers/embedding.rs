@@ -11,6 +11,7 @@ use rig_core::wire::{Encoded, Wire, WireFrame};
 use secrecy::SecretString;
 
 use super::build::{gemini, ollama, openai};
+use super::caching::{CacheHint, Caching};
 use super::file_names::FileNames;
 use super::transport::{AdjustedTransport, CallIds};
 use super::{Protocol, ProviderConfig, ProviderKind, Providers, errors, key, misconfigured};
@@ -41,8 +42,14 @@ impl Providers {
         }
         let key = key(provider, config)?;
         let dimensions = model.starts_with(ANY_DIMENSIONS_PREFIX).then_some(dims);
-        let embeddings = connect(config, model, dimensions, key.as_ref(), self.client(config))
-            .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
+        let embeddings = connect(
+            config,
+            model,
+            dimensions,
+            key.as_ref(),
+            self.client(config, &Caching::default()),
+        )
+        .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
         Ok(Arc::new(Remote {
             name: name.to_owned(),
             embeddings,
@@ -92,6 +99,8 @@ where
         file_names: FileNames::default(),
         blocks: [].into(),
         separator: None,
+        cache: CacheHint::Nothing,
+        conversation: None,
         trace: None,
     };
     driver::Model::new(wire, transport).erase()

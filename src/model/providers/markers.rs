@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::definition::{MOST_MARKERS, PromptBlock};
 
-const MARKER: &str = "cache_control";
+/// The field of a marked block.
+pub(super) const MARKER: &str = "cache_control";
 
 /// Sets the markers of `blocks` in the instructions of an encoded request.
 pub(super) fn set(request: &mut http::Request<Body>, blocks: &[PromptBlock]) {
@@ -20,7 +21,28 @@ pub(super) fn set(request: &mut http::Request<Body>, blocks: &[PromptBlock]) {
     *bytes = body.to_string().into_bytes();
 }
 
-fn set_in_body(body: &mut Value, blocks: &[PromptBlock]) {
+/// Removes all markers from the body of a request. Returns whether it had any.
+pub(super) fn remove(body: &mut Value) -> bool {
+    let mut is_marked = false;
+    let mut take = |block: &mut Value| {
+        let marker = block.as_object_mut().and_then(|block| block.shift_remove(MARKER));
+        is_marked |= marker.is_some();
+    };
+    for list in ["tools", "system"] {
+        let blocks = body.get_mut(list).and_then(Value::as_array_mut);
+        blocks.into_iter().flatten().for_each(&mut take);
+    }
+    let messages = body.get_mut("messages").and_then(Value::as_array_mut);
+    for message in messages.into_iter().flatten() {
+        let blocks = message.get_mut("content").and_then(Value::as_array_mut);
+        blocks.into_iter().flatten().for_each(&mut take);
+    }
+    is_marked
+}
+
+/// Sets the markers of `blocks` in a body whose last tool, last block of the instructions and last block of the
+/// conversation are marked.
+pub(super) fn set_in_body(body: &mut Value, blocks: &[PromptBlock]) {
     let Some(system) = body.get_mut("system").and_then(Value::as_array_mut) else {
         return;
     };

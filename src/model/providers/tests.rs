@@ -16,6 +16,7 @@ use super::*;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::model::{ModelEvent, ModelRequest, ToolSpec};
 
+mod caching;
 mod empty_texts;
 mod names;
 mod replay;
@@ -125,6 +126,15 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
 
 /// Creates a model of this kind, without retries, whose provider returns these replies.
 pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
+    fake_with(kind, RequestSettings::default(), replies).await
+}
+
+/// Creates such a model with these settings of its requests.
+pub(super) async fn fake_with(
+    kind: ProviderKind,
+    requests: RequestSettings,
+    replies: Vec<Reply>,
+) -> (Arc<dyn Model>, Fake) {
     let fake = Fake {
         replies: Arc::new(Mutex::new(replies.into())),
         ..Fake::default()
@@ -143,7 +153,7 @@ pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Mo
         base_url,
         api_key: ApiKeySource::Inline("sk-secret".into()),
         windows: ContextWindows::default(),
-        requests: RequestSettings::default(),
+        requests,
     };
     let none = RetryPolicy {
         max_retries: 0,

@@ -15,9 +15,10 @@ use rig_core::wire::{Body, Encoded, Wire, WireFrame};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::caching::CacheHint;
 use super::file_names::FileNames;
 use super::separators::Separator;
-use super::{Protocol, markers, plain_instructions};
+use super::{Protocol, caching, chat_markers, markers, plain_instructions};
 use crate::definition::PromptBlock;
 use crate::domain::trace::SpanContext;
 
@@ -56,6 +57,10 @@ pub(super) struct AdjustedTransport {
     pub(super) blocks: Arc<[PromptBlock]>,
     /// The separator between messages of the user.
     pub(super) separator: Option<Separator>,
+    /// The hint to the cache of the provider.
+    pub(super) cache: CacheHint,
+    /// The key of the conversation for the cache, if the provider takes one.
+    pub(super) conversation: Option<String>,
     /// The context of the trace, if the provider may get it.
     pub(super) trace: Option<SpanContext>,
 }
@@ -68,7 +73,9 @@ where
         if self.kind == Protocol::GoogleGenAi {
             hide_key(&mut payload.request);
         }
-        if self.kind == Protocol::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
+        let has_markers = self.cache == CacheHint::Markers;
+        let has_own = has_markers && self.blocks.iter().any(|block| block.cache_control.is_some());
+        if self.kind == Protocol::Anthropic && has_own {
             markers::set(&mut payload.request, &self.blocks);
         }
         if matches!(self.kind, Protocol::OpenAi | Protocol::Ollama) {
@@ -78,6 +85,16 @@ where
             separator.remove(&mut payload.request);
         }
         self.file_names.set(&mut payload.request);
+        if self.kind == Protocol::OpenAi && has_markers {
+            chat_markers::set(&mut payload.request, &self.blocks);
+        }
+        if let Some(key) = self
+            .conversation
+            .as_ref()
+            .filter(|_| self.cache == CacheHint::KeyInHeader)
+        {
+            caching::set_header(&mut payload.request, key);
+        }
         pass_trace_on(&mut payload.request, self.trace.as_ref());
         let kind = self.kind;
         let ids = self.ids.clone();

@@ -19,6 +19,7 @@ on_both_engines! {
     a_call_that_died_between_two_attempts_is_asked_about,
     personal_data_of_an_answer_is_in_no_stream_and_not_in_the_state,
     personal_data_is_removed_from_messages_and_results_before_the_model_reads_them,
+    personal_data_is_removed_from_a_whole_conversation_that_a_client_brings,
     a_message_with_blocked_personal_data_is_refused_and_an_answer_ends_the_run,
     an_answer_that_breaks_off_is_kept_without_personal_data,
 }
@@ -348,6 +349,25 @@ async fn personal_data_is_removed_from_messages_and_results_before_the_model_rea
         SECRET,
         "arguments stay as they are"
     );
+}
+
+async fn personal_data_is_removed_from_a_whole_conversation_that_a_client_brings(server: TestServer) {
+    server
+        .is_configured_with(&guarded("{ name = \"PIIMiddleware\", type = \"email\" }"))
+        .await;
+    let alice = server.human("guarded").await;
+    let mut body = alice.run_body(script().says("done"), json!({}));
+    let asked = body["input"]["messages"][0].clone();
+    body["input"]["messages"] = json!([
+        {"role": "user", "content": format!("I am {SECRET}.")},
+        {"role": "assistant", "content": "How can I help?"},
+        asked,
+    ]);
+    let values = server.client().post(&alice.path("/runs/wait"), body).await.ok();
+    let messages = values["messages"].as_array().expect("messages");
+    assert_eq!(messages[0]["content"], "I am [REDACTED_EMAIL].");
+    assert_eq!(messages[1]["content"], "How can I help?");
+    assert_eq!(messages.last().expect("an answer")["content"], "done");
 }
 
 async fn a_message_with_blocked_personal_data_is_refused_and_an_answer_ends_the_run(server: TestServer) {

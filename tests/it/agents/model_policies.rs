@@ -19,6 +19,10 @@ on_both_engines! {
     results_of_emulated_tools_are_made_up_and_the_others_are_real,
     work_that_does_not_meet_the_rubric_is_revised_until_it_does,
     the_last_answer_is_kept_when_the_gradings_are_used_up_or_the_grader_fails,
+    a_grader_looks_with_its_tools_before_it_grades,
+    a_grader_makes_no_call_that_it_may_not_make,
+    a_grader_has_to_grade_when_its_steps_are_used_up,
+    calls_of_a_grader_count_for_the_limits_of_the_run,
     a_policy_with_an_unknown_model_is_refused,
 }
 
@@ -96,17 +100,21 @@ const REVISE: &str = "{\"result\": \"needs_revision\", \"explanation\": \"Too sh
 const SATISFIED: &str = "{\"result\": \"satisfied\", \"explanation\": \"Good.\", \
     \"criteria\": [{\"name\": \"length\", \"passed\": true}]}";
 
-/// Sends a message with a rubric. Returns the ends of the gradings as clients see them.
+/// Sends a message with a rubric. Returns the statuses of the gradings as clients see them.
 async fn works_by_a_rubric(server: &TestServer, alice: &Human) -> Vec<String> {
+    let ends = rubric_events(server, alice, "rubric_evaluation_end").await;
+    let status = |event: &Value| event["status"].as_str().unwrap_or_default().to_owned();
+    ends.iter().map(status).collect()
+}
+
+/// Sends a message with a rubric. Returns the events of this type as clients see them.
+async fn rubric_events(server: &TestServer, alice: &Human, kind: &str) -> Vec<Value> {
     let mut body = alice.run_body(script().says("short"), json!({"stream_mode": ["custom"]}));
     body["input"]["rubric"] = json!("The answer is long.");
     let stream = server.client().post_stream(&alice.path("/runs/stream"), body).await;
     let frames = stream.rest().await;
-    let ends = frames
-        .iter()
-        .filter(|frame| frame.data["type"] == "rubric_evaluation_end");
-    ends.map(|frame| frame.data["status"].as_str().unwrap_or_default().to_owned())
-        .collect()
+    let events = frames.iter().filter(|frame| frame.data["type"] == kind);
+    events.map(|frame| frame.data.clone()).collect()
 }
 
 async fn work_that_does_not_meet_the_rubric_is_revised_until_it_does(server: TestServer) {
@@ -159,6 +167,99 @@ async fn the_last_answer_is_kept_when_the_gradings_are_used_up_or_the_grader_fai
     let bob = server.human("helped").await;
     assert_eq!(works_by_a_rubric(&server, &bob).await, ["grader_error"]);
     assert_eq!(bob.status().await, "idle");
+}
+
+/// A listed rubric whose grader has the tool `lookup`.
+const WITH_LOOKUP: &str = "name = \"RubricMiddleware\", model = \"fake_openai:m-1\", tools = [\"lookup\"]";
+
+async fn a_grader_looks_with_its_tools_before_it_grades(server: TestServer) {
+    server.is_configured_with(&agent(WITH_LOOKUP)).await;
+    server
+        .models
+        .will([Turn::LooksUp(vec!["facts"]), Turn::Says(SATISFIED)]);
+    let alice = server.human("helped").await;
+    let calls = rubric_events(&server, &alice, "rubric_tool_call").await;
+    let call = json!({"type": "rubric_tool_call", "iteration": 1, "tool": "lookup", "args": {"query": "facts"},
+        "status": "success"});
+    assert_eq!(calls, [call]);
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
+    let asked = server.models.asked();
+    assert_eq!(asked.len(), 2);
+    let offered: Value = serde_json::from_str(&asked[0].body).expect("a request");
+    let names: Vec<&Value> = offered["tools"]
+        .as_array()
+        .expect("tools")
+        .iter()
+        .map(|tool| &tool["function"]["name"])
+        .collect();
+    assert_eq!(names, [&json!("grade"), &json!("lookup")]);
+    assert!(asked[1].body.contains("found facts"), "{}", asked[1].body);
+    assert_eq!(alice.transcript().await.last().expect("an answer"), "ai: short");
+    let values = alice.state().await["values"].clone();
+    assert!(
+        !values.to_string().contains("found facts"),
+        "the grader alone reads it: {values}"
+    );
+}
+
+async fn a_grader_makes_no_call_that_it_may_not_make(server: TestServer) {
+    let listed_none = WITH_LOOKUP.replace("lookup", "read_file");
+    let cases = [
+        (agent(&listed_none), "is not a tool that you may call"),
+        (
+            agent(WITH_LOOKUP) + "interrupt_on = { lookup = true }\n",
+            "a human would have to be asked",
+        ),
+        (
+            agent(WITH_LOOKUP) + "permissions = [{ tools = [\"lookup\"], mode = \"deny\" }]\n",
+            "permission denied",
+        ),
+    ];
+    for (at, (configuration, refusal)) in cases.into_iter().enumerate() {
+        let name = format!("helped{at}");
+        let configuration = configuration.replace("[agents.helped]", &format!("[agents.{name}]"));
+        server.is_configured_with(&configuration).await;
+        server
+            .models
+            .will([Turn::LooksUp(vec!["facts"]), Turn::Says(SATISFIED)]);
+        let alice = server.human(&name).await;
+        let calls = rubric_events(&server, &alice, "rubric_tool_call").await;
+        assert_eq!(calls.len(), 1, "{refusal}");
+        assert_eq!(calls[0]["status"], "error", "{refusal}");
+        let asked = server.models.asked().pop().expect("a request");
+        assert!(asked.body.contains(refusal), "{refusal}: {}", asked.body);
+        assert!(server.tools.calls_of("lookup").is_empty(), "{refusal}");
+        assert_eq!(alice.status().await, "idle", "{refusal}");
+    }
+}
+
+async fn a_grader_has_to_grade_when_its_steps_are_used_up(server: TestServer) {
+    let listed = format!("{WITH_LOOKUP}, max_steps = 2");
+    server.is_configured_with(&agent(&listed)).await;
+    server
+        .models
+        .will([Turn::LooksUp(vec!["a", "b"]), Turn::Says(SATISFIED)]);
+    let alice = server.human("helped").await;
+    assert_eq!(works_by_a_rubric(&server, &alice).await, ["satisfied"]);
+    assert_eq!(server.tools.calls_of("lookup").len(), 2);
+    let last = server.models.asked().pop().expect("a request");
+    let last: Value = serde_json::from_str(&last.body).expect("a request");
+    let tools = last["tools"].as_array().expect("tools");
+    assert_eq!(tools.len(), 1, "{tools:?}");
+    assert_eq!(tools[0]["function"]["name"], "grade");
+}
+
+async fn calls_of_a_grader_count_for_the_limits_of_the_run(server: TestServer) {
+    let limited = agent(WITH_LOOKUP) + "limits = { tool_calls = 1 }\n";
+    server.is_configured_with(&limited).await;
+    server
+        .models
+        .will([Turn::LooksUp(vec!["a", "b"]), Turn::Says(SATISFIED)]);
+    let alice = server.human("helped").await;
+    assert_eq!(works_by_a_rubric(&server, &alice).await, ["satisfied"]);
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
+    let last = server.models.asked().pop().expect("a request");
+    assert!(last.body.contains("The call was not made"), "{}", last.body);
 }
 
 async fn a_policy_with_an_unknown_model_is_refused(server: TestServer) {

@@ -27,6 +27,8 @@ fn tells_its_instructions() -> String {
 on_both_engines! {
     anthropic_receives_prompt_blocks_with_cache_markers,
     other_providers_read_blocks_as_one_text,
+    claude_behind_a_gateway_receives_cache_markers_up_to_the_end_of_the_conversation,
+    a_gateway_that_refuses_cache_markers_does_not_end_the_run,
     subagents_can_have_prompt_blocks,
     prompt_blocks_are_validated_and_stored_unchanged,
     a_short_description_is_a_warning,
@@ -73,6 +75,65 @@ async fn other_providers_read_blocks_as_one_text(server: TestServer) {
         assert!(body.contains(r"You are careful.\n\nToday is a Monday."), "{body}");
         assert!(!body.contains("cache_control"), "{body}");
     }
+}
+
+/// Configures an agent whose model is Claude behind a gateway with OpenAI's protocol.
+async fn is_behind_a_gateway(server: &TestServer) {
+    let base = &server.models.base;
+    let gateway = format!(
+        "[providers.gateway]\nkind = \"openai\"\nbase_url = \"{base}/openai/v1\"\napi_key = \"sk-1\"\n\
+         prompt_caching = \"markers\"\n[agents.gated]\nmodel = \"gateway:claude\"\ntools = [\"lookup\"]\n\
+         system_prompt = \"You are careful.\"\n"
+    );
+    server.is_configured_with(&gateway).await;
+}
+
+/// Returns the messages of a request of which a block is marked, by their roles.
+fn marked_roles(asked: &Value) -> Vec<&str> {
+    let has_marker = |blocks: &Vec<Value>| blocks.iter().any(|block| block.get("cache_control").is_some());
+    let is_marked = |message: &&Value| message["content"].as_array().is_some_and(has_marker);
+    let messages = asked["messages"].as_array().unwrap().iter().filter(is_marked);
+    messages.map(|message| message["role"].as_str().unwrap()).collect()
+}
+
+fn bodies(server: &TestServer) -> Vec<Value> {
+    let asked = server.models.asked();
+    asked
+        .iter()
+        .map(|call| serde_json::from_str(&call.body).unwrap())
+        .collect()
+}
+
+async fn claude_behind_a_gateway_receives_cache_markers_up_to_the_end_of_the_conversation(server: TestServer) {
+    is_behind_a_gateway(&server).await;
+    let alice = server.human("gated").await;
+    server.models.will([Turn::LooksUp(vec!["x"]), Turn::Says("done")]);
+    let said = transcript(&alice.says("hello").await);
+    assert_eq!(said.last().unwrap(), "ai: done");
+    let asked = bodies(&server);
+    assert_eq!(asked.len(), 2);
+    assert_eq!(marked_roles(&asked[0]), ["system", "user"]);
+    assert_eq!(marked_roles(&asked[1]), ["system", "tool"]);
+    let end = &asked[1]["messages"][3]["content"];
+    let marked = json!([{"type": "text", "text": "found x", "cache_control": {"type": "ephemeral"}}]);
+    assert_eq!(end, &marked);
+}
+
+async fn a_gateway_that_refuses_cache_markers_does_not_end_the_run(server: TestServer) {
+    is_behind_a_gateway(&server).await;
+    let alice = server.human("gated").await;
+    let objects = Turn::Objects("messages.0.content.0.cache_control: Extra inputs are not permitted");
+    server.models.will([objects, Turn::Says("hello"), Turn::Says("again")]);
+    let said = transcript(&alice.says("hello").await);
+    assert_eq!(said, ["human: hello", "ai: hello"]);
+    alice.says("and now?").await;
+    let asked = bodies(&server);
+    assert_eq!(asked.len(), 3);
+    assert_eq!(marked_roles(&asked[0]), ["system", "user"]);
+    for later in &asked[1..] {
+        assert_eq!(marked_roles(later), Vec::<&str>::new());
+    }
+    assert_eq!(asked[1]["messages"][1]["content"], "hello");
 }
 
 async fn subagents_can_have_prompt_blocks(server: TestServer) {

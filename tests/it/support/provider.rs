@@ -24,6 +24,8 @@ pub(crate) enum Turn {
     LooksUp(Vec<&'static str>),
     /// Fails with this status and this `retry-after`.
     Refuses(u16, Option<&'static str>),
+    /// Fails with the status 400 and this reason.
+    Objects(&'static str),
     /// Closes the connection after half a word.
     BreaksOff,
     /// Returns these embeddings.
@@ -134,8 +136,9 @@ async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers
         state.turns.pop_front()
     };
     let frames = match turn {
-        Some(Turn::Refuses(status, again)) => return refusal(status, again),
-        None => return refusal(418, None),
+        Some(Turn::Refuses(status, again)) => return refusal(status, again, "no"),
+        Some(Turn::Objects(reason)) => return refusal(400, None, reason),
+        None => return refusal(418, None, "no"),
         Some(Turn::Dictated(pieces)) => return dictated(&pieces),
         Some(Turn::Points(vectors)) if path.ends_with("/embeddings") => return embeddings(&vectors),
         Some(turn) => match path.as_str() {
@@ -143,7 +146,7 @@ async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers
             path if path.ends_with("/responses") => responses(&turn),
             path if path.ends_with("/messages") => anthropic(&turn),
             path if path.contains(":streamGenerateContent") => google(&turn),
-            _ => return refusal(404, None),
+            _ => return refusal(404, None, "no"),
         },
     };
     ([("content-type", "text/event-stream")], Body::from(frames.concat())).into_response()
@@ -157,9 +160,9 @@ fn embeddings(vectors: &[[f32; 2]]) -> Response {
     axum::Json(json!({"object": "list", "model": "e-1", "data": data, "usage": usage})).into_response()
 }
 
-fn refusal(status: u16, again: Option<&str>) -> Response {
+fn refusal(status: u16, again: Option<&str>, reason: &str) -> Response {
     let status = StatusCode::from_u16(status).unwrap();
-    let body = json!({"error": {"message": "no", "type": "refused", "code": status.as_u16(), "status": "REFUSED"}});
+    let body = json!({"error": {"message": reason, "type": "refused", "code": status.as_u16(), "status": "REFUSED"}});
     let mut response = (status, axum::Json(body)).into_response();
     if let Some(again) = again {
         response.headers_mut().insert("retry-after", again.parse().unwrap());
@@ -225,7 +228,7 @@ fn openai(turn: &Turn) -> Vec<String> {
                 .chain(end)
                 .collect()
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Objects(_) | Turn::Points(_) | Turn::Dictated(_) => {
             vec![chunk(json!({"content": "hal"}), Value::Null)]
         }
     }
@@ -288,7 +291,7 @@ fn responses(turn: &Turn) -> Vec<String> {
                 item(call("in_progress", ""), vec![delta], call("completed", &args));
             }
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Objects(_) | Turn::Points(_) | Turn::Dictated(_) => {
             let delta = json!({"type": "response.output_text.delta", "content_index": 0, "delta": "hal"});
             item(
                 json!({"id": "msg_1", "type": "message"}),
@@ -337,7 +340,7 @@ fn anthropic(turn: &Turn) -> Vec<String> {
             }
             "tool_use"
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Objects(_) | Turn::Points(_) | Turn::Dictated(_) => {
             block(
                 0,
                 json!({"type": "text", "text": ""}),
@@ -379,7 +382,7 @@ fn google(turn: &Turn) -> Vec<String> {
             let call = |query| json!({"functionCall": {"name": "lookup", "args": {"query": query}}});
             vec![frame(queries.iter().map(call).collect(), Some("STOP"))]
         }
-        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) | Turn::Dictated(_) => {
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Objects(_) | Turn::Points(_) | Turn::Dictated(_) => {
             vec![frame(json!([{"text": "hal"}]), None)]
         }
     }

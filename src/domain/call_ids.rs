@@ -10,7 +10,7 @@ use crate::domain::message::{Message, Role};
 
 /// The call ids that one answer has used.
 #[derive(Default)]
-pub(super) struct CallIdAllocator {
+pub struct CallIdAllocator {
     used: HashMap<String, u32>,
     /// The ids assigned to the calls in the pieces, by index.
     by_index: HashMap<usize, String>,
@@ -18,7 +18,7 @@ pub(super) struct CallIdAllocator {
 
 impl CallIdAllocator {
     /// Returns the unique id of call `index`, for a piece that arrived with `id`.
-    pub(super) fn chunk_id(&mut self, index: usize, id: Option<String>) -> Option<String> {
+    pub fn chunk_id(&mut self, index: usize, id: Option<String>) -> Option<String> {
         let id = id?;
         if let Some(known) = self.by_index.get(&index) {
             return Some(known.clone());
@@ -29,7 +29,7 @@ impl CallIdAllocator {
     }
 
     /// Makes the ids of all calls of a complete answer unique.
-    pub(super) fn make_unique(message: &mut Message) {
+    pub fn make_unique(message: &mut Message) {
         let mut ids = Self::default();
         if let Role::Ai {
             tool_calls,
