@@ -318,6 +318,7 @@ impl Db {
             let write = self.write(move |tx| {
                 Box::pin(async move {
                     tx.erase_traces();
+                    definitions::lock_changes(tx).await?;
                     definitions::sweep(tx, Timestamp(i64::MAX)).await
                 })
             });

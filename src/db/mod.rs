@@ -19,6 +19,8 @@
 //! 6. trees, by their ids ([`trees::lock`]), then background tasks;
 //! 7. jobs, then deliveries.
 //!
+//! A transaction that changes definitions or the agents of clients locks all of them first ([`definitions::lock_changes`]).
+//!
 //! A row that refers to a thread cannot be added while another transaction deletes the thread, so a step of a run locks
 //! its thread in the weakest way (`key share`) before its run. That does not wait for [`threads::lock`]. Statements with
 //! `skip locked` wait for nothing. Should two transactions wait for each other all the same, Postgres ends one with

@@ -368,6 +368,7 @@ impl ApiError {
             | QuotaKind::RunsAtWork
             | QuotaKind::RunsWaiting
             | QuotaKind::OpenStreams
+            | QuotaKind::DefinedAgents
             | QuotaKind::Tokens => StatusCode::TOO_MANY_REQUESTS,
         };
         Self {
@@ -898,7 +899,11 @@ impl From<DefinitionError> for ApiError {
                 Self::new(StatusCode::CONFLICT, "agent_name_taken", message)
             }
             DefinitionError::Disabled => Self::new(StatusCode::FORBIDDEN, "agents_api_disabled", error.to_string()),
-            DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
+            DefinitionError::TooMany => Self {
+                limit: Some("agents".into()),
+                ..Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string())
+            },
+            DefinitionError::Quota(reached) => Self::quota_reached(&reached),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
                 let findings = remarks.into_iter().map(DiagnosticView::from).collect();

@@ -28,6 +28,8 @@ on_both_engines! {
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
     an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
+    the_agents_that_clients_of_a_tenant_define_are_limited_and_those_of_another_are_not,
+    the_agents_that_clients_of_all_tenants_define_are_limited,
 }
 
 on_postgres! {
@@ -533,6 +535,47 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
     assert!([200, 204].contains(&ann.delete(&human.path("")).await.status));
     clock.advance(Duration::from_secs(61));
     eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
+}
+
+async fn the_agents_that_clients_of_a_tenant_define_are_limited_and_those_of_another_are_not(server: TestServer) {
+    server
+        .is_configured_with("[quotas.tenants.acme]\ndefined_agents = 2")
+        .await;
+    let keys = server.is_protected().await;
+    let root = keys.client("root");
+    let definition = |prompt: &str| json!({"model": "scripted:lab", "system_prompt": prompt});
+    for path in ["/agents/one", "/agents/two"] {
+        root.put(path, definition("new")).await.ok();
+    }
+    let refused = root.put("/agents/three", definition("new")).await;
+    assert_reached(&refused, 429, "per_tenant.defined_agents");
+    root.get("/agents/three").await.refused(404);
+    root.put("/agents/one", definition("changed")).await.ok();
+    keys.client("root-of-other")
+        .put("/agents/three", definition("new"))
+        .await
+        .ok();
+    root.delete("/agents/two").await.ok();
+    root.put("/agents/four", definition("new")).await.ok();
+}
+
+async fn the_agents_that_clients_of_all_tenants_define_are_limited(server: TestServer) {
+    const VERSIONS: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) \
+        with recursive numbers (n) as (select 1 union all select n + 1 from numbers where n < 1999) \
+        select 'filler-' || n, 1, (select digest from definition_versions where graph_id = 'first'), '', 0 from numbers";
+    const AGENTS: &str = "insert into agents (graph_id, version, tenant) \
+        select graph_id, 1, 'elsewhere' from definition_versions where graph_id like 'filler-%'";
+    let client = server.client();
+    let definition = json!({"model": "scripted:lab"});
+    client.put("/agents/first", definition.clone()).await.ok();
+    server.executes_sql(VERSIONS).await;
+    server.executes_sql(AGENTS).await;
+    let refused = client.put("/agents/second", definition).await;
+    assert_eq!(refused.body["code"], "too_many_agents", "{refused:?}");
+    assert_eq!(refused.body["limit"], "agents");
+    assert!(refused.refused(409).contains("2000"));
+    let changed = json!({"model": "scripted:lab", "system_prompt": "changed"});
+    client.put("/agents/first", changed).await.ok();
 }
 
 /// Returns the tokens in the sums of days, and those in the usage of all runs of the only thread.
