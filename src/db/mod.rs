@@ -90,7 +90,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -123,6 +123,8 @@ struct Inner {
     engine: Engine,
     readers: Readers,
     queue: TransactionQueue,
+    /// The turns of searches that share connections with reads.
+    searches: Semaphore,
     parts: TxParts,
     notifications: broadcast::Sender<Notification>,
     live: broadcast::Sender<LiveNotice>,
@@ -191,6 +193,11 @@ impl DbLimits {
     /// answer at all.
     fn transaction(self) -> Duration {
         self.statement * 3
+    }
+
+    /// Returns the number of searches on Postgres at the same time. It is so low that slow ones leave connections for reads.
+    fn searches(self) -> usize {
+        usize::try_from(self.connections / 4).unwrap_or(1).max(1)
     }
 
     /// Returns the number of writers. It is lower than the number of connections, so that reads find a free one.
@@ -267,6 +274,7 @@ impl Db {
             engine,
             readers,
             queue,
+            searches: Semaphore::new(limits.searches()),
             parts,
             notifications,
             live,
@@ -375,7 +383,8 @@ impl Db {
     }
 
     /// Runs `job` like [`Db::read`], for statements that may be slow because of the request of a client. They are
-    /// cancelled at the timeout, and when the caller is gone.
+    /// cancelled at the timeout, and when the caller is gone. A few run at the same time and others wait, so that they leave
+    /// connections for reads.
     ///
     /// # Errors
     /// Those of the job, and [`DbError::Unavailable`], also when the job took too long.
@@ -392,6 +401,8 @@ impl Db {
     async fn search_job(&self, job: TransactionJob) -> DbResult<()> {
         // Postgres cancels statements at the timeout by itself.
         let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
+            let turn = async { Ok(self.0.searches.acquire().await.ok()) };
+            let _turn = self.in_time(Box::pin(turn)).await?;
             return self.read_job(job).await;
         };
         let access = RowAccess::required()?;

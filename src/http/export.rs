@@ -59,10 +59,10 @@ impl Line {
     }
 }
 
-/// Runs a read of the database.
+/// Runs a read of the database, which may be slow.
 macro_rules! read {
     ($db:expr, |$tx:ident| $body:expr) => {
-        $db.read(move |$tx| Box::pin(async move { $body })).await?
+        $db.search(move |$tx| Box::pin(async move { $body })).await?
     };
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     };
     let mut all = api
         .db
-        .read(move |tx| Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await }))
+        .search(move |tx| Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await }))
         .await?;
     if !remote.is_empty() {
         all.extend(remote);
