@@ -19,6 +19,7 @@ use super::ApiParts;
 use super::audit;
 use super::client::{ClientId, peer_address};
 use super::error::ApiError;
+use super::response_budget::Permit;
 use super::stream_limits::StreamPermit;
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::call_token::CallBinding;
@@ -160,6 +161,14 @@ impl Api {
     /// 429 if the thread or the caller has too many.
     pub(super) fn open_stream(&self, thread: Option<ThreadId>, client: ClientId) -> Result<StreamPermit, ApiError> {
         self.streams.acquire(thread, client, &self.caller)
+    }
+
+    /// Reserves the memory for a response whose size depends on stored data, before the data is read.
+    ///
+    /// # Errors
+    /// 503 if responses to the caller, or to all, hold as much as they may.
+    pub(super) async fn answer_permit(&self) -> Result<Permit, ApiError> {
+        self.answers.permit(&self.caller).await
     }
 
     /// Checks whether the caller may store more.

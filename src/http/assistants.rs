@@ -61,7 +61,7 @@ pub(super) async fn create(
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AssistantSearch>) -> Result<Response, ApiError> {
     let CheckedAssistantSearch { query, page, select } = body.check(api.scope(Action::AssistantsSearch))?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.search(move |tx| {
         Box::pin(async move {
@@ -145,7 +145,7 @@ pub(super) async fn versions(
     let id = path.assistant_id;
     let page = Page::checked(body.limit, body.offset, 10)?;
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let wanted = page.query(api.answers.bytes());
     let read = api.db.search(move |tx| {
         Box::pin(async move {

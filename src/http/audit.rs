@@ -175,7 +175,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         before: before.transpose()?,
         limit: i64::from(params.page(100)?.limit).min(MAX_ENTRIES),
     };
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
     // A filter that matches few of many entries may take long.
     let read = api

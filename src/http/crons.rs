@@ -132,7 +132,7 @@ pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<CronPath>) -> Result
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
     let CheckedCronSearch { query, page, select } = body.check(api.scope(Action::CronsSearch))?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.search(move |tx| {
         Box::pin(async move { Ok((crons::count(tx, &query).await?, crons::search(tx, &query, bytes).await?)) })

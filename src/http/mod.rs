@@ -72,6 +72,7 @@ mod system;
 mod thread_events;
 mod threads;
 mod unknown_keys;
+mod user_budgets;
 pub mod users;
 mod wait;
 pub mod wire;

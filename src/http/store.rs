@@ -59,7 +59,7 @@ pub(super) async fn search_in(api: &Api, space: &Ownership, query: ItemQuery) ->
         limit: query.wanted.limit,
         offset: query.wanted.offset,
     };
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let found = api.store.search(space, query, api.answers.bytes()).await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
     let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);

@@ -236,7 +236,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
         select,
         extract,
     } = body.check(api.scope(Action::ThreadsSearch))?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let most_bytes = api.answers.bytes();
     let query = threads::ThreadQuery {
         bytes: most_bytes,
