@@ -12,7 +12,7 @@ use super::json::{ColumnRef, readable};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::audit::{AuditEntry, AuditOutcome};
-use crate::domain::identity::Tenant;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "audit";
@@ -207,6 +207,43 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
         page.take(next, rows, |row| row.detail.len() + 300, AuditEntry::try_from)?;
     }
     Ok(page.finish())
+}
+
+/// Returns the ids of entries about a user that come after this one, in their order.
+pub async fn ids_of_user(
+    tx: &mut Tx<'_>,
+    tenant: &Tenant,
+    user: &UserId,
+    after: Uuid,
+    limit: i64,
+) -> DbResult<Vec<Uuid>> {
+    const SQL: &str = "select entry_id from audit where tenant = $1 and user_id = $2 and entry_id > $3 \
+        order by entry_id limit $4";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(tenant.as_str())
+        .bind(user.as_str())
+        .bind(after)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Deletes these entries. Returns their number.
+pub async fn delete(tx: &mut Tx<'_>, tenant: &Tenant, ids: &[Uuid]) -> DbResult<u64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let deleted = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("delete from audit where tenant = ");
+        sql.push_bind(tenant.as_str()).push(" and entry_id in (");
+        let mut list = sql.separated(", ");
+        for id in ids {
+            list.push_bind(*id);
+        }
+        sql.push(")");
+        sql.build().execute(conn).await.map(|done| done.rows_affected())
+    })?;
+    Ok(deleted)
 }
 
 /// Deletes up to `limit` entries that are older than `until`, tenant by tenant. Returns their number.

@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
+use super::audit;
 use super::definitions;
 use super::engine::on_engine;
 use super::jobs;
@@ -262,9 +263,10 @@ impl Db {
             },
             items: self.erase_rows(ITEMS, subject).await?,
             deliveries: self.erase_rows(DELIVERIES, subject).await?,
-            audit: match request.with_audit {
-                true => self.erase_rows(AUDIT, subject).await?,
-                false => 0,
+            audit: match (request.with_audit, &subject.user) {
+                (true, Some(user)) => self.erase_audit_of(&subject.tenant, user).await?,
+                (true, None) => self.erase_rows(AUDIT, subject).await?,
+                (false, _) => 0,
             },
             data_keys: 0,
         };
@@ -296,6 +298,42 @@ impl Db {
             if deleted == 0 {
                 return Ok(all);
             }
+            all += deleted;
+        }
+    }
+
+    /// Erases the entries of the audit about a user. They are found by going through those of the tenant, so they are read
+    /// before they are deleted: other writes do not wait for that.
+    async fn erase_audit_of(&self, tenant: &Tenant, user: &UserId) -> DbResult<u64> {
+        let mut all = 0;
+        let mut deleted_since_start = 0;
+        let mut after = Uuid::nil();
+        loop {
+            let wanted_tenant = tenant.clone();
+            let user = user.clone();
+            let read = self.search(move |tx| {
+                Box::pin(async move { audit::ids_of_user(tx, &wanted_tenant, &user, after, BATCH).await })
+            });
+            let found = read.await?;
+            let Some(last) = found.last() else {
+                if deleted_since_start == 0 {
+                    return Ok(all);
+                }
+                // Entries with smaller ids may have been stored meanwhile.
+                deleted_since_start = 0;
+                after = Uuid::nil();
+                continue;
+            };
+            after = *last;
+            let tenant = tenant.clone();
+            let write = self.write(move |tx| {
+                Box::pin(async move {
+                    tx.erase_traces();
+                    audit::delete(tx, &tenant, &found).await
+                })
+            });
+            let deleted: u64 = write.await?;
+            deleted_since_start += deleted;
             all += deleted;
         }
     }

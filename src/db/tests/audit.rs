@@ -12,7 +12,7 @@ use crate::db::{DbError, DbResult, PendingEntries, RowAccess, threads};
 use crate::domain::access::Action;
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::ThreadId;
-use crate::domain::identity::{Identity, Tenant};
+use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -27,6 +27,7 @@ on_both!(
     old_entries_are_deleted,
     a_page_goes_on_behind_the_last_entry,
     a_search_finds_the_entries_of_its_time,
+    the_entries_about_a_user_are_found_and_deleted_part_by_part,
 );
 
 fn entry() -> AuditEntry {
@@ -295,4 +296,24 @@ async fn a_search_finds_the_entries_of_its_time(db: Db) {
         !times.contains(&at(5)),
         "entries from long before are not read: {times:?}"
     );
+}
+
+async fn the_entries_about_a_user_are_found_and_deleted_part_by_part(db: Db) {
+    let of = |user: &str| {
+        let user = user.to_owned();
+        Arc::new(AuditEntry { user, ..entry() })
+    };
+    let entries: Vec<Arc<AuditEntry>> = ["ann", "bob", "ann", "bob", "ann"].into_iter().map(of).collect();
+    let ids: Vec<Uuid> = entries.iter().map(|entry| entry.id).collect();
+    write!(db, |tx| audit::insert_all(tx, &entries));
+    let found = async |after: Uuid| {
+        let ann = UserId::stored("ann".to_owned());
+        read!(db, |tx| audit::ids_of_user(tx, &Tenant::default(), &ann, after, 2))
+    };
+    let first = found(Uuid::nil()).await;
+    assert_eq!(first, [ids[0], ids[2]]);
+    assert_eq!(found(ids[2]).await, [ids[4]]);
+    assert_eq!(write!(db, |tx| audit::delete(tx, &Tenant::default(), &first)), 2);
+    assert_eq!(found(Uuid::nil()).await, [ids[4]]);
+    assert_eq!(stored(&db).await, 3);
 }
