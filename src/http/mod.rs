@@ -300,7 +300,7 @@ pub fn router(api: ApiParts) -> Router {
         sites: settings.sites.clone(),
         auth: api.auth.clone(),
         call_tokens: api.call_tokens.clone(),
-        rates: RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock)),
+        rates: Arc::new(RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock))),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
     let recorder = RequestRecorder {
@@ -339,7 +339,7 @@ struct RequestChecks {
     sites: TenantSites,
     auth: Authenticator,
     call_tokens: StoredCallTokens,
-    rates: RateLimits,
+    rates: Arc<RateLimits>,
     bodies: BodyReader,
 }
 
@@ -361,6 +361,10 @@ impl RequestChecks {
 async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, next: Next) -> Response {
     let mut response = match checks.check(&mut request).await {
         Ok(()) => {
+            if request.headers().contains_key(header::UPGRADE) {
+                // Commands over a WebSocket count like requests do.
+                request.extensions_mut().insert(Arc::clone(&checks.rates));
+            }
             let caller = request.extensions().get::<Arc<Identity>>().cloned();
             let access = caller.as_deref().map(RowAccess::of_caller);
             let mut response = in_access(access, checks.bodies.admit(request, next)).await;

@@ -172,6 +172,9 @@ pub(super) async fn copy(
     if original.is_none() {
         return Err(ApiError::no_thread(from));
     }
+    // The entry of the request is that of a read.
+    let resource = ResourceRef::Thread(from);
+    audit::record(&api, Action::ThreadsCreate, || resource.to_string(), &Ok(()));
     api.check_room()?;
     let once = api
         .threads

@@ -15,14 +15,16 @@ use super::commands::{CommandHandler, command_error, no_subscription};
 use crate::db::{DbResult, RowAccess, warn_of};
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
+use crate::domain::identity::Identity;
 use crate::events::{ThreadEvent, ThreadTail};
 use crate::http::access::Api;
 use crate::http::audit;
-use crate::http::bodies::BodyReader;
+use crate::http::bodies::{BodyReader, BudgetShare};
 use crate::http::client::ClientId;
 use crate::http::connections::{ConnectionHandle, RequestGuard};
 use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
+use crate::http::rate_limits::RateLimits;
 use crate::http::stream::heartbeat_interval;
 use crate::http::stream::thread::{self, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
@@ -49,8 +51,9 @@ pub(in crate::http) async fn get(
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
-    // The extractor follows the upgrade, because only upgrades have a body reader.
+    // These extractors follow the upgrade, because only upgrades have them.
     Extension(bodies): Extension<BodyReader>,
+    Extension(rates): Extension<Arc<RateLimits>>,
 ) -> Result<Response, ApiError> {
     let may_read = super::may_read(&api, path.thread_id).await?;
     let permit = api.open_stream(may_read.then_some(path.thread_id), client)?;
@@ -60,7 +63,8 @@ pub(in crate::http) async fn get(
     // The session is a task of its own.
     let access = RowAccess::of_caller(&api.caller);
     let session = move |socket| {
-        let session = SocketSession::new(api, path.thread_id, socket, bodies, permit, connection);
+        let limits = CommandLimits { bodies, rates };
+        let session = SocketSession::new(api, path.thread_id, socket, limits, permit, connection);
         access.scope(session.run())
     };
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
@@ -72,13 +76,28 @@ struct Disconnected;
 /// A read of the thread that is in progress.
 type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
+/// The limits of commands.
+struct CommandLimits {
+    /// Counts commands like request bodies.
+    bodies: BodyReader,
+    /// Counts commands like requests.
+    rates: Arc<RateLimits>,
+}
+
+impl CommandLimits {
+    /// Counts a command of a caller, and reserves its share of the budget for bodies.
+    async fn admit(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
+        self.rates.count_request(caller)?;
+        self.bodies.reserve(command).await
+    }
+}
+
 /// An open WebSocket.
 struct SocketSession {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
-    /// Counts commands like request bodies.
-    bodies: BodyReader,
+    limits: CommandLimits,
     /// The live read for all subscriptions; `None` before the first one.
     pending_read: Option<PendingRead>,
     reader: ThreadFrames,
@@ -97,7 +116,7 @@ impl SocketSession {
         api: Api,
         thread: ThreadId,
         socket: WebSocket,
-        bodies: BodyReader,
+        limits: CommandLimits,
         permit: StreamPermit,
         connection: Option<RequestGuard>,
     ) -> Self {
@@ -112,7 +131,7 @@ impl SocketSession {
             api,
             thread,
             socket,
-            bodies,
+            limits,
             pending_read,
             reader,
             last_seq: 0,
@@ -166,7 +185,7 @@ impl SocketSession {
 
     /// Executes a command from the client. An invalid command is answered with an error, and the socket stays open.
     async fn receive(&mut self, text: &[u8]) -> Result<(), Disconnected> {
-        let _share = match self.bodies.reserve(text).await {
+        let _share = match self.limits.admit(&self.api.caller, text).await {
             Ok(share) => share,
             Err(error) => {
                 let answer = CommandAnswer::refusal(Value::Null, command_error(error));

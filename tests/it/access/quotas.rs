@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use futures::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
@@ -12,6 +16,7 @@ use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgre
 on_both_engines! {
     a_user_with_too_many_requests_waits_and_others_do_not,
     a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user,
+    commands_over_a_websocket_count_as_requests,
     ok_and_the_document_are_never_limited,
     runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refused,
     runs_at_the_same_time_begin_no_more_than_a_quota_allows,
@@ -110,6 +115,43 @@ async fn a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user(
     assert_reached(&root.get("/auth/me").await, 429, "per_key.requests_per_second");
     assert_eq!(second.get("/auth/me").await.status, 200);
     clock.advance(Duration::from_secs(60));
+    server
+        .is_reconfigured("requests_per_second = 3", "requests_per_second = 0")
+        .await;
+}
+
+async fn commands_over_a_websocket_count_as_requests(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with("[quotas.per_user]\nrequests_per_second = 3")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    let base = ann.base().replacen("http", "ws", 1);
+    let url = format!("{base}/threads/{thread}/stream/events");
+    let mut request = url.into_client_request().expect("a request");
+    let key = keys.text("ann").parse().expect("a header");
+    request.headers_mut().insert("x-api-key", key);
+    let mut socket = connect_async(request).await.expect("a socket").0;
+    let mut answer = async || {
+        let command = json!({"id": 1, "method": "agent.getTree", "params": {}}).to_string();
+        socket.send(Message::text(command)).await.expect("it is open");
+        loop {
+            if let Message::Text(text) = socket.next().await.expect("it is open").expect("it works") {
+                return text.to_string();
+            }
+        }
+    };
+    // The thread and the WebSocket were two requests.
+    assert!(answer().await.contains("no_such_run"));
+    let refused = answer().await;
+    assert!(
+        refused.contains("429") && refused.contains("per_user.requests_per_second"),
+        "{refused}"
+    );
+    clock.advance(Duration::from_secs(1));
+    assert!(answer().await.contains("no_such_run"));
     server
         .is_reconfigured("requests_per_second = 3", "requests_per_second = 0")
         .await;
