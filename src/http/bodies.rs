@@ -114,14 +114,18 @@ impl BodyReader {
         }
     }
 
-    /// Reserves the share of the budget for a command over a WebSocket.
+    /// Reserves the share of the budget for a command of a caller over a WebSocket.
     ///
     /// # Errors
-    /// If the budget is exhausted for [`BUDGET_WAIT`].
-    pub(super) async fn reserve(&self, command: &[u8]) -> Result<BudgetShare, ApiError> {
-        let mut share = BudgetShare::default();
-        self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES)
-            .await?;
+    /// If the budget, or the part of the caller, is exhausted for [`BUDGET_WAIT`].
+    pub(super) async fn reserve(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
+        let cost = command.len() + count_values(command) * VALUE_BYTES;
+        let has_part = caller.credential.is_proof() && cost > QUICK;
+        let mut share = BudgetShare {
+            of_user: has_part.then(|| UserShare::new(self.of_users.of(caller))),
+            ..BudgetShare::default()
+        };
+        self.grow(&mut share, cost).await?;
         Ok(share)
     }
 

@@ -88,7 +88,7 @@ impl CommandLimits {
     /// Counts a command of a caller, and reserves its share of the budget for bodies.
     async fn admit(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
         self.rates.count_request(caller)?;
-        self.bodies.reserve(command).await
+        self.bodies.reserve(caller, command).await
     }
 }
 
