@@ -158,6 +158,8 @@ pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<Idempotenc
         IdempotentOutcome::Replayed(StoredResponse::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
+            // No admission has decided: the thread may be shared with the caller no more, or a policy may hide it now.
+            api.check(Action::ThreadsCreateRun, ResourceRef::Thread(thread)).await?;
             Ok(StartedRun {
                 run,
                 cancel_on_disconnect,
