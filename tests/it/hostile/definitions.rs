@@ -56,7 +56,7 @@ const ROUNDS: usize = 12;
 /// A client that changes one of the agents that others change at the same time.
 async fn change(client: Client, round: usize, number: usize) -> Reply {
     let path = format!("/agents/shared-{}", number % 3);
-    if number.is_multiple_of(2) {
+    if !number.is_multiple_of(2) {
         return client.delete(&path).await;
     }
     // Agents share contents, and each has several of them.
