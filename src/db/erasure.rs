@@ -302,39 +302,47 @@ impl Db {
         }
     }
 
-    /// Erases the entries of the audit about a user. They are found by going through those of the tenant, so they are read
-    /// before they are deleted: other writes do not wait for that.
+    /// Erases the entries of the audit about a user.
     async fn erase_audit_of(&self, tenant: &Tenant, user: &UserId) -> DbResult<u64> {
         let mut all = 0;
-        let mut deleted_since_start = 0;
+        loop {
+            let deleted = self.erase_audit_once(tenant, user).await?;
+            // Entries with smaller ids than those that were looked at may have been stored meanwhile.
+            if deleted == 0 {
+                return Ok(all);
+            }
+            all += deleted;
+        }
+    }
+
+    /// Goes once through the audit of a tenant and erases the entries about a user. They are read before they are deleted:
+    /// other writes do not wait for that.
+    async fn erase_audit_once(&self, tenant: &Tenant, user: &UserId) -> DbResult<u64> {
+        let mut all = 0;
         let mut after = Uuid::nil();
         loop {
-            let wanted_tenant = tenant.clone();
-            let user = user.clone();
+            let of_tenant = tenant.clone();
+            let of_user = user.clone();
             let read = self.search(move |tx| {
-                Box::pin(async move { audit::ids_of_user(tx, &wanted_tenant, &user, after, BATCH).await })
+                Box::pin(
+                    async move { audit::ids_of_user(tx, &of_tenant, &of_user, after, audit::ENTRIES_OF_PART).await },
+                )
             });
-            let found = read.await?;
-            let Some(last) = found.last() else {
-                if deleted_since_start == 0 {
-                    return Ok(all);
-                }
-                // Entries with smaller ids may have been stored meanwhile.
-                deleted_since_start = 0;
-                after = Uuid::nil();
-                continue;
-            };
-            after = *last;
-            let tenant = tenant.clone();
-            let write = self.write(move |tx| {
-                Box::pin(async move {
-                    tx.erase_traces();
-                    audit::delete(tx, &tenant, &found).await
-                })
-            });
-            let deleted: u64 = write.await?;
-            deleted_since_start += deleted;
-            all += deleted;
+            let part = read.await?;
+            for ids in part.found.chunks(usize::try_from(BATCH).unwrap_or(1)) {
+                let of_tenant = tenant.clone();
+                let ids = ids.to_vec();
+                let write = self.write(move |tx| {
+                    Box::pin(async move {
+                        tx.erase_traces();
+                        audit::delete(tx, &of_tenant, &ids).await
+                    })
+                });
+                let deleted: u64 = write.await?;
+                all += deleted;
+            }
+            let Some(end) = part.end else { return Ok(all) };
+            after = end;
         }
     }
 
