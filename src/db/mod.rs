@@ -196,8 +196,8 @@ impl DbLimits {
     }
 
     /// Returns the number of searches on Postgres at the same time. It is so low that slow ones leave connections for reads.
-    fn searches(self) -> usize {
-        usize::try_from(self.connections / 4).unwrap_or(1).max(1)
+    fn searches(self) -> u32 {
+        (self.connections / 4).max(1)
     }
 
     /// Returns the number of writers. It is lower than the number of connections, so that reads find a free one.
@@ -274,7 +274,7 @@ impl Db {
             engine,
             readers,
             queue,
-            searches: Semaphore::new(limits.searches()),
+            searches: Semaphore::new(usize::try_from(limits.searches()).unwrap_or(1)),
             parts,
             notifications,
             live,
@@ -396,6 +396,14 @@ impl Db {
         let (job, outcome) = TransactionJob::with_outcome(job);
         self.search_job(job).await?;
         outcome.into_result()
+    }
+
+    /// Returns the number of searches that run at the same time.
+    pub fn searches(&self) -> u32 {
+        match &self.0.readers {
+            Readers::Sqlite { .. } => engine::SQLITE_SEARCHES,
+            Readers::Writer | Readers::Postgres(_) => self.0.limits.searches(),
+        }
     }
 
     async fn search_job(&self, job: TransactionJob) -> DbResult<()> {

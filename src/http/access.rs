@@ -13,14 +13,18 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::ApiParts;
 use super::audit;
 use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::response_budget::Permit;
+use super::search_turns::SearchTurns;
 use super::stream_limits::StreamPermit;
+use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
@@ -38,12 +42,16 @@ const RESOURCE_BYTES: usize = "thread:".len() + 36;
 #[derive(Clone)]
 pub struct AppState {
     parts: Arc<ApiParts>,
+    searches: Arc<SearchTurns>,
 }
 
 impl AppState {
     /// Creates the state from the parts of the server.
     pub fn new(parts: ApiParts) -> Self {
-        Self { parts: Arc::new(parts) }
+        Self {
+            searches: Arc::new(SearchTurns::new(parts.db.searches())),
+            parts: Arc::new(parts),
+        }
     }
 }
 
@@ -51,6 +59,7 @@ impl AppState {
 #[derive(Clone)]
 pub struct Api {
     parts: Arc<ApiParts>,
+    searches: Arc<SearchTurns>,
     /// The caller, who sends the request.
     pub caller: Arc<Identity>,
     /// The address of the client; none for a request of this process.
@@ -171,6 +180,27 @@ impl Api {
         self.answers.permit(&self.caller).await
     }
 
+    /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.
+    ///
+    /// # Errors
+    /// 503 if the other searches of the caller take too long.
+    pub(super) async fn search_turn(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        self.searches.take(&self.caller).await
+    }
+
+    /// Runs `job` like [`Db::search`](crate::db::Db::search), in a [turn](Api::search_turn) of the caller.
+    ///
+    /// # Errors
+    /// Those of the job and of the turn.
+    pub(super) async fn search<T, J>(&self, job: J) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        let _turn = self.search_turn().await?;
+        Ok(self.db.search(job).await?)
+    }
+
     /// Checks whether the caller may store more.
     ///
     /// # Errors
@@ -201,6 +231,7 @@ impl FromRequestParts<AppState> for Api {
         };
         let api = Self {
             parts: Arc::clone(&state.parts),
+            searches: Arc::clone(&state.searches),
             caller,
             address: peer_address(&parts.extensions),
         };

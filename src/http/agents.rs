@@ -94,7 +94,7 @@ pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Par
     let permit = api.answer_permit().await?;
     let wanted = page.query(api.answers.bytes());
     let reader = reader_of(&api);
-    let read = api.db.search(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             let reader = reader.as_ref();
             let total = definitions::count_versions(tx, &graph_id, reader).await?;

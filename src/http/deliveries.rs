@@ -40,7 +40,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     };
     let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
-    let read = api.db.search(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             Ok((
                 deliveries::count(tx, &query).await?,

@@ -510,6 +510,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "answers_busy", message).with_retry_after(1)
     }
 
+    /// Other searches of the caller hold all connections that one user may hold.
+    pub fn searches_busy() -> Self {
+        let message = "The server is busy with other searches of yours. Try again when they are answered.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "searches_busy", message).with_retry_after(1)
+    }
+
     /// The database does not answer, is locked, or takes too long. Logs `cause`.
     #[track_caller]
     pub fn database_unavailable(cause: &DbError) -> Self {

@@ -94,15 +94,14 @@ pub(super) async fn load(
     };
     // A filter that matches few of many checkpoints may take long.
     let found = if wanted.slice.is_filtered() {
-        api.db
-            .search(move |tx| Box::pin(async move { wanted.read(tx, thread, name_of).await }))
-            .await
+        api.search(move |tx| Box::pin(async move { wanted.read(tx, thread, name_of).await }))
+            .await?
     } else {
         api.db
             .read(move |tx| Box::pin(async move { wanted.read(tx, thread, name_of).await }))
-            .await
+            .await?
     };
-    let Some((thread_found, agent, loaded)) = found? else {
+    let Some((thread_found, agent, loaded)) = found else {
         return Err(ApiError::no_thread(thread));
     };
     let Some(loaded) = loaded else {

@@ -62,6 +62,7 @@ mod request_metrics;
 mod requests;
 mod response_budget;
 mod runs;
+mod search_turns;
 mod state;
 mod stateless;
 mod store;

@@ -334,7 +334,7 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
         offset: page.offset.into(),
         bytes,
     };
-    let read = api.db.search(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);

@@ -245,7 +245,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
         bytes: most_bytes,
         ..query
     };
-    let read = api.db.search(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             let threads::ThreadPage { threads, total } = threads::search(tx, &query).await?;
             let mut found = vec![];
@@ -283,8 +283,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
     let query = body.check(api.scope(Action::ThreadsSearch))?.query;
     Ok(Json(
-        api.db
-            .search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
+        api.search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
             .await?,
     ))
 }

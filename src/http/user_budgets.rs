@@ -1,4 +1,4 @@
-//! The parts of a memory budget that single users may take, so that nobody shuts the others out.
+//! The parts of a budget, of memory or of connections, that single users may take, so that nobody shuts the others out.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
