@@ -23,6 +23,7 @@ use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::response_budget::Permit;
 use super::search_turns::SearchTurns;
+use super::socket_messages::{MessageLimit, SocketMessages};
 use super::stream_limits::StreamPermit;
 use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
@@ -43,6 +44,7 @@ const RESOURCE_BYTES: usize = "thread:".len() + 36;
 pub struct AppState {
     parts: Arc<ApiParts>,
     searches: Arc<SearchTurns>,
+    messages: Arc<SocketMessages>,
 }
 
 impl AppState {
@@ -50,6 +52,7 @@ impl AppState {
     pub fn new(parts: ApiParts) -> Self {
         Self {
             searches: Arc::new(SearchTurns::new(parts.db.searches())),
+            messages: Arc::new(SocketMessages::new(parts.settings.bodies.max)),
             parts: Arc::new(parts),
         }
     }
@@ -60,6 +63,7 @@ impl AppState {
 pub struct Api {
     parts: Arc<ApiParts>,
     searches: Arc<SearchTurns>,
+    messages: Arc<SocketMessages>,
     /// The caller, who sends the request.
     pub caller: Arc<Identity>,
     /// The address of the client; none for a request of this process.
@@ -180,6 +184,11 @@ impl Api {
         self.answers.permit(&self.caller).await
     }
 
+    /// Returns the limit of the messages of a new WebSocket of the caller.
+    pub(super) fn message_limit(&self) -> MessageLimit {
+        self.messages.limit(&self.caller)
+    }
+
     /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.
     ///
     /// # Errors
@@ -232,6 +241,7 @@ impl FromRequestParts<AppState> for Api {
         let api = Self {
             parts: Arc::clone(&state.parts),
             searches: Arc::clone(&state.searches),
+            messages: Arc::clone(&state.messages),
             caller,
             address: peer_address(&parts.extensions),
         };

@@ -1,7 +1,9 @@
 //! The stream of a thread over a WebSocket, which carries commands, their results and events.
 
+use std::error::Error as _;
 use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -9,7 +11,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
-use tokio::time::Interval;
+use tokio::time::{Interval, timeout};
+use tokio_tungstenite::tungstenite;
 
 use super::commands::{CommandHandler, command_error, no_subscription};
 use crate::db::{DbResult, RowAccess, warn_of};
@@ -25,6 +28,7 @@ use crate::http::connections::{ConnectionHandle, RequestGuard};
 use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::rate_limits::RateLimits;
+use crate::http::socket_messages::MessageLimit;
 use crate::http::stream::heartbeat_interval;
 use crate::http::stream::thread::{self, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
@@ -33,6 +37,13 @@ use crate::http::wire::thread_command::{CommandAnswer, CommandError, ThreadComma
 
 /// The maximum number of subscriptions per WebSocket.
 const MAX_SUBSCRIPTIONS: usize = 64;
+
+/// The size of the pieces in which messages are read, in bytes. A socket keeps a buffer of that size.
+const READ_BUFFER: usize = 8 * 1024;
+
+/// The time in which a client receives the reason why its message was not read. A connection with unread data is reset when it
+/// is dropped.
+const REASON_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens a WebSocket for the events and commands of a thread.
 ///
@@ -57,17 +68,26 @@ pub(in crate::http) async fn get(
 ) -> Result<Response, ApiError> {
     let may_read = super::may_read(&api, path.thread_id).await?;
     let permit = api.open_stream(may_read.then_some(path.thread_id), client)?;
-    let most = api.settings.bodies.max;
+    let messages = api.message_limit();
+    let most = messages.bytes();
     // The connection counts as busy for as long as the socket is open.
     let connection = connection.map(|Extension(connection)| connection.begin());
     // The session is a task of its own.
     let access = RowAccess::of_caller(&api.caller);
     let session = move |socket| {
-        let limits = CommandLimits { bodies, rates };
+        let limits = CommandLimits {
+            messages,
+            bodies,
+            rates,
+        };
         let session = SocketSession::new(api, path.thread_id, socket, limits, permit, connection);
         access.scope(session.run())
     };
-    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
+    Ok(upgrade
+        .read_buffer_size(READ_BUFFER)
+        .max_message_size(most)
+        .max_frame_size(most)
+        .on_upgrade(session))
 }
 
 /// The client has disconnected, or the session must end.
@@ -78,6 +98,8 @@ type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
 /// The limits of commands.
 struct CommandLimits {
+    /// The largest command.
+    messages: MessageLimit,
     /// Counts commands like request bodies.
     bodies: BodyReader,
     /// Counts commands like requests.
@@ -157,7 +179,8 @@ impl SocketSession {
                 Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
                 Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Disconnected),
+                Some(Ok(Message::Close(_))) | None => Err(Disconnected),
+                Some(Err(error)) => self.close_for_error(&error).await,
             },
             _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
             () = credential_ended => self.close_for_credential().await,
@@ -381,6 +404,26 @@ impl SocketSession {
         };
         // If the client does not receive this, it sees the connection end.
         let _ = self.send(Message::Close(Some(frame))).await;
+        Err(Disconnected)
+    }
+
+    /// Closes the socket after a message that is larger than it may be. After all other errors there is no connection, or one
+    /// that carries no messages.
+    async fn close_for_error(&mut self, error: &axum::Error) -> Result<(), Disconnected> {
+        let cause = error
+            .source()
+            .and_then(|cause| cause.downcast_ref::<tungstenite::Error>());
+        if !matches!(cause, Some(tungstenite::Error::Capacity(_))) {
+            return Err(Disconnected);
+        }
+        let most = self.limits.messages.bytes();
+        let frame = CloseFrame {
+            code: close_code::SIZE,
+            reason: format!("a message may have {most} bytes; send larger commands over HTTP").into(),
+        };
+        let _ = self.send(Message::Close(Some(frame))).await;
+        let events = self.api.events.clone();
+        let _ = timeout(REASON_WAIT, events.shutdown_started()).await;
         Err(Disconnected)
     }
 
