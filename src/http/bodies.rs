@@ -91,11 +91,7 @@ impl BodyReader {
     }
 
     /// Reads the body and passes the request on, or refuses it.
-    pub(super) async fn admit(&self, mut request: Request, next: Next) -> Response {
-        if request.headers().contains_key(header::UPGRADE) {
-            // Commands over a WebSocket count like bodies do.
-            request.extensions_mut().insert(self.clone());
-        }
+    pub(super) async fn admit(&self, request: Request, next: Next) -> Response {
         let may_have_body = matches!(
             *request.method(),
             Method::POST | Method::PUT | Method::PATCH | Method::DELETE

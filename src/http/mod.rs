@@ -93,6 +93,7 @@ use error::ApiError;
 use mcp::McpEndpoint;
 use rate_limits::RateLimits;
 use requests::RequestRecorder;
+use thread_events::socket::CommandLimits;
 
 /// The parts of the server that handlers use. They get them as an [`Api`], with the caller.
 pub struct ApiParts {
@@ -364,8 +365,11 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
     let mut response = match checks.check(&mut request).await {
         Ok(()) => {
             if request.headers().contains_key(header::UPGRADE) {
-                // Commands over a WebSocket count like requests do.
-                request.extensions_mut().insert(Arc::clone(&checks.rates));
+                // Commands over a WebSocket count like requests and their bodies do.
+                request.extensions_mut().insert(CommandLimits {
+                    bodies: checks.bodies.clone(),
+                    rates: Arc::clone(&checks.rates),
+                });
             }
             let caller = request.extensions().get::<Arc<Identity>>().cloned();
             let access = caller.as_deref().map(RowAccess::of_caller);

@@ -62,25 +62,22 @@ pub(in crate::http) async fn get(
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
-    // These extractors follow the upgrade, because only upgrades have them.
-    Extension(bodies): Extension<BodyReader>,
-    Extension(rates): Extension<Arc<RateLimits>>,
+    // The extractor follows the upgrade, because only upgrades have these limits.
+    Extension(limits): Extension<CommandLimits>,
 ) -> Result<Response, ApiError> {
     let may_read = super::may_read(&api, path.thread_id).await?;
-    let permit = api.open_stream(may_read.then_some(path.thread_id), client)?;
-    let messages = api.message_limit();
-    let most = messages.bytes();
-    // The connection counts as busy for as long as the socket is open.
-    let connection = connection.map(|Extension(connection)| connection.begin());
+    let stream = api.open_stream(may_read.then_some(path.thread_id), client)?;
+    let held = HeldBySocket {
+        messages: api.message_limit(),
+        _stream: stream,
+        // The connection counts as busy for as long as the socket is open.
+        _connection: connection.map(|Extension(connection)| connection.begin()),
+    };
+    let most = held.messages.bytes();
     // The session is a task of its own.
     let access = RowAccess::of_caller(&api.caller);
     let session = move |socket| {
-        let limits = CommandLimits {
-            messages,
-            bodies,
-            rates,
-        };
-        let session = SocketSession::new(api, path.thread_id, socket, limits, permit, connection);
+        let session = SocketSession::new(api, path.thread_id, socket, limits, held);
         access.scope(session.run())
     };
     Ok(upgrade
@@ -97,13 +94,19 @@ struct Disconnected;
 type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
 /// The limits of commands.
-struct CommandLimits {
-    /// The largest command.
-    messages: MessageLimit,
+#[derive(Clone)]
+pub(in crate::http) struct CommandLimits {
     /// Counts commands like request bodies.
-    bodies: BodyReader,
+    pub(in crate::http) bodies: BodyReader,
     /// Counts commands like requests.
-    rates: Arc<RateLimits>,
+    pub(in crate::http) rates: Arc<RateLimits>,
+}
+
+/// What counts a socket for as long as it is open.
+struct HeldBySocket {
+    messages: MessageLimit,
+    _stream: StreamPermit,
+    _connection: Option<RequestGuard>,
 }
 
 impl CommandLimits {
@@ -129,19 +132,11 @@ struct SocketSession {
     heartbeat: Interval,
     /// Completes when the credential of the caller has become invalid.
     credential_ended: BoxFuture<'static, ()>,
-    _permit: StreamPermit,
-    _connection: Option<RequestGuard>,
+    held: HeldBySocket,
 }
 
 impl SocketSession {
-    fn new(
-        api: Api,
-        thread: ThreadId,
-        socket: WebSocket,
-        limits: CommandLimits,
-        permit: StreamPermit,
-        connection: Option<RequestGuard>,
-    ) -> Self {
+    fn new(api: Api, thread: ThreadId, socket: WebSocket, limits: CommandLimits, held: HeldBySocket) -> Self {
         let reader = ThreadFrames::new(api.clone(), thread, V2Presenter::default());
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;
@@ -160,8 +155,7 @@ impl SocketSession {
             subscriptions,
             heartbeat,
             credential_ended,
-            _permit: permit,
-            _connection: connection,
+            held,
         }
     }
 
@@ -416,7 +410,7 @@ impl SocketSession {
         if !matches!(cause, Some(tungstenite::Error::Capacity(_))) {
             return Err(Disconnected);
         }
-        let most = self.limits.messages.bytes();
+        let most = self.held.messages.bytes();
         let frame = CloseFrame {
             code: close_code::SIZE,
             reason: format!("a message may have {most} bytes; send larger commands over HTTP").into(),
