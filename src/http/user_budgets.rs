@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::Semaphore;
 
-use super::client::ClientId;
 use crate::domain::access::Ownership;
 use crate::domain::identity::Identity;
 
@@ -18,7 +17,7 @@ pub(super) struct UserBudgets {
     /// The size of a part in units of the budget.
     units: u32,
     /// The users who hold something of theirs.
-    known: Mutex<HashMap<ClientId, Weak<Semaphore>>>,
+    known: Mutex<HashMap<Ownership, Weak<Semaphore>>>,
 }
 
 impl UserBudgets {
@@ -37,7 +36,7 @@ impl UserBudgets {
 
     /// Returns the part of a user.
     pub(super) fn of(&self, user: &Identity) -> Arc<Semaphore> {
-        let user = ClientId::of_owner(&Ownership::of(user));
+        let user = Ownership::of(user);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(budget) = known.get(&user).and_then(Weak::upgrade) {
             return budget;
