@@ -56,8 +56,8 @@ impl Default for QuotasSection {
 }
 
 /// `[quotas.per_key]`, `[quotas.per_user]`, `[quotas.per_tenant]`, `[quotas.tenants.NAME]`: the quotas of one API key,
-/// one user or one tenant; no limit where a key is absent (but for `defined_agents`) or 0. In `[quotas.tenants.NAME]`, an absent key is that of
-/// `[quotas.per_tenant]`.
+/// one user or one tenant; no limit where a key is absent (but for `defined_agents`) or 0. In `[quotas.tenants.NAME]`, an
+/// absent key is that of `[quotas.per_tenant]`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]

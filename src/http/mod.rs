@@ -93,7 +93,7 @@ use error::ApiError;
 use mcp::McpEndpoint;
 use rate_limits::RateLimits;
 use requests::RequestRecorder;
-use thread_events::socket::CommandLimits;
+use thread_events::socket::SocketLimits;
 
 /// The parts of the server that handlers use. They get them as an [`Api`], with the caller.
 pub struct ApiParts {
@@ -366,7 +366,7 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
         Ok(()) => {
             if request.headers().contains_key(header::UPGRADE) {
                 // Commands over a WebSocket count like requests and their bodies do.
-                request.extensions_mut().insert(CommandLimits {
+                request.extensions_mut().insert(SocketLimits {
                     bodies: checks.bodies.clone(),
                     rates: Arc::clone(&checks.rates),
                 });

@@ -63,7 +63,7 @@ pub(in crate::http) async fn get(
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
     // The extractor follows the upgrade, because only upgrades have these limits.
-    Extension(limits): Extension<CommandLimits>,
+    Extension(limits): Extension<SocketLimits>,
 ) -> Result<Response, ApiError> {
     let may_read = super::may_read(&api, path.thread_id).await?;
     let stream = api.open_stream(may_read.then_some(path.thread_id), client)?;
@@ -93,9 +93,9 @@ struct Disconnected;
 /// A read of the thread that is in progress.
 type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
-/// The limits of commands.
+/// The limits of commands over a socket.
 #[derive(Clone)]
-pub(in crate::http) struct CommandLimits {
+pub(in crate::http) struct SocketLimits {
     /// Counts commands like request bodies.
     pub(in crate::http) bodies: BodyReader,
     /// Counts commands like requests.
@@ -109,7 +109,7 @@ struct HeldBySocket {
     _connection: Option<RequestGuard>,
 }
 
-impl CommandLimits {
+impl SocketLimits {
     /// Counts a command of a caller, and reserves its share of the budget for bodies.
     async fn admit(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
         self.rates.count_request(caller)?;
@@ -122,7 +122,7 @@ struct SocketSession {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
-    limits: CommandLimits,
+    limits: SocketLimits,
     /// The live read for all subscriptions; `None` before the first one.
     pending_read: Option<PendingRead>,
     reader: ThreadFrames,
@@ -136,7 +136,7 @@ struct SocketSession {
 }
 
 impl SocketSession {
-    fn new(api: Api, thread: ThreadId, socket: WebSocket, limits: CommandLimits, held: HeldBySocket) -> Self {
+    fn new(api: Api, thread: ThreadId, socket: WebSocket, limits: SocketLimits, held: HeldBySocket) -> Self {
         let reader = ThreadFrames::new(api.clone(), thread, V2Presenter::default());
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;
