@@ -10,10 +10,12 @@ use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::identity::Tenant;
 use crate::domain::quota::{ModelPrice, PriceTable, QuotaRule, Quotas, millionths};
 
-/// The most requests per second, runs and streams that a quota can allow.
+/// The most requests per second, runs, streams and agents that a quota can allow.
 const MAX_COUNT: u64 = 1_000_000_000;
 /// The most bytes and tokens that a quota can allow.
 const MAX_AMOUNT: u64 = 1_000_000_000_000_000_000;
+/// The most agents that clients of a tenant define if no quota says otherwise.
+const AGENTS_OF_TENANT: u64 = 500;
 /// The most money that a quota can allow or a price can be.
 const MAX_MONEY: f64 = 1_000_000_000.0;
 /// The longest name in the table of prices, in bytes.
@@ -54,8 +56,8 @@ impl Default for QuotasSection {
 }
 
 /// `[quotas.per_key]`, `[quotas.per_user]`, `[quotas.per_tenant]`, `[quotas.tenants.NAME]`: the quotas of one API key,
-/// one user or one tenant; no limit where a key is absent or 0. In `[quotas.tenants.NAME]`, an absent key is that of
-/// `[quotas.per_tenant]`.
+/// one user or one tenant; no limit where a key is absent (but for `defined_agents`) or 0. In `[quotas.tenants.NAME]`, an
+/// absent key is that of `[quotas.per_tenant]`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -71,6 +73,9 @@ pub struct QuotaSection {
     /// The maximum size of the stored threads and items of the Store, in bytes; beyond it, requests that store more
     /// are refused. Not for keys.
     pub stored_bytes: Option<u64>,
+    /// The maximum number of agents that clients of a tenant define; 500 if absent. The agents of all tenants together have
+    /// a limit besides. Not for keys and users.
+    pub defined_agents: Option<u64>,
     /// The maximum number of tokens of models on one day (UTC), input and output together; beyond it, no further model
     /// call starts.
     pub tokens_per_day: Option<u64>,
@@ -120,6 +125,7 @@ impl QuotaSection {
             runs_waiting: self.runs_waiting.or(other.runs_waiting),
             open_streams: self.open_streams.or(other.open_streams),
             stored_bytes: self.stored_bytes.or(other.stored_bytes),
+            defined_agents: self.defined_agents.or(other.defined_agents),
             tokens_per_day: self.tokens_per_day.or(other.tokens_per_day),
             cost_per_day: self.cost_per_day.or(other.cost_per_day),
         }
@@ -134,6 +140,7 @@ impl QuotaSection {
             runs_waiting: given(self.runs_waiting),
             open_streams: given(self.open_streams),
             stored_bytes: given(self.stored_bytes),
+            defined_agents: given(self.defined_agents),
             tokens_per_day: given(self.tokens_per_day),
             cost_per_day: given(self.cost_per_day.map(millionths)),
         }
@@ -150,6 +157,7 @@ impl QuotaSection {
             ("runs_waiting", self.runs_waiting, MAX_COUNT),
             ("open_streams", self.open_streams, MAX_COUNT),
             ("stored_bytes", self.stored_bytes, MAX_AMOUNT),
+            ("defined_agents", self.defined_agents, MAX_COUNT),
             ("tokens_per_day", self.tokens_per_day, MAX_AMOUNT),
         ];
         let too_large = counts
@@ -174,14 +182,18 @@ fn money_problem(money: f64) -> Option<String> {
 impl QuotasSection {
     /// Returns the quotas with these prices.
     pub fn quotas(&self, prices: &NamedEntries<PriceSection>) -> Quotas {
+        let per_tenant = QuotaSection {
+            defined_agents: self.per_tenant.defined_agents.or(Some(AGENTS_OF_TENANT)),
+            ..self.per_tenant.clone()
+        };
         let tenants = self.tenants.iter();
         let prices = prices.iter().map(|(name, section)| (name.clone(), section.price()));
         Quotas {
             per_key: self.per_key.rule(),
             per_user: self.per_user.rule(),
-            per_tenant: self.per_tenant.rule(),
+            per_tenant: per_tenant.rule(),
             tenants: tenants
-                .map(|(name, section)| (name.clone(), section.or(&self.per_tenant).rule()))
+                .map(|(name, section)| (name.clone(), section.or(&per_tenant).rule()))
                 .collect(),
             failed_authentications_per_minute: NonZeroU32::new(self.failed_authentications_per_minute),
             prices: PriceTable::new(prices.collect::<BTreeMap<_, _>>()),
@@ -198,6 +210,13 @@ impl QuotasSection {
             let field = section.then("per_key").then("stored_bytes");
             let message = "does not exist: what is stored belongs to a user and a tenant, not to a key";
             findings.push(Diagnostic::error(field, message));
+        }
+        for (level, quotas) in [("per_key", &self.per_key), ("per_user", &self.per_user)] {
+            if quotas.defined_agents.is_some() {
+                let field = section.then(level).then("defined_agents");
+                let message = "does not exist: agents belong to a tenant, not to a key or a user";
+                findings.push(Diagnostic::error(field, message));
+            }
         }
         for (name, tenant) in &self.tenants {
             let field = section.then("tenants").then(name.as_str());

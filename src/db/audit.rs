@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use const_format::concatcp;
-use sqlx::{QueryBuilder, query, query_scalar};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
@@ -12,7 +12,7 @@ use super::json::{ColumnRef, readable};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::audit::{AuditEntry, AuditOutcome};
-use crate::domain::identity::Tenant;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "audit";
@@ -92,6 +92,9 @@ pub async fn insert_all(tx: &mut Tx<'_>, entries: &[Arc<AuditEntry>]) -> DbResul
     }
     Ok(())
 }
+
+/// The number of entries of a tenant among which those about a user are looked for at once.
+pub const ENTRIES_OF_PART: i64 = 1000;
 
 /// The most resources that one statement asks for.
 const MOST_RESOURCES: usize = 500;
@@ -207,6 +210,96 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
         page.take(next, rows, |row| row.detail.len() + 300, AuditEntry::try_from)?;
     }
     Ok(page.finish())
+}
+
+/// What is about a user in a part of the audit of a tenant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PartOfUser<T> {
+    /// What was found, oldest first.
+    pub found: Vec<T>,
+    /// The id of the last entry of the part; none if the part goes up to the newest one.
+    pub end: Option<Uuid>,
+}
+
+/// Returns the ids of entries about a user among the next `entries` of the tenant after this one. No index finds them, so that
+/// a statement looks through no more than a part.
+pub async fn ids_of_user(
+    tx: &mut Tx<'_>,
+    tenant: &Tenant,
+    user: &UserId,
+    after: Uuid,
+    entries: i64,
+) -> DbResult<PartOfUser<Uuid>> {
+    const SQL: &str = concatcp!("select entry_id", OF_USER);
+    let end = end_of_part(tx, tenant, after, entries).await?;
+    let found = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(tenant.as_str())
+        .bind(user.as_str())
+        .bind(after)
+        .bind(end.unwrap_or(LAST_ID))
+        .fetch_all(conn)
+        .await)?;
+    Ok(PartOfUser { found, end })
+}
+
+/// Returns the entries about a user like [`ids_of_user`].
+pub async fn of_user(
+    tx: &mut Tx<'_>,
+    tenant: &Tenant,
+    user: &UserId,
+    after: Uuid,
+    entries: i64,
+) -> DbResult<PartOfUser<AuditEntry>> {
+    const SQL: &str = concatcp!(
+        "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at",
+        OF_USER
+    );
+    let end = end_of_part(tx, tenant, after, entries).await?;
+    let rows: Vec<AuditRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(tenant.as_str())
+        .bind(user.as_str())
+        .bind(after)
+        .bind(end.unwrap_or(LAST_ID))
+        .fetch_all(conn)
+        .await)?;
+    let found = readable(rows)?;
+    Ok(PartOfUser { found, end })
+}
+
+/// The entries about a user between two others.
+const OF_USER: &str =
+    " from audit where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4 order by entry_id";
+/// An id that follows those of all entries.
+const LAST_ID: Uuid = Uuid::from_u128(u128::MAX);
+
+/// Returns the id of the last of the next `entries` of a tenant after this one; none if there are fewer.
+async fn end_of_part(tx: &mut Tx<'_>, tenant: &Tenant, after: Uuid, entries: i64) -> DbResult<Option<Uuid>> {
+    const SQL: &str =
+        "select entry_id from audit where tenant = $1 and entry_id > $2 order by entry_id limit 1 offset $3";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(tenant.as_str())
+        .bind(after)
+        .bind(entries - 1)
+        .fetch_optional(conn)
+        .await)?)
+}
+
+/// Deletes these entries. Returns their number.
+pub async fn delete(tx: &mut Tx<'_>, tenant: &Tenant, ids: &[Uuid]) -> DbResult<u64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let deleted = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("delete from audit where tenant = ");
+        sql.push_bind(tenant.as_str()).push(" and entry_id in (");
+        let mut list = sql.separated(", ");
+        for id in ids {
+            list.push_bind(*id);
+        }
+        sql.push(")");
+        sql.build().execute(conn).await.map(|done| done.rows_affected())
+    })?;
+    Ok(deleted)
 }
 
 /// Deletes up to `limit` entries that are older than `until`, tenant by tenant. Returns their number.

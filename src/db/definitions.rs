@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
-use super::engine::on_engine;
+use super::engine::{Conn, on_engine};
 use super::json::{ColumnRef, readable, unless_corrupt};
 use super::part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Notification, Tx, notifications};
@@ -387,10 +387,19 @@ pub async fn owner(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Tenant>> 
     Ok(found.map(Tenant::stored))
 }
 
-/// Counts the agents that clients defined.
+/// Counts the agents that clients of all tenants defined.
 pub async fn count(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "select count(*) from agents";
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}
+
+/// Counts the agents that clients of a tenant defined.
+pub async fn count_of_tenant(tx: &mut Tx<'_>, tenant: &Tenant) -> DbResult<i64> {
+    const SQL: &str = "select count(*) from agents where tenant = $1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(tenant.as_str())
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Makes a version the current one of an agent that a client defined. A new agent belongs to `tenant`; one that is there
@@ -435,16 +444,18 @@ pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, tenant: &Tenant, now: Times
 /// Erases one of the agents that clients of a tenant defined, with its versions, its default assistant, and the contents that
 /// nothing else needs. Versions from a file of the same name stay, and with them the assistant. Returns whether there was one.
 pub async fn erase_one_of_tenant(tx: &mut Tx<'_>, tenant: &Tenant) -> DbResult<bool> {
-    const AGENT: &str = "select graph_id from agents where tenant = $1 order by graph_id limit 1";
     const DIGESTS: &str = "select distinct digest from definition_versions where graph_id = $1 and origin = ''";
     const DELETE: &str = "delete from agents where graph_id = $1 and tenant = $2";
     const VERSIONS: &str = "delete from definition_versions where graph_id = $1 and origin = ''";
     tx.erase_traces();
-    let found: Option<String> = on_engine!(tx, |conn| query_scalar(AGENT)
-        .bind(tenant.as_str())
-        .fetch_optional(conn)
-        .await)?;
-    let Some(graph_id) = found else { return Ok(false) };
+    if first_of_tenant(tx, tenant).await?.is_none() {
+        return Ok(false);
+    }
+    note_change(tx).await?;
+    // A client may have removed it meanwhile.
+    let Some(graph_id) = first_of_tenant(tx, tenant).await? else {
+        return Ok(false);
+    };
     let digests: Vec<String> = on_engine!(tx, |conn| query_scalar(DIGESTS).bind(&graph_id).fetch_all(conn).await)?;
     on_engine!(tx, |conn| query(DELETE)
         .bind(&graph_id)
@@ -459,8 +470,16 @@ pub async fn erase_one_of_tenant(tx: &mut Tx<'_>, tenant: &Tenant) -> DbResult<b
     for digest in digests {
         delete_unused(tx, &digest).await?;
     }
-    note_change(tx).await?;
     Ok(true)
+}
+
+/// Returns the first of the agents that clients of a tenant defined, by name.
+async fn first_of_tenant(tx: &mut Tx<'_>, tenant: &Tenant) -> DbResult<Option<String>> {
+    const SQL: &str = "select graph_id from agents where tenant = $1 order by graph_id limit 1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(tenant.as_str())
+        .fetch_optional(conn)
+        .await)?)
 }
 
 /// Deletes the versions of an agent up to this number, except the current one.
@@ -517,8 +536,19 @@ pub async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
+/// Waits until no other transaction changes definitions, and lets none do so until the end of this transaction. SQLite has one
+/// writer anyway.
+pub async fn lock_changes(tx: &mut Tx<'_>) -> DbResult<()> {
+    const SQL: &str = "insert into definition_changes (one, number) values (1, 0) \
+        on conflict (one) do update set number = definition_changes.number";
+    match &mut tx.conn {
+        Conn::Sqlite(_) => Ok(()),
+        Conn::Postgres(conn) => Ok(query(SQL).execute(conn).await.map(drop)?),
+    }
+}
+
 /// Counts a change of the agents that clients defined, notifies the other servers, and returns the number of the change.
-/// Other transactions that change them wait for the end of this one.
+/// It locks like [`lock_changes`].
 pub async fn note_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "insert into definition_changes (one, number) values (1, 1) \
         on conflict (one) do update set number = definition_changes.number + 1 returning number";

@@ -240,7 +240,7 @@ pub(super) enum Readers {
 }
 
 /// The number of connections to SQLite for searches.
-const SQLITE_SEARCHES: u32 = 4;
+pub(super) const SQLITE_SEARCHES: u32 = 4;
 const STATEMENTS: usize = 256;
 /// The number of prepared texts of a connection to SQLite. A statement that is sent with others is part of a text of its own
 /// for each combination.

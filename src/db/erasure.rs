@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
+use super::audit;
 use super::definitions;
 use super::engine::on_engine;
 use super::jobs;
@@ -262,9 +263,10 @@ impl Db {
             },
             items: self.erase_rows(ITEMS, subject).await?,
             deliveries: self.erase_rows(DELIVERIES, subject).await?,
-            audit: match request.with_audit {
-                true => self.erase_rows(AUDIT, subject).await?,
-                false => 0,
+            audit: match (request.with_audit, &subject.user) {
+                (true, Some(user)) => self.erase_audit_of(&subject.tenant, user).await?,
+                (true, None) => self.erase_rows(AUDIT, subject).await?,
+                (false, _) => 0,
             },
             data_keys: 0,
         };
@@ -300,6 +302,50 @@ impl Db {
         }
     }
 
+    /// Erases the entries of the audit about a user.
+    async fn erase_audit_of(&self, tenant: &Tenant, user: &UserId) -> DbResult<u64> {
+        let mut all = 0;
+        loop {
+            let deleted = self.erase_audit_once(tenant, user).await?;
+            // Entries with smaller ids than those that were looked at may have been stored meanwhile.
+            if deleted == 0 {
+                return Ok(all);
+            }
+            all += deleted;
+        }
+    }
+
+    /// Goes once through the audit of a tenant and erases the entries about a user. They are read before they are deleted:
+    /// other writes do not wait for that.
+    async fn erase_audit_once(&self, tenant: &Tenant, user: &UserId) -> DbResult<u64> {
+        let mut all = 0;
+        let mut after = Uuid::nil();
+        loop {
+            let of_tenant = tenant.clone();
+            let of_user = user.clone();
+            let read = self.search(move |tx| {
+                Box::pin(
+                    async move { audit::ids_of_user(tx, &of_tenant, &of_user, after, audit::ENTRIES_OF_PART).await },
+                )
+            });
+            let part = read.await?;
+            for ids in part.found.chunks(usize::try_from(BATCH).unwrap_or(1)) {
+                let of_tenant = tenant.clone();
+                let ids = ids.to_vec();
+                let write = self.write(move |tx| {
+                    Box::pin(async move {
+                        tx.erase_traces();
+                        audit::delete(tx, &of_tenant, &ids).await
+                    })
+                });
+                let deleted: u64 = write.await?;
+                all += deleted;
+            }
+            let Some(end) = part.end else { return Ok(all) };
+            after = end;
+        }
+    }
+
     /// Erases the agents that clients of a tenant defined, each in a transaction.
     async fn erase_agents(&self, tenant: &Tenant) -> DbResult<u64> {
         let mut all = 0;
@@ -318,6 +364,7 @@ impl Db {
             let write = self.write(move |tx| {
                 Box::pin(async move {
                     tx.erase_traces();
+                    definitions::lock_changes(tx).await?;
                     definitions::sweep(tx, Timestamp(i64::MAX)).await
                 })
             });

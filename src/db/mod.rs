@@ -19,6 +19,8 @@
 //! 6. trees, by their ids ([`trees::lock`]), then background tasks;
 //! 7. jobs, then deliveries.
 //!
+//! A transaction that changes definitions or the agents of clients locks all of them first ([`definitions::lock_changes`]).
+//!
 //! A row that refers to a thread cannot be added while another transaction deletes the thread, so a step of a run locks
 //! its thread in the weakest way (`key share`) before its run. That does not wait for [`threads::lock`]. Statements with
 //! `skip locked` wait for nothing. Should two transactions wait for each other all the same, Postgres ends one with
@@ -88,7 +90,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -121,6 +123,8 @@ struct Inner {
     engine: Engine,
     readers: Readers,
     queue: TransactionQueue,
+    /// The turns of searches that share connections with reads.
+    searches: Semaphore,
     parts: TxParts,
     notifications: broadcast::Sender<Notification>,
     live: broadcast::Sender<LiveNotice>,
@@ -189,6 +193,11 @@ impl DbLimits {
     /// answer at all.
     fn transaction(self) -> Duration {
         self.statement * 3
+    }
+
+    /// Returns the number of searches on Postgres at the same time. It is so low that slow ones leave connections for reads.
+    fn searches(self) -> u32 {
+        (self.connections / 4).max(1)
     }
 
     /// Returns the number of writers. It is lower than the number of connections, so that reads find a free one.
@@ -265,6 +274,7 @@ impl Db {
             engine,
             readers,
             queue,
+            searches: Semaphore::new(usize::try_from(limits.searches()).unwrap_or(1)),
             parts,
             notifications,
             live,
@@ -373,7 +383,8 @@ impl Db {
     }
 
     /// Runs `job` like [`Db::read`], for statements that may be slow because of the request of a client. They are
-    /// cancelled at the timeout, and when the caller is gone.
+    /// cancelled at the timeout, and when the caller is gone. A few run at the same time and others wait, so that they leave
+    /// connections for reads.
     ///
     /// # Errors
     /// Those of the job, and [`DbError::Unavailable`], also when the job took too long.
@@ -387,9 +398,19 @@ impl Db {
         outcome.into_result()
     }
 
+    /// Returns the number of searches that run at the same time.
+    pub fn searches(&self) -> u32 {
+        match &self.0.readers {
+            Readers::Sqlite { .. } => engine::SQLITE_SEARCHES,
+            Readers::Writer | Readers::Postgres(_) => self.0.limits.searches(),
+        }
+    }
+
     async fn search_job(&self, job: TransactionJob) -> DbResult<()> {
         // Postgres cancels statements at the timeout by itself.
         let Readers::Sqlite { searches: pool, .. } = &self.0.readers else {
+            let turn = async { Ok(self.0.searches.acquire().await.ok()) };
+            let _turn = self.in_time(Box::pin(turn)).await?;
             return self.read_job(job).await;
         };
         let access = RowAccess::required()?;

@@ -13,7 +13,7 @@ use super::time::Timestamp;
 /// The length of a day, in microseconds.
 const DAY_MICROS: i64 = 86_400_000_000;
 
-/// The time after which a request may be repeated that was refused because of runs or streams.
+/// The time after which a request may be repeated that was refused because of runs, streams or agents.
 const SHORTLY: Duration = Duration::from_secs(5);
 
 /// The time after which a request may be repeated that was refused because of stored bytes: the sum is measured again.
@@ -32,6 +32,8 @@ pub enum QuotaKind {
     OpenStreams,
     /// Bytes of stored threads and items.
     StoredBytes,
+    /// Agents that clients have defined.
+    DefinedAgents,
     /// Tokens of models on one day.
     Tokens,
     /// Money for models on one day.
@@ -47,6 +49,7 @@ impl QuotaKind {
             Self::RunsWaiting => "runs_waiting",
             Self::OpenStreams => "open_streams",
             Self::StoredBytes => "stored_bytes",
+            Self::DefinedAgents => "defined_agents",
             Self::Tokens => "tokens_per_day",
             Self::Cost => "cost_per_day",
         }
@@ -77,6 +80,8 @@ pub struct QuotaRule {
     pub open_streams: Option<u64>,
     /// Bytes of stored threads and items.
     pub stored_bytes: Option<u64>,
+    /// Agents that clients have defined.
+    pub defined_agents: Option<u64>,
     /// Tokens on one day.
     pub tokens_per_day: Option<u64>,
     /// Money on one day, in millionths.
@@ -122,6 +127,7 @@ impl AppliedRule<'_> {
             QuotaKind::RunsWaiting => (self.rule.runs_waiting, SHORTLY),
             QuotaKind::OpenStreams => (self.rule.open_streams, SHORTLY),
             QuotaKind::StoredBytes => (self.rule.stored_bytes, AFTER_MEASURING),
+            QuotaKind::DefinedAgents => (self.rule.defined_agents, SHORTLY),
             QuotaKind::Requests | QuotaKind::Tokens | QuotaKind::Cost => (None, SHORTLY),
         };
         match limit.filter(|limit| count >= *limit) {
@@ -236,6 +242,7 @@ impl fmt::Display for QuotaReached {
             QuotaKind::RunsWaiting => f.write_str("Send the request again when runs that wait have begun."),
             QuotaKind::OpenStreams => f.write_str("Close a stream first."),
             QuotaKind::StoredBytes => f.write_str("Delete threads or items of the Store first."),
+            QuotaKind::DefinedAgents => f.write_str("Delete an agent first."),
             QuotaKind::Tokens | QuotaKind::Cost => f.write_str("It is available again at midnight UTC."),
         }
     }

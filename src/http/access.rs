@@ -13,13 +13,19 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::ApiParts;
 use super::audit;
 use super::client::{ClientId, peer_address};
 use super::error::ApiError;
+use super::response_budget::Permit;
+use super::search_turns::SearchTurns;
+use super::socket_messages::{MessageLimit, SocketMessages};
 use super::stream_limits::StreamPermit;
+use crate::db::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Action, InterruptScope, Ownership};
 use crate::domain::call_token::CallBinding;
 use crate::domain::id::ThreadId;
@@ -37,12 +43,18 @@ const RESOURCE_BYTES: usize = "thread:".len() + 36;
 #[derive(Clone)]
 pub struct AppState {
     parts: Arc<ApiParts>,
+    searches: Arc<SearchTurns>,
+    messages: Arc<SocketMessages>,
 }
 
 impl AppState {
     /// Creates the state from the parts of the server.
     pub fn new(parts: ApiParts) -> Self {
-        Self { parts: Arc::new(parts) }
+        Self {
+            searches: Arc::new(SearchTurns::new(parts.db.searches())),
+            messages: Arc::new(SocketMessages::new(parts.settings.bodies.max)),
+            parts: Arc::new(parts),
+        }
     }
 }
 
@@ -50,6 +62,8 @@ impl AppState {
 #[derive(Clone)]
 pub struct Api {
     parts: Arc<ApiParts>,
+    searches: Arc<SearchTurns>,
+    messages: Arc<SocketMessages>,
     /// The caller, who sends the request.
     pub caller: Arc<Identity>,
     /// The address of the client; none for a request of this process.
@@ -162,6 +176,40 @@ impl Api {
         self.streams.acquire(thread, client, &self.caller)
     }
 
+    /// Reserves the memory for a response whose size depends on stored data, before the data is read.
+    ///
+    /// # Errors
+    /// 503 if responses to the caller, or to all, hold as much as they may.
+    pub(super) async fn answer_permit(&self) -> Result<Permit, ApiError> {
+        self.answers.permit(&self.caller).await
+    }
+
+    /// Returns the limit of the messages of a new WebSocket of the caller.
+    pub(super) fn message_limit(&self) -> MessageLimit {
+        self.messages.limit(&self.caller)
+    }
+
+    /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.
+    ///
+    /// # Errors
+    /// 503 if the other searches of the caller take too long.
+    pub(super) async fn search_turn(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        self.searches.take(&self.caller).await
+    }
+
+    /// Runs `job` like [`Db::search`](crate::db::Db::search), in a [turn](Api::search_turn) of the caller.
+    ///
+    /// # Errors
+    /// Those of the job and of the turn.
+    pub(super) async fn search<T, J>(&self, job: J) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        let _turn = self.search_turn().await?;
+        Ok(self.db.search(job).await?)
+    }
+
     /// Checks whether the caller may store more.
     ///
     /// # Errors
@@ -192,6 +240,8 @@ impl FromRequestParts<AppState> for Api {
         };
         let api = Self {
             parts: Arc::clone(&state.parts),
+            searches: Arc::clone(&state.searches),
+            messages: Arc::clone(&state.messages),
             caller,
             address: peer_address(&parts.extensions),
         };

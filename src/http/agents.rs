@@ -91,10 +91,10 @@ pub(super) async fn delete(api: Api, Path(graph_id): Path<String>) -> Result<Res
 pub(super) async fn versions(api: Api, Path(graph_id): Path<String>, params: Params) -> Result<Response, ApiError> {
     let page = params.page(10)?;
     find(&api, Action::AgentsRead, &graph_id)?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let wanted = page.query(api.answers.bytes());
     let reader = reader_of(&api);
-    let read = api.db.read(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             let reader = reader.as_ref();
             let total = definitions::count_versions(tx, &graph_id, reader).await?;
@@ -146,7 +146,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Res
     let CheckedAgentSearch { filter, page, select } = body.check()?;
     let limit = usize::try_from(page.limit).unwrap_or(0);
     let offset = usize::try_from(page.offset).unwrap_or(usize::MAX);
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let existing = api.access.agents_of(&api.caller);
     let tenant = &api.caller.tenant;
     let exists = |record: &AgentRecord| existing.contains(&record.version.graph_id) && !record.is_of_another(tenant);

@@ -61,9 +61,9 @@ pub(super) async fn create(
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AssistantSearch>) -> Result<Response, ApiError> {
     let CheckedAssistantSearch { query, page, select } = body.check(api.scope(Action::AssistantsSearch))?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
-    let read = api.db.read(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             let total = assistants::count(tx, &query).await?;
             Ok((assistants::search(tx, &query, bytes).await?, total))
@@ -81,8 +81,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AssistantSearch>) ->
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
     let query = body.check(api.scope(Action::AssistantsSearch))?.query;
     Ok(Json(
-        api.db
-            .read(move |tx| Box::pin(async move { assistants::count(tx, &query).await }))
+        api.search(move |tx| Box::pin(async move { assistants::count(tx, &query).await }))
             .await?,
     ))
 }
@@ -145,9 +144,9 @@ pub(super) async fn versions(
     let id = path.assistant_id;
     let page = Page::checked(body.limit, body.offset, 10)?;
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let wanted = page.query(api.answers.bytes());
-    let read = api.db.read(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             match assistants::find(tx, id).await? {
                 Some(_) => assistants::versions(tx, id, &metadata, wanted).await.map(Some),

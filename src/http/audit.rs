@@ -175,12 +175,10 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         before: before.transpose()?,
         limit: i64::from(params.page(100)?.limit).min(MAX_ENTRIES),
     };
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
     // A filter that matches few of many entries may take long.
-    let read = api
-        .db
-        .search(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
+    let read = api.search(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
     let entries: Vec<AuditEntryView> = read.await?.into_items().into_iter().map(AuditEntryView::from).collect();
     match format {
         AuditFormat::Json => permit.answer(&entries),

@@ -3,8 +3,7 @@
 //! A body is read before the handler runs, so one piece of code limits all endpoints. Its share of the common budget is
 //! released after the handler has answered: by then the body is parsed, admitted and stored.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
@@ -18,19 +17,15 @@ use futures::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::client::ClientId;
 use super::connections::ConnectionHandle;
 use super::error::ApiError;
-use crate::domain::access::Ownership;
+use super::user_budgets::{UserBudgets, budget_of};
 use crate::domain::identity::Identity;
 use crate::domain::json_limits::{VALUE_BYTES, count_values};
 use crate::events::Events;
 
 /// The unit of the budget, in bytes.
 const UNIT: usize = 1024;
-
-/// The number of users with bodies under way from which on those without any are forgotten.
-const MANY_USERS: usize = 1024;
 
 /// The largest cost of a body that does not count for its user if it arrives as one piece, in bytes: it is there already,
 /// and most requests need not look for their user.
@@ -76,58 +71,27 @@ pub(super) struct BodyReader {
     budget: Arc<Semaphore>,
     /// The size of the budget in units.
     units: u32,
+    /// The parts that single users may take: a half, or one body if that is more. [Quick](QUICK) bodies take no part.
     of_users: Arc<UserBudgets>,
     events: Events,
-}
-
-/// The parts of the budget that single users may take: a half, or one body if that is more. So nobody who sends large bodies
-/// slowly shuts the others out. Requests without authentication have no user, and [quick](QUICK) bodies take no part.
-struct UserBudgets {
-    /// The size of such a part in units.
-    units: u32,
-    /// The users with bodies under way.
-    known: Mutex<HashMap<ClientId, Weak<Semaphore>>>,
-}
-
-impl UserBudgets {
-    fn of(&self, user: &Identity) -> Arc<Semaphore> {
-        let user = ClientId::of_owner(&Ownership::of(user));
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(budget) = known.get(&user).and_then(Weak::upgrade) {
-            return budget;
-        }
-        if known.len() >= MANY_USERS {
-            known.retain(|_, budget| budget.strong_count() > 0);
-        }
-        let budget = budget_of(self.units);
-        known.insert(user, Arc::downgrade(&budget));
-        budget
-    }
 }
 
 impl BodyReader {
     /// Creates a reader that stops reading when the server shuts down, as `events` reports.
     pub(super) fn new(limits: BodyLimits, events: Events) -> Self {
         let all = units(limits.total);
-        let of_users = UserBudgets {
-            units: (all / 2).max(units(limits.max)).min(all),
-            known: Mutex::default(),
-        };
+        let of_user = (all / 2).max(units(limits.max)).min(all);
         Self {
             limits,
             budget: budget_of(all),
             units: all,
-            of_users: Arc::new(of_users),
+            of_users: Arc::new(UserBudgets::new(of_user)),
             events,
         }
     }
 
     /// Reads the body and passes the request on, or refuses it.
-    pub(super) async fn admit(&self, mut request: Request, next: Next) -> Response {
-        if request.headers().contains_key(header::UPGRADE) {
-            // Commands over a WebSocket count like bodies do.
-            request.extensions_mut().insert(self.clone());
-        }
+    pub(super) async fn admit(&self, request: Request, next: Next) -> Response {
         let may_have_body = matches!(
             *request.method(),
             Method::POST | Method::PUT | Method::PATCH | Method::DELETE
@@ -146,14 +110,18 @@ impl BodyReader {
         }
     }
 
-    /// Reserves the share of the budget for a command over a WebSocket.
+    /// Reserves the share of the budget for a command of a caller over a WebSocket.
     ///
     /// # Errors
-    /// If the budget is exhausted for [`BUDGET_WAIT`].
-    pub(super) async fn reserve(&self, command: &[u8]) -> Result<BudgetShare, ApiError> {
-        let mut share = BudgetShare::default();
-        self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES)
-            .await?;
+    /// If the budget, or the part of the caller, is exhausted for [`BUDGET_WAIT`].
+    pub(super) async fn reserve(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
+        let cost = command.len() + count_values(command) * VALUE_BYTES;
+        let has_part = caller.credential.is_proof() && cost > QUICK;
+        let mut share = BudgetShare {
+            of_user: has_part.then(|| UserShare::new(self.of_users.of(caller))),
+            ..BudgetShare::default()
+        };
+        self.grow(&mut share, cost).await?;
         Ok(share)
     }
 
@@ -248,7 +216,7 @@ impl BodyReader {
             // A body that needs more than the whole budget waits until it is the only one.
             return extend(&self.budget, &mut share.all, cost.min(self.units)).await;
         };
-        let cost = cost.min(self.of_users.units);
+        let cost = cost.min(self.of_users.units());
         extend(&of_user.budget, &mut of_user.taken, cost).await?;
         extend(&self.budget, &mut share.all, cost).await
     }
@@ -317,10 +285,6 @@ impl UserShare {
     fn new(budget: Arc<Semaphore>) -> Self {
         Self { budget, taken: None }
     }
-}
-
-fn budget_of(units: u32) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
 }
 
 /// The number of budget units for this many bytes.

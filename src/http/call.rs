@@ -97,7 +97,7 @@ pub(super) async fn state(api: CallApi, params: Params) -> Result<Response, ApiE
     let fields = api.wanted_fields(&params)?;
     let is_page = params.text("offset").is_some() || params.text("limit").is_some();
     let page = params.page(100)?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let machine = api.machine().await?;
     let mut view = CallStateView {
         checkpoint_id: machine.head.map(|head| head.to_string()),
@@ -165,7 +165,7 @@ pub(super) async fn files(api: CallApi, params: Params) -> Result<Response, ApiE
         return Err(ApiError::not_declared("the list of files"));
     }
     let page = params.page(100)?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let open = api.call_files.open(&api.call).await?;
     let found = open.list().await?;
     let total = found.paths.len();
@@ -208,7 +208,7 @@ pub(super) async fn file_content(api: CallApi, params: Params) -> Result<Respons
     let most = u32::try_from(api.answers.bytes()).unwrap_or(u32::MAX);
     let limit = params.count("limit", 1, most)?.unwrap_or(DEFAULT_BYTES.min(most));
     let offset = params.count("offset", 0, u32::MAX)?.unwrap_or(0);
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let open = api.call_files.open(&api.call).await?;
     let bytes = open.read(&path).await?;
     let bytes = bytes.ok_or_else(|| ApiError::not_found("file_not_found"))?;

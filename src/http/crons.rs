@@ -132,9 +132,9 @@ pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<CronPath>) -> Result
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
     let CheckedCronSearch { query, page, select } = body.check(api.scope(Action::CronsSearch))?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
-    let read = api.db.read(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move { Ok((crons::count(tx, &query).await?, crons::search(tx, &query, bytes).await?)) })
     });
     let (total, found) = read.await?;
@@ -150,8 +150,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<CronSearch>) -> Resu
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
     let query = body.check(api.scope(Action::CronsSearch))?.query;
     Ok(Json(
-        api.db
-            .read(move |tx| Box::pin(async move { crons::count(tx, &query).await }))
+        api.search(move |tx| Box::pin(async move { crons::count(tx, &query).await }))
             .await?,
     ))
 }

@@ -38,9 +38,9 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         limit: page.limit.into(),
         offset: page.offset.into(),
     };
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
-    let read = api.db.read(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             Ok((
                 deliveries::count(tx, &query).await?,

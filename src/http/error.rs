@@ -368,6 +368,7 @@ impl ApiError {
             | QuotaKind::RunsAtWork
             | QuotaKind::RunsWaiting
             | QuotaKind::OpenStreams
+            | QuotaKind::DefinedAgents
             | QuotaKind::Tokens => StatusCode::TOO_MANY_REQUESTS,
         };
         Self {
@@ -507,6 +508,12 @@ impl ApiError {
         let message =
             "The server is busy with other large answers. Try again, or request less with `limit` or `select`.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "answers_busy", message).with_retry_after(1)
+    }
+
+    /// Other searches of the caller hold all connections that one user may hold.
+    pub fn searches_busy() -> Self {
+        let message = "The server is busy with other searches of yours. Try again when they are answered.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "searches_busy", message).with_retry_after(1)
     }
 
     /// The database does not answer, is locked, or takes too long. Logs `cause`.
@@ -898,7 +905,11 @@ impl From<DefinitionError> for ApiError {
                 Self::new(StatusCode::CONFLICT, "agent_name_taken", message)
             }
             DefinitionError::Disabled => Self::new(StatusCode::FORBIDDEN, "agents_api_disabled", error.to_string()),
-            DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
+            DefinitionError::TooMany => Self {
+                limit: Some("agents".into()),
+                ..Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string())
+            },
+            DefinitionError::Quota(reached) => Self::quota_reached(&reached),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
                 let findings = remarks.into_iter().map(DiagnosticView::from).collect();

@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use futures::channel::mpsc;
 use futures::{SinkExt, Stream, StreamExt, stream};
 use serde_json::{Map, Value, json};
+use uuid::Uuid;
 
 use super::audit::AuditEntryView;
 use super::wire;
@@ -20,7 +21,6 @@ use super::wire::key::ApiKeyView;
 use super::wire::run::RunView;
 use super::wire::thread::ThreadView;
 use crate::db::assistants::AssistantQuery;
-use crate::db::audit::AuditSearch;
 use crate::db::crons::CronQuery;
 use crate::db::deliveries::DeliverySearch;
 use crate::db::erasure::{DataSubject, threads_of};
@@ -31,7 +31,6 @@ use crate::db::{
     keys, remembered, runs, threads,
 };
 use crate::domain::access::{AccessScope, Ownership};
-use crate::domain::audit::AuditEntry;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::filter::MetadataFilter;
@@ -59,10 +58,10 @@ impl Line {
     }
 }
 
-/// Runs a read of the database.
+/// Runs a read of the database, which may be slow.
 macro_rules! read {
     ($db:expr, |$tx:ident| $body:expr) => {
-        $db.read(move |$tx| Box::pin(async move { $body })).await?
+        $db.search(move |$tx| Box::pin(async move { $body })).await?
     };
 }
 
@@ -303,26 +302,22 @@ impl LineWriter {
     }
 
     async fn write_audit(&mut self) -> DbResult<()> {
-        let mut before = None;
+        let mut after = Uuid::nil();
         loop {
-            let wanted = AuditSearch {
-                tenant: self.owner.tenant.clone(),
-                user: Some(self.owner.owner.as_str().to_owned()),
-                resource: None,
-                action: None,
-                outcome: None,
-                since: None,
-                until: None,
-                before,
-                limit: PAGE,
-            };
-            let page = read!(self.db, |tx| audit::search(tx, &wanted, PAGE_BYTES).await);
-            let page: Vec<AuditEntry> = page.into_items();
-            let Some(last) = page.last() else { return Ok(()) };
-            before = Some(last.id);
-            let entries = page.into_iter().map(AuditEntryView::from);
+            let of = self.owner.clone();
+            let part = read!(self.db, |tx| audit::of_user(
+                tx,
+                &of.tenant,
+                &of.owner,
+                after,
+                audit::ENTRIES_OF_PART
+            )
+            .await);
+            let entries = part.found.into_iter().map(AuditEntryView::from);
             let lines = entries.map(|entry| Line::new("audit_entry", wire::json(&entry)));
             self.write(lines.collect()).await?;
+            let Some(end) = part.end else { return Ok(()) };
+            after = end;
         }
     }
 }

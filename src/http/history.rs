@@ -34,6 +34,15 @@ pub(super) enum HistorySlice {
     },
 }
 
+impl HistorySlice {
+    fn is_filtered(&self) -> bool {
+        match self {
+            Self::Newest | Self::At(_) => false,
+            Self::History { filter, .. } => !filter.is_empty(),
+        }
+    }
+}
+
 /// The agent whose history is loaded: the main agent for an empty namespace, else the subagent of its last task.
 #[derive(Debug, Clone)]
 pub(super) struct HistoryTarget {
@@ -77,31 +86,22 @@ pub(super) async fn load(
         let assistant = assistants.iter().find(|assistant| assistant.graph_id == graph);
         assistant.map_or_else(|| graph.to_owned(), |assistant| assistant.name.clone())
     };
-    let read = api.db.read(move |tx| {
-        Box::pin(async move {
-            let Some(found) = threads::find(tx, thread).await? else {
-                return Ok(None);
-            };
-            let agent = name_of(
-                found
-                    .metadata
-                    .get("graph_id")
-                    .and_then(Value::as_str)
-                    .unwrap_or_default(),
-            );
-            let mut loader = HistoryLoader {
-                thread: found,
-                namespace,
-                agent,
-                fields,
-                budget,
-                runs: HashMap::new(),
-            };
-            let loaded = loader.load(tx, slice).await?;
-            Ok(Some((loader.thread, loader.agent, loaded)))
-        })
-    });
-    let Some((thread_found, agent, loaded)) = read.await? else {
+    let wanted = WantedHistory {
+        namespace,
+        slice,
+        fields,
+        budget,
+    };
+    // A filter that matches few of many checkpoints may take long.
+    let found = if wanted.slice.is_filtered() {
+        api.search(move |tx| Box::pin(async move { wanted.read(tx, thread, name_of).await }))
+            .await?
+    } else {
+        api.db
+            .read(move |tx| Box::pin(async move { wanted.read(tx, thread, name_of).await }))
+            .await?
+    };
+    let Some((thread_found, agent, loaded)) = found else {
         return Err(ApiError::no_thread(thread));
     };
     let Some(loaded) = loaded else {
@@ -224,6 +224,40 @@ impl RunMetadata {
 /// The length of an object as JSON.
 fn json_bytes(object: &Object) -> usize {
     serde_json::to_string(object).map_or(0, |text| text.len())
+}
+
+/// A part of a history that is to be read.
+struct WantedHistory {
+    namespace: Vec<TaskId>,
+    slice: HistorySlice,
+    fields: HistoryFields,
+    budget: usize,
+}
+
+impl WantedHistory {
+    /// Reads the part, with the thread and the name of its agent. `None` if the thread does not exist.
+    async fn read(
+        self,
+        tx: &mut Tx<'_>,
+        thread: ThreadId,
+        name_of: impl Fn(&str) -> String + Send,
+    ) -> DbResult<Option<(Thread, String, Option<LoadedHistory>)>> {
+        let Some(found) = threads::find(tx, thread).await? else {
+            return Ok(None);
+        };
+        let graph_id = found.metadata.get("graph_id").and_then(Value::as_str);
+        let agent = name_of(graph_id.unwrap_or_default());
+        let mut loader = HistoryLoader {
+            thread: found,
+            namespace: self.namespace,
+            agent,
+            fields: self.fields,
+            budget: self.budget,
+            runs: HashMap::new(),
+        };
+        let loaded = loader.load(tx, self.slice).await?;
+        Ok(Some((loader.thread, loader.agent, loaded)))
+    }
 }
 
 impl HistoryLoader {

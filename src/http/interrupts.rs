@@ -30,10 +30,12 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
     let scope = api.interrupt_scope(Action::InterruptsSearch);
+    let turn = api.search_turn().await?;
     let remote = api
         .interrupts
         .pending_of_remote_tasks(scope.threads.clone(), limit + offset)
         .await?;
+    drop(turn);
     // Local and remote interrupts are merged before a page is cut.
     let (limit_of_read, offset_of_read) = if remote.is_empty() {
         (limit, offset)
@@ -41,8 +43,7 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
         (limit + offset, 0)
     };
     let mut all = api
-        .db
-        .read(move |tx| Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await }))
+        .search(move |tx| Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await }))
         .await?;
     if !remote.is_empty() {
         all.extend(remote);
@@ -126,10 +127,8 @@ async fn audit_of(api: &Api, tenant: Tenant, found: &[InterruptRecord]) -> Resul
         .map(|record| interrupt_text(record.thread, &record.interrupt.id))
         .collect();
     let action = Action::InterruptsResolve.word();
-    let search = api
-        .db
-        .search(move |tx| Box::pin(async move { audit::of_resources(tx, &tenant, action, &resources, since).await }));
-    Ok(search.await?)
+    api.search(move |tx| Box::pin(async move { audit::of_resources(tx, &tenant, action, &resources, since).await }))
+        .await
 }
 
 /// Shows an interrupt with its question and the JSON Schema of a valid answer.

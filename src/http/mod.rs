@@ -62,6 +62,8 @@ mod request_metrics;
 mod requests;
 mod response_budget;
 mod runs;
+mod search_turns;
+mod socket_messages;
 mod state;
 mod stateless;
 mod store;
@@ -72,6 +74,7 @@ mod system;
 mod thread_events;
 mod threads;
 mod unknown_keys;
+mod user_budgets;
 pub mod users;
 mod wait;
 pub mod wire;
@@ -90,6 +93,7 @@ use error::ApiError;
 use mcp::McpEndpoint;
 use rate_limits::RateLimits;
 use requests::RequestRecorder;
+use thread_events::socket::SocketLimits;
 
 /// The parts of the server that handlers use. They get them as an [`Api`], with the caller.
 pub struct ApiParts {
@@ -299,7 +303,7 @@ pub fn router(api: ApiParts) -> Router {
         sites: settings.sites.clone(),
         auth: api.auth.clone(),
         call_tokens: api.call_tokens.clone(),
-        rates: RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock)),
+        rates: Arc::new(RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock))),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
     let recorder = RequestRecorder {
@@ -338,7 +342,7 @@ struct RequestChecks {
     sites: TenantSites,
     auth: Authenticator,
     call_tokens: StoredCallTokens,
-    rates: RateLimits,
+    rates: Arc<RateLimits>,
     bodies: BodyReader,
 }
 
@@ -360,6 +364,13 @@ impl RequestChecks {
 async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, next: Next) -> Response {
     let mut response = match checks.check(&mut request).await {
         Ok(()) => {
+            if request.headers().contains_key(header::UPGRADE) {
+                // Commands over a WebSocket count like requests and their bodies do.
+                request.extensions_mut().insert(SocketLimits {
+                    bodies: checks.bodies.clone(),
+                    rates: Arc::clone(&checks.rates),
+                });
+            }
             let caller = request.extensions().get::<Arc<Identity>>().cloned();
             let access = caller.as_deref().map(RowAccess::of_caller);
             let mut response = in_access(access, checks.bodies.admit(request, next)).await;

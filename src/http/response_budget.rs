@@ -17,10 +17,14 @@ use tokio::time::Instant;
 
 use super::error::ApiError;
 use super::extract::Page;
+use super::user_budgets::{UserBudgets, budget_of};
 use crate::db::ListPart;
+use crate::domain::identity::Identity;
 
 /// The number of responses of the largest size that fit into memory at once.
-const CONCURRENT: usize = 4;
+const CONCURRENT: u32 = 4;
+/// The number of those that may be of one user, so that the responses of others always have room.
+const CONCURRENT_OF_USER: u32 = 3;
 /// The unit in which memory is handed out, in bytes.
 const UNIT: usize = 1024;
 /// The size of the pieces in which a body is sent, in bytes.
@@ -39,6 +43,7 @@ const MANY: usize = 256;
 pub struct ResponseBudget {
     bytes: usize,
     memory: Arc<Semaphore>,
+    of_users: Arc<UserBudgets>,
     sending: Arc<LargeResponses>,
 }
 
@@ -46,9 +51,11 @@ impl ResponseBudget {
     /// Creates a budget for responses of up to `bytes` bytes each.
     pub fn new(bytes: usize) -> Self {
         let bytes = bytes.clamp(UNIT, u32::MAX as usize);
+        let units = units_of(bytes);
         Self {
             bytes,
-            memory: Arc::new(Semaphore::new(bytes.div_ceil(UNIT) * CONCURRENT)),
+            memory: budget_of(units.saturating_mul(CONCURRENT)),
+            of_users: Arc::new(UserBudgets::new(units.saturating_mul(CONCURRENT_OF_USER))),
             sending: Arc::default(),
         }
     }
@@ -58,25 +65,79 @@ impl ResponseBudget {
         self.bytes
     }
 
-    /// Reserves the memory for one response, before its data is read. If responses that their clients take slowly, or not at
-    /// all, hold as much, some of them give it up.
-    pub(super) async fn permit(&self) -> Result<Permit, ApiError> {
-        let wanted = self.bytes.div_ceil(UNIT);
-        let units = u32::try_from(wanted).unwrap_or(u32::MAX);
-        let mut acquiring = pin!(Arc::clone(&self.memory).acquire_many_owned(units));
-        for _ in 0..PERMIT_TIMEOUT_S {
+    /// Reserves the memory for one response to a caller, before its data is read. If responses that their clients take
+    /// slowly, or not at all, hold as much, some of them give it up.
+    pub(super) async fn permit(&self, caller: &Identity) -> Result<Permit, ApiError> {
+        let mut patience = PERMIT_TIMEOUT_S;
+        let of_user = match caller.credential.is_proof() {
+            true => {
+                let part = self.of_users.of(caller);
+                Some(self.reserve(&part, Some(&part), &mut patience).await?)
+            }
+            false => None,
+        };
+        let all = self.reserve(&self.memory, None, &mut patience).await?;
+        Ok(Permit {
+            memory: ReservedMemory { all, of_user },
+            sending: Arc::clone(&self.sending),
+        })
+    }
+
+    /// Reserves the memory for one response in a budget within `patience` seconds. `user` is the part of the user whose slow
+    /// responses can give their memory up; if it is none, those of all users can.
+    async fn reserve(
+        &self,
+        budget: &Arc<Semaphore>,
+        user: Option<&Arc<Semaphore>>,
+        patience: &mut u32,
+    ) -> Result<OwnedSemaphorePermit, ApiError> {
+        let units = units_of(self.bytes);
+        let mut acquiring = pin!(Arc::clone(budget).acquire_many_owned(units));
+        loop {
             match tokio::time::timeout(Duration::from_secs(1), acquiring.as_mut()).await {
-                Ok(Ok(memory)) => {
-                    return Ok(Permit {
-                        memory,
-                        sending: Arc::clone(&self.sending),
-                    });
-                }
+                Ok(Ok(memory)) => return Ok(memory),
                 Ok(Err(_)) => break,
-                Err(_) => self.sending.give_up_slow_ones(wanted),
+                Err(_) => self
+                    .sending
+                    .give_up_slow_ones(usize::try_from(units).unwrap_or(usize::MAX), user),
+            }
+            *patience = patience.saturating_sub(1);
+            if *patience == 0 {
+                break;
             }
         }
         Err(ApiError::answers_busy())
+    }
+}
+
+/// Returns the number of units for this many bytes.
+fn units_of(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
+}
+
+/// The reserved memory of one response: in the budget of all responses, and in the part of its user, if it has one.
+struct ReservedMemory {
+    all: OwnedSemaphorePermit,
+    of_user: Option<OwnedSemaphorePermit>,
+}
+
+impl ReservedMemory {
+    fn units(&self) -> usize {
+        self.all.num_permits()
+    }
+
+    /// Returns whether the memory is also in this part.
+    fn is_in(&self, part: &Arc<Semaphore>) -> bool {
+        let own = self.of_user.as_ref().map(OwnedSemaphorePermit::semaphore);
+        own.is_some_and(|own| Arc::ptr_eq(own, part))
+    }
+
+    /// Releases what is more than this number of units.
+    fn shrink_to(&mut self, units: usize) {
+        for memory in [Some(&mut self.all), self.of_user.as_mut()].into_iter().flatten() {
+            let surplus = memory.num_permits().saturating_sub(units);
+            drop(memory.split(surplus));
+        }
     }
 }
 
@@ -93,10 +154,10 @@ impl LargeResponses {
         all.push(Arc::downgrade(response));
     }
 
-    /// Gives slow responses up, the largest first, until `wanted` units are free. If all of them together hold less, they are
-    /// not what others wait for, and none is given up.
-    fn give_up_slow_ones(&self, wanted: usize) {
-        let mut slow = self.slow_ones();
+    /// Gives slow responses up, the largest first, until `wanted` units are free; only those in the part of a user, if one is
+    /// given. If all of them together hold less, they are not what others wait for, and none is given up.
+    fn give_up_slow_ones(&self, wanted: usize, user: Option<&Arc<Semaphore>>) {
+        let mut slow = self.slow_ones(user);
         if slow.iter().map(|(units, _)| units).sum::<usize>() < wanted {
             return;
         }
@@ -111,8 +172,8 @@ impl LargeResponses {
         }
     }
 
-    /// Returns the slow responses, each with the units that it holds.
-    fn slow_ones(&self) -> Vec<(usize, Arc<dyn Sending>)> {
+    /// Returns the slow responses, each with the units that it holds; only those in the part of a user, if one is given.
+    fn slow_ones(&self, user: Option<&Arc<Semaphore>>) -> Vec<(usize, Arc<dyn Sending>)> {
         let now = Instant::now();
         let mut slow = vec![];
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +181,7 @@ impl LargeResponses {
             let Some(response) = one.upgrade() else {
                 return false;
             };
-            let units = response.slow_units(now);
+            let units = response.slow_units(now, user);
             if units > 0 {
                 slow.push((units, response));
             }
@@ -132,8 +193,9 @@ impl LargeResponses {
 
 /// A response that is being sent.
 trait Sending: Send + Sync {
-    /// Returns the units that the response holds if its client takes it too slowly; otherwise 0.
-    fn slow_units(&self, now: Instant) -> usize;
+    /// Returns the units that the response holds if its client takes it too slowly and, if the part of a user is given, it is
+    /// of that user; otherwise 0.
+    fn slow_units(&self, now: Instant, user: Option<&Arc<Semaphore>>) -> usize;
 
     /// Drops the rest of the response and frees its memory. The connection is aborted when the client goes on reading.
     fn give_up(&self);
@@ -154,7 +216,7 @@ struct Rest<I> {
     is_split: bool,
     begun_at: Instant,
     moved_at: Instant,
-    memory: OwnedSemaphorePermit,
+    memory: ReservedMemory,
 }
 
 impl<I: Iterator<Item = serde_json::Result<Bytes>>> Rest<I> {
@@ -188,14 +250,15 @@ impl<I: Iterator<Item = serde_json::Result<Bytes>>> Progress<I> {
 }
 
 impl<I: Send> Sending for Progress<I> {
-    fn slow_units(&self, now: Instant) -> usize {
+    fn slow_units(&self, now: Instant, user: Option<&Arc<Semaphore>>) -> usize {
         // One that is being encoded moves.
         let Ok(rest) = self.rest.try_lock() else { return 0 };
         let is_slow = |rest: &&Rest<I>| {
             now.duration_since(rest.moved_at) >= STALLED || now.duration_since(rest.begun_at) >= LONGEST_SENDING
         };
-        let slow = rest.as_ref().filter(is_slow);
-        slow.map_or(0, |rest| rest.memory.num_permits())
+        let is_meant = |rest: &&Rest<I>| user.is_none_or(|user| rest.memory.is_in(user));
+        let slow = rest.as_ref().filter(is_slow).filter(is_meant);
+        slow.map_or(0, |rest| rest.memory.units())
     }
 
     fn give_up(&self) {
@@ -207,7 +270,7 @@ impl<I: Send> Sending for Progress<I> {
 
 /// The reserved memory of one response.
 pub(super) struct Permit {
-    memory: OwnedSemaphorePermit,
+    memory: ReservedMemory,
     sending: Arc<LargeResponses>,
 }
 
@@ -311,7 +374,7 @@ impl Permit {
 
     /// Encodes as many items as a response may hold, at least one. Items that the client must not see are skipped.
     pub(super) fn texts<T>(&self, part: ListPart<T>, to_json: impl Fn(T) -> Option<Value>) -> Result<Texts, ApiError> {
-        let most = self.memory.num_permits() * UNIT;
+        let most = self.memory.units() * UNIT;
         let mut texts = Texts {
             items: vec![],
             bytes: 0,
@@ -335,9 +398,7 @@ impl Permit {
 
     /// Releases the memory that the response does not need.
     fn shrink_to(mut self, bytes: usize) -> Self {
-        let units = bytes.div_ceil(UNIT);
-        let surplus = self.memory.num_permits().saturating_sub(units);
-        drop(self.memory.split(surplus));
+        self.memory.shrink_to(bytes.div_ceil(UNIT));
         self
     }
 }
@@ -397,11 +458,32 @@ mod tests {
     use axum::body::to_bytes;
 
     use super::*;
+    use crate::domain::identity::{Credential, UserId};
 
     const LARGEST: usize = 1 << 20;
 
+    fn nobody() -> Identity {
+        Identity::unauthenticated()
+    }
+
+    fn user(name: &str) -> Identity {
+        Identity {
+            user: UserId::stored(name.to_owned()),
+            credential: Credential::ApiKey("k".to_owned()),
+            ..Identity::unauthenticated()
+        }
+    }
+
+    async fn response_to(caller: &Identity, budget: &ResponseBudget, bytes: usize) -> Response {
+        budget
+            .permit(caller)
+            .await
+            .expect("memory is free")
+            .bytes(vec![b'x'; bytes])
+    }
+
     async fn response_of(budget: &ResponseBudget, bytes: usize) -> Response {
-        budget.permit().await.expect("memory is free").bytes(vec![b'x'; bytes])
+        response_to(&nobody(), budget, bytes).await
     }
 
     /// Returns the length of the body, if all of it can be read.
@@ -419,7 +501,7 @@ mod tests {
             untaken.push(response_of(&budget, bytes).await);
         }
         let begun = Instant::now();
-        drop(budget.permit().await.expect("one gives its memory up"));
+        drop(budget.permit(&nobody()).await.expect("one gives its memory up"));
         assert!(begun.elapsed() >= STALLED);
         let mut complete = 0;
         for (response, bytes) in untaken.into_iter().zip(sizes) {
@@ -437,9 +519,9 @@ mod tests {
         let slow = response_of(&budget, LARGEST / 2).await;
         let mut reading = vec![];
         for _ in 0..3 {
-            reading.push(budget.permit().await.expect("memory is free"));
+            reading.push(budget.permit(&nobody()).await.expect("memory is free"));
         }
-        assert!(budget.permit().await.is_err(), "the memory is taken");
+        assert!(budget.permit(&nobody()).await.is_err(), "the memory is taken");
         assert_eq!(length_of(slow).await, Some(LARGEST / 2));
         drop(reading);
     }
@@ -449,8 +531,40 @@ mod tests {
         let budget = ResponseBudget::new(LARGEST);
         let response = response_of(&budget, LARGEST).await;
         tokio::time::advance(LONGEST_SENDING * 2).await;
-        drop(budget.permit().await.expect("memory is free"));
+        drop(budget.permit(&nobody()).await.expect("memory is free"));
         assert_eq!(length_of(response).await, Some(LARGEST));
-        assert_eq!(budget.memory.available_permits(), CONCURRENT * LARGEST / UNIT);
+        assert_eq!(budget.memory.available_permits(), 4 * LARGEST / UNIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_responses_to_one_user_leave_room_for_those_to_others() {
+        let budget = ResponseBudget::new(LARGEST);
+        let ann = user("ann");
+        let mut reading = vec![];
+        for _ in 0..CONCURRENT_OF_USER {
+            reading.push(budget.permit(&ann).await.expect("memory is free"));
+        }
+        assert!(budget.permit(&ann).await.is_err(), "ann has her part");
+        drop(budget.permit(&user("bob")).await.expect("there is room for others"));
+        reading.pop();
+        drop(budget.permit(&ann).await.expect("her part has room again"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_user_who_has_a_whole_part_waits_for_slow_responses_of_that_part_only() {
+        let budget = ResponseBudget::new(LARGEST);
+        let ann = user("ann");
+        let of_bob = response_to(&user("bob"), &budget, LARGEST).await;
+        let mut of_ann = vec![];
+        for _ in 0..CONCURRENT_OF_USER {
+            of_ann.push(response_to(&ann, &budget, LARGEST).await);
+        }
+        drop(budget.permit(&ann).await.expect("one of ann gives its memory up"));
+        assert_eq!(length_of(of_bob).await, Some(LARGEST));
+        let mut complete = 0;
+        for response in of_ann {
+            complete += u32::from(length_of(response).await.is_some());
+        }
+        assert_eq!(complete, CONCURRENT_OF_USER - 1);
     }
 }

@@ -158,6 +158,8 @@ pub(super) async fn start(api: &Api, checked: CheckedRun, key: Option<Idempotenc
         IdempotentOutcome::Replayed(StoredResponse::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
+            // No admission has decided: the thread may be shared with the caller no more, or a policy may hide it now.
+            api.check(Action::ThreadsCreateRun, ResourceRef::Thread(thread)).await?;
             Ok(StartedRun {
                 run,
                 cancel_on_disconnect,
@@ -323,7 +325,7 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
     let page = params.page(10)?;
     let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let bytes = api.answers.bytes();
     let query = RunList {
         thread,
@@ -332,7 +334,7 @@ pub(super) async fn list(api: Api, ApiPath(path): ApiPath<ThreadPath>, params: P
         offset: page.offset.into(),
         bytes,
     };
-    let read = api.db.read(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);

@@ -97,7 +97,7 @@ async fn respond_with_state(
     select: &StateSelect,
     subgraphs: bool,
 ) -> Result<Response, ApiError> {
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let view = load_state(api, thread, address, select.fields(), subgraphs).await?;
     permit.answer(&select.pick(view))
 }
@@ -299,7 +299,7 @@ async fn respond_with_history(
     slice: HistorySlice,
     select: StateSelect,
 ) -> Result<Response, ApiError> {
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let page = load(api, target, slice, select.fields(), api.answers.bytes()).await?;
     let cursor = page.cursor;
     let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));

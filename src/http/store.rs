@@ -59,8 +59,10 @@ pub(super) async fn search_in(api: &Api, space: &Ownership, query: ItemQuery) ->
         limit: query.wanted.limit,
         offset: query.wanted.offset,
     };
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
+    let turn = api.search_turn().await?;
     let found = api.store.search(space, query, api.answers.bytes()).await?;
+    drop(turn);
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
     let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
     Ok((headers, permit.object("items", texts)).into_response())
@@ -90,6 +92,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ItemSearchBody>) -> 
 #[utoipa::path(post, path = "/store/namespaces", tag = "Store", request_body = NamespaceSearchBody,
     responses((status = 200, description = "A page of namespaces", body = FoundNamespaces)))]
 pub(super) async fn namespaces(api: Api, ApiJson(body): ApiJson<NamespaceSearchBody>) -> JsonResult<FoundNamespaces> {
+    let _turn = api.search_turn().await?;
     let found = api.store.namespaces(&api.ownership(), body.check()?).await?;
     Ok(Json(FoundNamespaces {
         namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),

@@ -87,7 +87,7 @@ pub(super) async fn tree(api: Api, ApiPath(path): ApiPath<RunPath>) -> JsonResul
         (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn state(api: Api, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let fields = HistoryFields {
         values: true,
         keys: vec![],

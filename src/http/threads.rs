@@ -172,6 +172,9 @@ pub(super) async fn copy(
     if original.is_none() {
         return Err(ApiError::no_thread(from));
     }
+    // The entry of the request is that of a read.
+    let resource = ResourceRef::Thread(from);
+    audit::record(&api, Action::ThreadsCreate, || resource.to_string(), &Ok(()));
     api.check_room()?;
     let once = api
         .threads
@@ -236,13 +239,13 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
         select,
         extract,
     } = body.check(api.scope(Action::ThreadsSearch))?;
-    let permit = api.answers.permit().await?;
+    let permit = api.answer_permit().await?;
     let most_bytes = api.answers.bytes();
     let query = threads::ThreadQuery {
         bytes: most_bytes,
         ..query
     };
-    let read = api.db.search(move |tx| {
+    let read = api.search(move |tx| {
         Box::pin(async move {
             let threads::ThreadPage { threads, total } = threads::search(tx, &query).await?;
             let mut found = vec![];
@@ -280,8 +283,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
     let query = body.check(api.scope(Action::ThreadsSearch))?.query;
     Ok(Json(
-        api.db
-            .search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
+        api.search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
             .await?,
     ))
 }

@@ -126,8 +126,7 @@ pub fn interrupt_text(thread: ThreadId, interrupt: &InterruptId) -> String {
     format!("{}/interrupt:{interrupt}", ResourceRef::Thread(thread))
 }
 
-/// Records the answer to an interrupt, in the transaction that stores the answer. Of decisions only the types are
-/// recorded: arguments and messages may be private.
+/// Records the answer to an interrupt, in the transaction that stores the answer.
 pub(super) async fn record_answer(
     tx: &mut Tx<'_>,
     caller: &Identity,
@@ -136,8 +135,36 @@ pub(super) async fn record_answer(
     answer: &Value,
     now: Timestamp,
 ) -> DbResult<()> {
+    match answer_entry(caller, thread, interrupt, answer, now) {
+        Some(entry) => db::audit::insert(tx, &entry).await,
+        None => Ok(()),
+    }
+}
+
+/// Records the answer to an interrupt of a task on another server. It is stored before that server gets the answer.
+pub(super) fn record_remote_answer(
+    core: &Arc<Core>,
+    caller: &Identity,
+    task: ThreadId,
+    interrupt: &InterruptId,
+    answer: &Value,
+) {
+    if let Some(entry) = answer_entry(caller, task, interrupt, answer, core.clock.now()) {
+        record(core, entry);
+    }
+}
+
+/// Returns the entry about an answer; none without authentication. Of decisions only the types are recorded: arguments and
+/// messages may be private.
+fn answer_entry(
+    caller: &Identity,
+    thread: ThreadId,
+    interrupt: &InterruptId,
+    answer: &Value,
+    now: Timestamp,
+) -> Option<AuditEntry> {
     if caller.is_unrestricted() {
-        return Ok(());
+        return None;
     }
     let resource = interrupt_text(thread, interrupt);
     let entry = AuditEntry::new(caller, Action::InterruptsResolve, resource, AuditOutcome::Allowed, now);
@@ -156,5 +183,5 @@ pub(super) async fn record_answer(
     if !scopes.is_empty() {
         detail.insert("scopes".to_owned(), json!(scopes));
     }
-    db::audit::insert(tx, &AuditEntry { detail, ..entry }).await
+    Some(AuditEntry { detail, ..entry })
 }

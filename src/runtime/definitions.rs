@@ -18,9 +18,11 @@ use crate::definition::{
     StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
 };
 use crate::domain::Invalid;
+use crate::domain::account::Account;
 use crate::domain::assistant::Assistant;
 use crate::domain::id::AssistantId;
 use crate::domain::identity::{Identity, Tenant};
+use crate::domain::quota::{QuotaKind, QuotaReached, Quotas};
 use crate::domain::time::Timestamp;
 
 /// The time for which an unused definition is kept, since another server may be admitting a run with it.
@@ -51,9 +53,12 @@ pub enum DefinitionError {
     /// Clients may not define agents here.
     #[error("{}", ClientRules::DISABLED)]
     Disabled,
-    /// The number of agents that clients have defined is at its limit.
-    #[error("there are {MOST_AGENTS} agents that clients have defined, and more are not allowed")]
+    /// The number of agents that clients of all tenants have defined is at its limit.
+    #[error("there are {MOST_AGENTS} agents that clients of all tenants have defined, and more are not allowed")]
     TooMany,
+    /// The number of agents that clients of the tenant have defined is at its limit.
+    #[error(transparent)]
+    Quota(#[from] QuotaReached),
     /// The definition is invalid, for these reasons.
     #[error("the definition cannot be used")]
     Unusable(Vec<StoredDiagnostic>),
@@ -66,6 +71,7 @@ pub enum DefinitionError {
 struct ClientDefinition {
     definition: AgentDefinition,
     client: Arc<Identity>,
+    quotas: Arc<Quotas>,
     now: Timestamp,
 }
 
@@ -93,6 +99,7 @@ impl Registry {
             .collect();
         let write = self.db.write(move |tx| {
             Box::pin(async move {
+                db::definitions::lock_changes(tx).await?;
                 // Those of files were stored anew above.
                 db::assistants::give_to_server(tx, &defaults).await?;
                 db::definitions::sweep(tx, before).await
@@ -108,6 +115,7 @@ impl Registry {
         let agents = files.agents;
         let write = self.db.write(move |tx| {
             Box::pin(async move {
+                db::definitions::lock_changes(tx).await?;
                 let mut versions = vec![];
                 for part in agents.chunks(AT_ONCE) {
                     let first = part.iter().map(|agent| first_version(agent, now)).collect();
@@ -232,6 +240,34 @@ async fn forget_old(tx: &mut Tx<'_>, newest: &DefinitionVersion, now: Timestamp)
     Ok(())
 }
 
+/// Checks whether clients of the tenant of `client` may define one more agent.
+async fn check_room(tx: &mut Tx<'_>, quotas: &Quotas, client: &Identity) -> Result<(), DefinitionError> {
+    let account = Account::of(client);
+    let mut rules = quotas.rules_for(&account);
+    if let Some(applied) = rules.find(|applied| applied.rule.defined_agents.is_some()) {
+        let defined = db::definitions::count_of_tenant(tx, &client.tenant).await?;
+        applied.check_count(QuotaKind::DefinedAgents, u64::try_from(defined).unwrap_or(0))?;
+    }
+    if db::definitions::count(tx).await? >= MOST_AGENTS {
+        return Err(DefinitionError::TooMany);
+    }
+    Ok(())
+}
+
+/// Removes an agent that a client of the same tenant defined, with its default assistant. Returns the number of the change.
+async fn remove(tx: &mut Tx<'_>, graph_id: &str, client: &Identity, now: Timestamp) -> Result<i64, DefinitionError> {
+    let missing = || DefinitionError::NoAgent(graph_id.to_owned());
+    // First, like all transactions that change agents, so that no two of them wait for each other.
+    let change = db::definitions::note_change(tx).await?;
+    let owner = db::definitions::owner(tx, graph_id).await?;
+    let owner = owner.filter(|owner| may_change(client, owner)).ok_or_else(missing)?;
+    if !db::definitions::remove(tx, graph_id, &owner, now).await? {
+        return Err(missing());
+    }
+    db::assistants::delete(tx, AssistantId::of_graph(graph_id)).await?;
+    Ok(change)
+}
+
 /// Stores a definition from a client as the current version, with its default assistant. Returns the agent with the number
 /// of the change, or none when the definition is current already.
 async fn store(
@@ -247,14 +283,14 @@ async fn store(
     }
     // A concurrent change waits at this statement and then sees this change.
     let change = db::definitions::note_change(tx).await?;
-    let owner = db::definitions::owner(tx, graph_id).await?;
-    if owner.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
-        return Err(DefinitionError::TooMany);
-    }
-    let tenant = owner.unwrap_or_else(|| client.tenant.clone());
-    if !may_change(client, &tenant) {
-        return Err(DefinitionError::Taken(graph_id.to_owned()));
-    }
+    let tenant = match db::definitions::owner(tx, graph_id).await? {
+        Some(owner) if may_change(client, &owner) => owner,
+        Some(_) => return Err(DefinitionError::Taken(graph_id.to_owned())),
+        None => {
+            check_room(tx, &from_client.quotas, client).await?;
+            client.tenant.clone()
+        }
+    };
     let version = keep(
         tx,
         graph_id,
@@ -311,6 +347,7 @@ impl Definitions {
         let from_client = ClientDefinition {
             definition,
             client: Arc::clone(client),
+            quotas: Arc::clone(&self.core.quotas),
             now: registry.clock.now(),
         };
         let key = graph_id.to_owned();
@@ -351,24 +388,11 @@ impl Definitions {
         let key = graph_id.to_owned();
         let now = registry.clock.now();
         let client = Arc::clone(client);
-        let write = registry.db.write(move |tx| {
-            Box::pin(async move {
-                let owner = db::definitions::owner(tx, &key).await?;
-                let Some(owner) = owner.filter(|owner| may_change(&client, owner)) else {
-                    return Ok(None);
-                };
-                if !db::definitions::remove(tx, &key, &owner, now).await? {
-                    return Ok(None);
-                }
-                db::assistants::delete(tx, AssistantId::of_graph(&key)).await?;
-                db::definitions::note_change(tx).await.map(Some)
-            })
-        });
+        let write = registry
+            .db
+            .write(move |tx| Box::pin(async move { remove(tx, &key, &client, now).await }));
         // The default assistant belongs to the server, whoever changes the definition.
-        let change = RowAccess::Server
-            .scope(write)
-            .await?
-            .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))?;
+        let change = RowAccess::Server.scope(write).await?;
         registry
             .follow(&mut sources, change, |sources| drop(sources.clients.remove(graph_id)))
             .await?;

@@ -268,7 +268,7 @@ impl Store {
         };
         let now = self.0.clock.now();
         let space_of_read = space.clone();
-        let searched = self.0.db.read(move |tx| {
+        let searched = self.0.db.search(move |tx| {
             Box::pin(async move {
                 match near {
                     Some(near) => {
@@ -304,7 +304,7 @@ impl Store {
         let space = space.clone();
         self.0
             .db
-            .read(move |tx| Box::pin(async move { items::list_namespaces(tx, &space, &wanted, now).await }))
+            .search(move |tx| Box::pin(async move { items::list_namespaces(tx, &space, &wanted, now).await }))
             .await
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::quota::Quotas;
+use crate::domain::quota::{QuotaRule, Quotas};
 
 fn with(lines: &str) -> String {
     format!("[agents.a]\nmodel = \"scripted:x\"\n{lines}")
@@ -11,16 +11,20 @@ fn quotas(lines: &str) -> Quotas {
 }
 
 #[test]
-fn without_the_section_nothing_but_failed_authentications_is_limited() {
+fn without_the_section_nothing_but_failed_authentications_and_the_agents_of_a_tenant_is_limited() {
     let limits = quotas("");
     assert!(limits.failed_authentications_per_minute.is_some());
     let unlimited = Quotas {
         failed_authentications_per_minute: limits.failed_authentications_per_minute,
+        per_tenant: QuotaRule {
+            defined_agents: Some(500),
+            ..QuotaRule::default()
+        },
         ..Quotas::default()
     };
     assert_eq!(limits, unlimited);
     assert_eq!(
-        quotas("[quotas]\nfailed_authentications_per_minute = 0"),
+        quotas("[quotas]\nfailed_authentications_per_minute = 0\n[quotas.per_tenant]\ndefined_agents = 0"),
         Quotas::default()
     );
 }
@@ -28,13 +32,15 @@ fn without_the_section_nothing_but_failed_authentications_is_limited() {
 #[test]
 fn a_tenant_has_its_own_quotas_and_those_of_all_where_it_has_none() {
     let text = "[quotas.per_tenant]\nruns_waiting = 5\nopen_streams = 7\ncost_per_day = 1.5\n\
-                [quotas.tenants.acme]\nruns_waiting = 9\nopen_streams = 0";
+                [quotas.tenants.acme]\nruns_waiting = 9\nopen_streams = 0\n[quotas.tenants.other]\ndefined_agents = 9";
     let limits = quotas(text);
     assert_eq!(limits.per_tenant.cost_per_day, Some(1_500_000));
     let acme = limits.tenants["acme"];
     assert_eq!(acme.runs_waiting, Some(9));
     assert_eq!(acme.open_streams, None, "0 is no limit");
     assert_eq!(acme.cost_per_day, Some(1_500_000));
+    assert_eq!(acme.defined_agents, Some(500));
+    assert_eq!(limits.tenants["other"].defined_agents, Some(9));
 }
 
 #[test]
@@ -43,6 +49,10 @@ fn mistakes_in_quotas_and_prices_are_named_with_their_place() {
         (
             "[quotas.per_key]\nstored_bytes = 1",
             "quotas.per_key.stored_bytes: does not exist",
+        ),
+        (
+            "[quotas.per_user]\ndefined_agents = 1",
+            "quotas.per_user.defined_agents: does not exist",
         ),
         (
             "[quotas.per_user]\nruns_at_work = 2000000000",

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{Sealer, data_keys, open, open_bytes};
 use crate::db::engine::{Vector, on_engine};
 use crate::db::json::{ColumnRef, unless_corrupt};
-use crate::db::{Db, DbError, DbResult, Tx};
+use crate::db::{Db, DbError, DbResult, Tx, definitions};
 
 /// The most rows of a batch.
 const MAX_ROWS: i64 = 200;
@@ -470,6 +470,9 @@ async fn rewrite_batch(
     let limit = batch_len(tx, table, after).await?;
     if limit == 0 {
         return Ok(Batch::default());
+    }
+    if table.name == "definitions" {
+        definitions::lock_changes(tx).await?;
     }
     let rows = read_rows(tx, table, after, limit).await?;
     let mut batch = Batch::default();

@@ -6,13 +6,13 @@ use sqlx::raw_sql;
 use uuid::Uuid;
 
 use super::{Db, Refusal, on_both, read, thread_at, write};
-use crate::db::audit::{self, AuditSearch};
+use crate::db::audit::{self, AuditSearch, PartOfUser};
 use crate::db::engine::on_engine;
 use crate::db::{DbError, DbResult, PendingEntries, RowAccess, threads};
-use crate::domain::access::Action;
+use crate::domain::access::{Action, Ownership};
 use crate::domain::audit::{AuditEntry, AuditOutcome};
 use crate::domain::id::ThreadId;
-use crate::domain::identity::{Identity, Tenant};
+use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -27,6 +27,7 @@ on_both!(
     old_entries_are_deleted,
     a_page_goes_on_behind_the_last_entry,
     a_search_finds_the_entries_of_its_time,
+    the_entries_about_a_user_are_found_and_deleted_part_by_part,
 );
 
 fn entry() -> AuditEntry {
@@ -295,4 +296,44 @@ async fn a_search_finds_the_entries_of_its_time(db: Db) {
         !times.contains(&at(5)),
         "entries from long before are not read: {times:?}"
     );
+}
+
+async fn the_entries_about_a_user_are_found_and_deleted_part_by_part(db: Db) {
+    let of = |user: &str| {
+        let user = user.to_owned();
+        Arc::new(AuditEntry { user, ..entry() })
+    };
+    let entries: Vec<Arc<AuditEntry>> = ["ann", "bob", "ann", "bob", "ann"].into_iter().map(of).collect();
+    let ids: Vec<Uuid> = entries.iter().map(|entry| entry.id).collect();
+    write!(db, |tx| audit::insert_all(tx, &entries));
+    let tenant = Tenant::default();
+    let ann = UserId::stored("ann".to_owned());
+    let found = async |after: Uuid, entries: i64| {
+        let tenant = tenant.clone();
+        let ann = ann.clone();
+        read!(db, |tx| audit::ids_of_user(tx, &tenant, &ann, after, entries))
+    };
+    let part = |found: &[Uuid], end: Option<Uuid>| PartOfUser {
+        found: found.to_vec(),
+        end,
+    };
+    assert_eq!(found(Uuid::nil(), 3).await, part(&[ids[0], ids[2]], Some(ids[2])));
+    assert_eq!(
+        found(ids[0], 1).await,
+        part(&[], Some(ids[1])),
+        "the entry is about bob"
+    );
+    assert_eq!(found(ids[2], 3).await, part(&[ids[4]], None));
+    let caller = Ownership {
+        tenant: tenant.clone(),
+        owner: ann.clone(),
+    };
+    let first = ids[0];
+    let whole = read!(db, |tx| audit::of_user(tx, &caller.tenant, &caller.owner, first, 9));
+    let found_ids: Vec<Uuid> = whole.found.iter().map(|entry| entry.id).collect();
+    assert_eq!(found_ids, [ids[2], ids[4]]);
+    let two = [ids[0], ids[2]];
+    assert_eq!(write!(db, |tx| audit::delete(tx, &Tenant::default(), &two)), 2);
+    assert_eq!(found(Uuid::nil(), 9).await, part(&[ids[4]], None));
+    assert_eq!(stored(&db).await, 3);
 }

@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 60] = [
+const SEARCHES: [(&str, &str); 63] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -368,6 +368,19 @@ const SEARCHES: [(&str, &str); 60] = [
         "select * from deliveries where tenant = 'acme' and owner = 'ann' \
          order by created_at desc, delivery_id desc limit 9",
         "deliveries_by_tenant",
+    ),
+    (
+        "select count(*) from crons where true and tenant = 'acme' and (owner = 'ann')",
+        "crons_by_tenant",
+    ),
+    (
+        "select count(*) from deliveries d where true and d.status = 'pending' and d.tenant = 'acme' and (d.owner = 'ann')",
+        "deliveries_by_tenant",
+    ),
+    (
+        "select * from items where tenant = 'default' and owner = '' and namespace >= 'u.7.' and namespace < 'u.7/' \
+         and (expires_at is null or expires_at > 5) order by namespace, key limit 10 offset 0",
+        "sqlite_autoindex_items_1",
     ),
     (
         "select count(*) from assistants where tenant in ('*', 'acme') and (owner = 'ann' or tenant = '*')",

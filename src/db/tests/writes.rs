@@ -1,4 +1,8 @@
+use std::sync::Arc;
 use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::sync::Semaphore;
 
 use super::{Db, Refusal, on_both, read, stored_thread, thread_at, write};
 use crate::db::{DbError, DbResult, Tx, checkpoints, events, threads};
@@ -19,6 +23,7 @@ on_both!(
     a_job_finishes_without_its_caller,
     cancelled_reads_do_not_block_writes,
     reads_without_a_caller_hold_nothing_up,
+    slow_searches_leave_connections_for_reads,
     writes_after_closing_are_refused,
 );
 
@@ -317,4 +322,26 @@ async fn cancelled_reads_do_not_block_writes(db: Db) {
         }
     });
     futures::future::join_all(writes).await;
+}
+
+async fn slow_searches_leave_connections_for_reads(db: Db) {
+    let gate = Arc::new(Semaphore::new(0));
+    let searches = (0..32).map(|_| {
+        let gate = Arc::clone(&gate);
+        db.search(move |_| {
+            Box::pin(async move {
+                drop(gate.acquire().await);
+                Ok(())
+            })
+        })
+    });
+    let reading = async {
+        let everything = threads::ThreadQuery::within(AccessScope::Server);
+        let count = read!(db, |tx| threads::count(tx, &everything));
+        gate.close();
+        count
+    };
+    let (searched, count) = tokio::join!(join_all(searches), reading);
+    assert_eq!(count, 0);
+    assert!(searched.iter().all(Result::is_ok), "{searched:?}");
 }

@@ -1,7 +1,9 @@
 //! The stream of a thread over a WebSocket, which carries commands, their results and events.
 
+use std::error::Error as _;
 use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -9,20 +11,24 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
-use tokio::time::Interval;
+use tokio::time::{Interval, timeout};
+use tokio_tungstenite::tungstenite;
 
 use super::commands::{CommandHandler, command_error, no_subscription};
 use crate::db::{DbResult, RowAccess, warn_of};
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
+use crate::domain::identity::Identity;
 use crate::events::{ThreadEvent, ThreadTail};
 use crate::http::access::Api;
 use crate::http::audit;
-use crate::http::bodies::BodyReader;
+use crate::http::bodies::{BodyReader, BudgetShare};
 use crate::http::client::ClientId;
 use crate::http::connections::{ConnectionHandle, RequestGuard};
 use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
+use crate::http::rate_limits::RateLimits;
+use crate::http::socket_messages::MessageLimit;
 use crate::http::stream::heartbeat_interval;
 use crate::http::stream::thread::{self, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
@@ -31,6 +37,13 @@ use crate::http::wire::thread_command::{CommandAnswer, CommandError, ThreadComma
 
 /// The maximum number of subscriptions per WebSocket.
 const MAX_SUBSCRIPTIONS: usize = 64;
+
+/// The size of the pieces in which messages are read, in bytes. A socket keeps a buffer of that size.
+const READ_BUFFER: usize = 8 * 1024;
+
+/// The time in which a client receives the reason why its message was not read. A connection with unread data is reset when it
+/// is dropped.
+const REASON_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens a WebSocket for the events and commands of a thread.
 ///
@@ -49,21 +62,29 @@ pub(in crate::http) async fn get(
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
-    // The extractor follows the upgrade, because only upgrades have a body reader.
-    Extension(bodies): Extension<BodyReader>,
+    // The extractor follows the upgrade, because only upgrades have these limits.
+    Extension(limits): Extension<SocketLimits>,
 ) -> Result<Response, ApiError> {
     let may_read = super::may_read(&api, path.thread_id).await?;
-    let permit = api.open_stream(may_read.then_some(path.thread_id), client)?;
-    let most = api.settings.bodies.max;
-    // The connection counts as busy for as long as the socket is open.
-    let connection = connection.map(|Extension(connection)| connection.begin());
+    let stream = api.open_stream(may_read.then_some(path.thread_id), client)?;
+    let held = HeldBySocket {
+        messages: api.message_limit(),
+        _stream: stream,
+        // The connection counts as busy for as long as the socket is open.
+        _connection: connection.map(|Extension(connection)| connection.begin()),
+    };
+    let most = held.messages.bytes();
     // The session is a task of its own.
     let access = RowAccess::of_caller(&api.caller);
     let session = move |socket| {
-        let session = SocketSession::new(api, path.thread_id, socket, bodies, permit, connection);
+        let session = SocketSession::new(api, path.thread_id, socket, limits, held);
         access.scope(session.run())
     };
-    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
+    Ok(upgrade
+        .read_buffer_size(READ_BUFFER)
+        .max_message_size(most)
+        .max_frame_size(most)
+        .on_upgrade(session))
 }
 
 /// The client has disconnected, or the session must end.
@@ -72,13 +93,36 @@ struct Disconnected;
 /// A read of the thread that is in progress.
 type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
+/// The limits of commands over a socket.
+#[derive(Clone)]
+pub(in crate::http) struct SocketLimits {
+    /// Counts commands like request bodies.
+    pub(in crate::http) bodies: BodyReader,
+    /// Counts commands like requests.
+    pub(in crate::http) rates: Arc<RateLimits>,
+}
+
+/// What counts a socket for as long as it is open.
+struct HeldBySocket {
+    messages: MessageLimit,
+    _stream: StreamPermit,
+    _connection: Option<RequestGuard>,
+}
+
+impl SocketLimits {
+    /// Counts a command of a caller, and reserves its share of the budget for bodies.
+    async fn admit(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
+        self.rates.count_request(caller)?;
+        self.bodies.reserve(caller, command).await
+    }
+}
+
 /// An open WebSocket.
 struct SocketSession {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
-    /// Counts commands like request bodies.
-    bodies: BodyReader,
+    limits: SocketLimits,
     /// The live read for all subscriptions; `None` before the first one.
     pending_read: Option<PendingRead>,
     reader: ThreadFrames,
@@ -88,19 +132,11 @@ struct SocketSession {
     heartbeat: Interval,
     /// Completes when the credential of the caller has become invalid.
     credential_ended: BoxFuture<'static, ()>,
-    _permit: StreamPermit,
-    _connection: Option<RequestGuard>,
+    held: HeldBySocket,
 }
 
 impl SocketSession {
-    fn new(
-        api: Api,
-        thread: ThreadId,
-        socket: WebSocket,
-        bodies: BodyReader,
-        permit: StreamPermit,
-        connection: Option<RequestGuard>,
-    ) -> Self {
+    fn new(api: Api, thread: ThreadId, socket: WebSocket, limits: SocketLimits, held: HeldBySocket) -> Self {
         let reader = ThreadFrames::new(api.clone(), thread, V2Presenter::default());
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;
@@ -112,15 +148,14 @@ impl SocketSession {
             api,
             thread,
             socket,
-            bodies,
+            limits,
             pending_read,
             reader,
             last_seq: 0,
             subscriptions,
             heartbeat,
             credential_ended,
-            _permit: permit,
-            _connection: connection,
+            held,
         }
     }
 
@@ -138,7 +173,8 @@ impl SocketSession {
                 Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
                 Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Disconnected),
+                Some(Ok(Message::Close(_))) | None => Err(Disconnected),
+                Some(Err(error)) => self.close_for_error(&error).await,
             },
             _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
             () = credential_ended => self.close_for_credential().await,
@@ -166,7 +202,7 @@ impl SocketSession {
 
     /// Executes a command from the client. An invalid command is answered with an error, and the socket stays open.
     async fn receive(&mut self, text: &[u8]) -> Result<(), Disconnected> {
-        let _share = match self.bodies.reserve(text).await {
+        let _share = match self.limits.admit(&self.api.caller, text).await {
             Ok(share) => share,
             Err(error) => {
                 let answer = CommandAnswer::refusal(Value::Null, command_error(error));
@@ -362,6 +398,26 @@ impl SocketSession {
         };
         // If the client does not receive this, it sees the connection end.
         let _ = self.send(Message::Close(Some(frame))).await;
+        Err(Disconnected)
+    }
+
+    /// Closes the socket after a message that is larger than it may be. After all other errors there is no connection, or one
+    /// that carries no messages.
+    async fn close_for_error(&mut self, error: &axum::Error) -> Result<(), Disconnected> {
+        let cause = error
+            .source()
+            .and_then(|cause| cause.downcast_ref::<tungstenite::Error>());
+        if !matches!(cause, Some(tungstenite::Error::Capacity(_))) {
+            return Err(Disconnected);
+        }
+        let most = self.held.messages.bytes();
+        let frame = CloseFrame {
+            code: close_code::SIZE,
+            reason: format!("a message may have {most} bytes; send larger commands over HTTP").into(),
+        };
+        let _ = self.send(Message::Close(Some(frame))).await;
+        let events = self.api.events.clone();
+        let _ = timeout(REASON_WAIT, events.shutdown_started()).await;
         Err(Disconnected)
     }
 

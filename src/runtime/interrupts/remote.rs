@@ -28,7 +28,7 @@ use crate::domain::time::Timestamp;
 use crate::peer::{PeerError, RemoteRunRequest, StartFailed, asker, is_asked, resume, to_question};
 use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
-use crate::runtime::audit::store_pending;
+use crate::runtime::audit::{record_remote_answer, store_pending};
 use crate::runtime::background::STREAM_MODES;
 use crate::runtime::background::remote::unavailable;
 
@@ -53,7 +53,7 @@ impl Interrupts {
         let read = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { db::background::remote::waiting(tx, &scope, tasks).await }));
+            .search(move |tx| Box::pin(async move { db::background::remote::waiting(tx, &scope, tasks).await }));
         let all = read.await?.iter().flat_map(interrupts_of).collect::<Vec<_>>();
         Ok(all
             .into_iter()
@@ -133,6 +133,7 @@ impl Interrupts {
             stream_resumable: true,
             ..RemoteRunRequest::default()
         };
+        record_remote_answer(&self.core, caller, task, interrupt, &answer);
         // The other server acts on the answer before this one writes anything.
         store_pending(&self.core.db).await?;
         let run = place

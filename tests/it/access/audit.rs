@@ -14,6 +14,7 @@ use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engine
 on_both_engines! {
     a_change_is_recorded_with_its_caller_and_resource,
     a_refusal_is_recorded,
+    a_copy_of_a_thread_is_recorded,
     a_request_for_an_assistant_of_another_tenant_is_recorded,
     the_decisions_of_an_approval_are_recorded_without_their_contents,
     only_admins_of_the_tenant_read_the_audit,
@@ -53,6 +54,22 @@ async fn a_change_is_recorded_with_its_caller_and_resource(server: TestServer) {
             .is_some_and(|text| text.starts_with("key:")),
         "{found:?}"
     );
+}
+
+async fn a_copy_of_a_thread_is_recorded(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    ann.post(&format!("/threads/{thread}/copy"), json!({})).await.ok();
+    keys.client("bob")
+        .post(&format!("/threads/{thread}/copy"), json!({}))
+        .await
+        .refused(404);
+    let query = format!("action=threads:create&resource=thread:{thread}");
+    let found = entries(&keys.client("root"), &query).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(&found[0]["user"], &json!("ann"));
+    assert_eq!(&found[0]["outcome"], &json!("allowed"));
 }
 
 async fn a_refusal_is_recorded(server: TestServer) {

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use futures::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
@@ -12,6 +16,7 @@ use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgre
 on_both_engines! {
     a_user_with_too_many_requests_waits_and_others_do_not,
     a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user,
+    commands_over_a_websocket_count_as_requests,
     ok_and_the_document_are_never_limited,
     runs_beyond_those_at_work_wait_and_runs_beyond_those_that_wait_are_refused,
     runs_at_the_same_time_begin_no_more_than_a_quota_allows,
@@ -28,6 +33,8 @@ on_both_engines! {
     the_sums_of_a_day_equal_the_usage_of_the_runs_after_kills,
     sums_of_days_long_ago_are_deleted,
     an_owner_who_has_stored_too_much_is_answered_507_until_something_is_deleted,
+    the_agents_that_clients_of_a_tenant_define_are_limited_and_those_of_another_are_not,
+    the_agents_that_clients_of_all_tenants_define_are_limited,
 }
 
 on_postgres! {
@@ -108,6 +115,43 @@ async fn a_key_with_too_many_requests_does_not_limit_the_other_keys_of_its_user(
     assert_reached(&root.get("/auth/me").await, 429, "per_key.requests_per_second");
     assert_eq!(second.get("/auth/me").await.status, 200);
     clock.advance(Duration::from_secs(60));
+    server
+        .is_reconfigured("requests_per_second = 3", "requests_per_second = 0")
+        .await;
+}
+
+async fn commands_over_a_websocket_count_as_requests(server: TestServer) {
+    let clock = clock(&server).await;
+    server
+        .is_configured_with("[quotas.per_user]\nrequests_per_second = 3")
+        .await;
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    let base = ann.base().replacen("http", "ws", 1);
+    let url = format!("{base}/threads/{thread}/stream/events");
+    let mut request = url.into_client_request().expect("a request");
+    let key = keys.text("ann").parse().expect("a header");
+    request.headers_mut().insert("x-api-key", key);
+    let mut socket = connect_async(request).await.expect("a socket").0;
+    let mut answer = async || {
+        let command = json!({"id": 1, "method": "agent.getTree", "params": {}}).to_string();
+        socket.send(Message::text(command)).await.expect("it is open");
+        loop {
+            if let Message::Text(text) = socket.next().await.expect("it is open").expect("it works") {
+                return text.to_string();
+            }
+        }
+    };
+    // The thread and the WebSocket were two requests.
+    assert!(answer().await.contains("no_such_run"));
+    let refused = answer().await;
+    assert!(
+        refused.contains("429") && refused.contains("per_user.requests_per_second"),
+        "{refused}"
+    );
+    clock.advance(Duration::from_secs(1));
+    assert!(answer().await.contains("no_such_run"));
     server
         .is_reconfigured("requests_per_second = 3", "requests_per_second = 0")
         .await;
@@ -533,6 +577,47 @@ async fn an_owner_who_has_stored_too_much_is_answered_507_until_something_is_del
     assert!([200, 204].contains(&ann.delete(&human.path("")).await.status));
     clock.advance(Duration::from_secs(61));
     eventually(async || [200, 204].contains(&ann.put("/store/items", item.clone()).await.status)).await;
+}
+
+async fn the_agents_that_clients_of_a_tenant_define_are_limited_and_those_of_another_are_not(server: TestServer) {
+    server
+        .is_configured_with("[quotas.tenants.acme]\ndefined_agents = 2")
+        .await;
+    let keys = server.is_protected().await;
+    let root = keys.client("root");
+    let definition = |prompt: &str| json!({"model": "scripted:lab", "system_prompt": prompt});
+    for path in ["/agents/one", "/agents/two"] {
+        root.put(path, definition("new")).await.ok();
+    }
+    let refused = root.put("/agents/three", definition("new")).await;
+    assert_reached(&refused, 429, "per_tenant.defined_agents");
+    root.get("/agents/three").await.refused(404);
+    root.put("/agents/one", definition("changed")).await.ok();
+    keys.client("root-of-other")
+        .put("/agents/three", definition("new"))
+        .await
+        .ok();
+    root.delete("/agents/two").await.ok();
+    root.put("/agents/four", definition("new")).await.ok();
+}
+
+async fn the_agents_that_clients_of_all_tenants_define_are_limited(server: TestServer) {
+    const VERSIONS: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) \
+        with recursive numbers (n) as (select 1 union all select n + 1 from numbers where n < 1999) \
+        select 'filler-' || n, 1, (select digest from definition_versions where graph_id = 'first'), '', 0 from numbers";
+    const AGENTS: &str = "insert into agents (graph_id, version, tenant) \
+        select graph_id, 1, 'elsewhere' from definition_versions where graph_id like 'filler-%'";
+    let client = server.client();
+    let definition = json!({"model": "scripted:lab"});
+    client.put("/agents/first", definition.clone()).await.ok();
+    server.executes_sql(VERSIONS).await;
+    server.executes_sql(AGENTS).await;
+    let refused = client.put("/agents/second", definition).await;
+    assert_eq!(refused.body["code"], "too_many_agents", "{refused:?}");
+    assert_eq!(refused.body["limit"], "agents");
+    assert!(refused.refused(409).contains("2000"));
+    let changed = json!({"model": "scripted:lab", "system_prompt": "changed"});
+    client.put("/agents/first", changed).await.ok();
 }
 
 /// Returns the tokens in the sums of days, and those in the usage of all runs of the only thread.

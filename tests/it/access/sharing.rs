@@ -1,8 +1,9 @@
 //! Sharing: what owners give their tenant by metadata, and that it is no more than that.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::client::Client;
+use crate::support::client::{Client, reply};
 use crate::support::{Human, Keys, TestServer, approval, mail, on_both_engines, script};
 
 on_both_engines! {
@@ -10,6 +11,7 @@ on_both_engines! {
     who_may_only_read_a_thread_answers_no_question_on_it,
     the_stream_of_a_thread_ends_when_it_is_shared_no_more,
     a_thread_that_is_shared_for_writing_is_continued_by_the_tenant,
+    a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more,
     a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else,
 }
 
@@ -112,6 +114,30 @@ async fn a_thread_that_is_shared_for_writing_is_continued_by_the_tenant(server: 
     let stranger = beside(&keys, "root-of-other", &ann);
     let run = stranger.run_body(script().says("hi"), json!({}));
     stranger.client().post(&stranger.path("/runs"), run).await.refused(404);
+}
+
+async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(server: TestServer) {
+    let keys = shared(&server).await;
+    let ann = ann_on(&keys, "open").await;
+    let bob = beside(&keys, "bob", &ann);
+    let run = bob.run_body(script().says("for both"), json!({}));
+    let repeats = async |tail: &str| {
+        let request = bob.client().request(Method::POST, &bob.path(tail));
+        reply(request.header("Idempotency-Key", "once").json(&run)).await
+    };
+    for tail in ["/runs/wait", "/runs/stream"] {
+        for _ in 0..2 {
+            assert!(repeats(tail).await.ok().to_string().contains("for both"), "{tail}");
+        }
+    }
+    assert_eq!(ann.runs().await.len(), 2);
+    let metadata = json!({"metadata": {"visibility": "private"}});
+    ann.client().patch(&ann.path(""), metadata).await.ok();
+    for tail in ["/runs/wait", "/runs/stream"] {
+        let refused = repeats(tail).await;
+        assert!(!refused.body.to_string().contains("for both"), "{tail}: {refused:?}");
+        refused.refused(404);
+    }
 }
 
 async fn a_shared_assistant_is_run_by_the_tenant_and_changed_by_nobody_else(server: TestServer) {

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
-use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::support::client::Client;
 use crate::support::process::Process;
@@ -57,6 +58,7 @@ on_both_engines! {
     a_body_that_does_not_arrive_delays_no_restart,
     concurrent_bodies_share_one_bound,
     the_bodies_of_one_user_leave_room_for_those_of_others,
+    a_user_with_many_websockets_sends_small_messages_over_the_last_ones,
     answers_that_nobody_takes_delay_no_others,
     a_response_to_a_body_that_is_not_read_announces_the_close,
     a_connection_survives_a_refusal_before_a_short_body,
@@ -209,6 +211,53 @@ async fn concurrent_bodies_share_one_bound(server: TestServer) {
     drop(socket);
     drop(half);
     eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
+}
+
+async fn a_user_with_many_websockets_sends_small_messages_over_the_last_ones(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    let base = ann.base().replacen("http", "ws", 1);
+    let url = format!("{base}/threads/{thread}/stream/events");
+    let opens = async || {
+        let mut request = url.as_str().into_client_request().expect("a request");
+        let key = keys.text("ann").parse().expect("a header");
+        request.headers_mut().insert("x-api-key", key);
+        connect_async(request).await.expect("a socket").0
+    };
+    let answer = async |socket: &mut WebSocketStream<MaybeTlsStream<TcpStream>>, length: usize| {
+        let command = json!({"id": 1, "method": "agent.getTree", "params": {"x": "y".repeat(length)}});
+        socket
+            .send(Message::text(command.to_string()))
+            .await
+            .expect("it is open");
+        loop {
+            let message = socket.next().await.expect("it is open").expect("it works");
+            if matches!(message, Message::Text(_) | Message::Close(_)) {
+                return message;
+            }
+        }
+    };
+    let mut sockets = vec![];
+    for _ in 0..16 {
+        sockets.push(opens().await);
+    }
+    let mut last = opens().await;
+    assert!(matches!(answer(&mut last, 1000).await, Message::Text(_)));
+    let Message::Close(Some(reason)) = answer(&mut last, 100_000).await else {
+        panic!("the message is too large");
+    };
+    assert_eq!(u16::from(reason.code), 1009, "{reason}");
+    assert!(reason.reason.contains("65536 bytes"), "{reason}");
+    for socket in &mut sockets {
+        assert!(matches!(answer(socket, 100_000).await, Message::Text(_)));
+    }
+    sockets.pop();
+    eventually(async || {
+        let mut next = opens().await;
+        matches!(answer(&mut next, 100_000).await, Message::Text(_))
+    })
+    .await;
 }
 
 async fn the_bodies_of_one_user_leave_room_for_those_of_others(server: TestServer) {

@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use adjutant::Adjutant;
+use futures::future::join_all;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
+use tokio::time::timeout;
 
 use crate::support::client::{Client, Reply, reply};
 use crate::support::postgres_proxy::play_behind_proxy;
@@ -113,6 +115,40 @@ async fn a_locked_table_of_postgres_hits_the_statement_timeout() {
         assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
         sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
         eventually(async || client.post("/threads", json!({})).await.status == 200).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
+    const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
+        and wait_event_type = 'Lock' and query like '%from crons%'";
+    play(Engine::Postgres, async |server: TestServer| {
+        let keys = server.is_protected().await;
+        let ann = keys.client("ann");
+        let bob = keys.client("bob");
+        bob.thread().await;
+        let mut other = PgConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        sqlx::raw_sql("begin; lock table crons in access exclusive mode")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let counts = join_all((0..6).map(|_| ann.post("/runs/crons/count", json!({}))));
+        let others = async {
+            eventually(async || server.number_in_database(WAITING).await >= 3).await;
+            let counted = bob.post("/threads/count", json!({}));
+            let counted = timeout(Duration::from_secs(5), counted)
+                .await
+                .expect("bob does not wait");
+            assert_eq!(counted.ok(), 1);
+            sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        };
+        let (counted, ()) = tokio::join!(counts, others);
+        for count in counted {
+            assert_eq!(count.ok(), 0);
+        }
     })
     .await;
 }

@@ -1,8 +1,11 @@
 //! Agent definitions of clients.
 
+use futures::future::join_all;
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, on_both_engines, script};
+use super::strategies::had_no_deadlock;
+use crate::support::client::{Client, Reply};
+use crate::support::{Engine, TestServer, eventually, on_both_engines, script};
 
 /// Returns the fields of the errors of a definition, which validation and creation report alike.
 async fn wrong_fields(server: &TestServer, definition: &Value) -> Vec<String> {
@@ -44,6 +47,62 @@ on_both_engines! {
     validation_refuses_agents_at_private_addresses,
     headers_come_from_the_configuration_and_never_from_clients,
     the_settings_of_a_model_cannot_replace_the_request,
+    clients_that_define_and_delete_the_same_agents_at_once_are_served_and_lose_nothing,
+}
+
+/// The number of times that all clients change the agents.
+const ROUNDS: usize = 12;
+
+/// A client that changes one of the agents that others change at the same time.
+async fn change(client: Client, round: usize, number: usize) -> Reply {
+    let path = format!("/agents/shared-{}", number % 3);
+    if !number.is_multiple_of(2) {
+        return client.delete(&path).await;
+    }
+    // Agents share contents, and each has several of them.
+    let prompt = format!("You are number {}.", (round + number / 3) % 4);
+    client
+        .put(&path, json!({"model": "scripted:lab", "system_prompt": prompt}))
+        .await
+}
+
+async fn clients_that_define_and_delete_the_same_agents_at_once_are_served_and_lose_nothing(server: TestServer) {
+    let here = server.client();
+    let twin = match server.engine {
+        Engine::Postgres => Some(server.starts_twin().await),
+        Engine::Sqlite => None,
+    };
+    let there = twin.as_ref().map_or_else(|| here.clone(), |twin| twin.client.clone());
+    for round in 0..ROUNDS {
+        let changes = (0..24).map(|number| {
+            let client = if number < 12 { &here } else { &there };
+            change(client.clone(), round, number)
+        });
+        let defines = [(&here, "here"), (&there, "there")].map(|(client, place)| {
+            let path = format!("/agents/kept-{place}-{round}");
+            let body = json!({"model": "scripted:lab", "system_prompt": format!("You are number {}.", round % 4)});
+            async move { client.put(&path, body).await.ok() }
+        });
+        let (changed, _) = tokio::join!(join_all(changes), join_all(defines));
+        for reply in changed {
+            // Another client may have deleted it.
+            assert!([200, 204, 404].contains(&reply.status), "{reply:?}");
+        }
+    }
+    for client in [&here, &there] {
+        for place in ["here", "there"] {
+            for round in 0..ROUNDS {
+                let path = format!("/agents/kept-{place}-{round}");
+                eventually(async || client.get(&path).await.status == 200).await;
+                let prompt = format!("You are number {}.", round % 4);
+                assert_eq!(client.get(&path).await.ok()["definition"]["system_prompt"], prompt);
+            }
+        }
+    }
+    if let Some(twin) = twin {
+        twin.stops().await;
+        had_no_deadlock(&server).await;
+    }
 }
 
 async fn clients_define_no_agents_unless_the_configuration_says_so(server: TestServer) {

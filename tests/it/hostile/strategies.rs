@@ -43,7 +43,7 @@ async fn starts(alice: &Human, round: usize, number: usize) -> Accepted {
 
 /// Checks that Postgres has ended no transaction because two waited for each other. It says so when all connections of the
 /// server are closed.
-async fn had_no_deadlock(server: &TestServer) {
+pub(super) async fn had_no_deadlock(server: &TestServer) {
     server.is_stopped().await;
     let others = "select count(*) from pg_stat_activity where datname = current_database() \
         and backend_type = 'client backend' and pid <> pg_backend_pid()";

@@ -372,3 +372,57 @@ fn the_name_of_an_agent_is_read_from_its_section() {
     let text = "[agents.a]\n[[agents.a.subagents]]\n[agents.b.state.x]\n[agents.c]\n[agents.{name}]";
     assert_eq!(agents_in(text), ["a", "c"]);
 }
+
+/// The calls that search or count for a client, within a job of the database.
+const SEARCHES: [&str; 5] = [
+    "::search(tx",
+    "::count(tx",
+    "::count_versions(tx",
+    "::list_namespaces(tx",
+    "::nearest(tx",
+];
+
+/// Returns the arguments of each call that ends with `name`.
+fn arguments<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let calls = text.match_indices(name).map(|(start, _)| &text[start + name.len()..]);
+    let up_to_the_end = |rest: &'a str| {
+        let mut depth = 1_usize;
+        let end = rest.find(|letter: char| {
+            match letter {
+                '(' => depth += 1,
+                ')' => depth -= 1,
+                _ => {}
+            }
+            depth == 0
+        });
+        &rest[..end.unwrap_or(rest.len())]
+    };
+    calls.map(up_to_the_end).collect()
+}
+
+#[test]
+fn searches_of_clients_run_on_connections_for_searches() {
+    let is_search = |job: &&str| SEARCHES.iter().any(|call| job.contains(call));
+    let mut searches = 0;
+    let mut reads = vec![];
+    for source in sources() {
+        if source.room != "http" && source.place != "runtime/store.rs" {
+            continue;
+        }
+        let counted = arguments(&source.text, ".search(").into_iter().filter(is_search);
+        searches += counted.count();
+        let found = arguments(&source.text, ".read(").into_iter().filter(is_search).count();
+        if found > 0 {
+            reads.push(source.place);
+        }
+    }
+    assert!(searches >= 10, "{searches} searches");
+    assert!(reads.is_empty(), "searches among reads: {reads:?}");
+}
+
+#[test]
+fn the_arguments_of_a_call_are_found() {
+    let text = "db.read(move |tx| pin(find(tx, id))).await; db.search(tx)";
+    assert_eq!(arguments(text, ".read("), ["move |tx| pin(find(tx, id))"]);
+    assert_eq!(arguments(text, ".search("), ["tx"]);
+}

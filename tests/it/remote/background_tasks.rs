@@ -189,6 +189,7 @@ on_both_engines! {
     a_finished_remote_task_cannot_be_cancelled,
     a_remote_task_continues_with_an_answer_on_its_server,
     an_interrupt_of_a_remote_task_is_answered_locally,
+    the_decisions_about_a_remote_task_are_in_the_audit,
     an_interrupted_remote_task_can_be_cancelled_or_get_a_message,
     errors_of_the_remote_server_are_reported,
     a_task_that_cannot_start_leaves_no_remote_run,
@@ -745,6 +746,41 @@ async fn an_interrupt_of_a_remote_task_is_answered_locally(server: TestServer) {
     assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
     assert_eq!(runs_there(&peer, &task).await.len(), 2);
     assert_eq!(server.client().get("/interrupts").await.ok()["interrupts"], json!([]));
+    peer.finish().await;
+}
+
+async fn the_decisions_about_a_remote_task_are_in_the_audit(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let keys = server.is_protected().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "away").await;
+    let work = script().calls(mail("m1", "a@b.c")).says("it is not sent");
+    ann.says(script().calls(start("a1", "far", work)).says("it is under way"))
+        .await;
+    eventually(async || notifications(&ann).await.len() == 1 && ann.status().await == "idle").await;
+    let task = the_task(&ann).await;
+    let here = Human::at(keys.client("ann"), "away", task["thread_id"].as_str().unwrap());
+    let question = here.question().await;
+    here.resolves(
+        &question,
+        json!({"decisions": [{"type": "reject", "message": "private"}]}),
+    )
+    .await
+    .ok();
+    let query = format!(
+        "/audit?action=interrupts:resolve&resource=thread:{}/interrupt:{}",
+        here.thread,
+        question.id()
+    );
+    let found = keys.client("root").get(&query).await.ok();
+    let decided: Vec<&Value> = found
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|entry| &entry["detail"])
+        .collect();
+    assert!(decided.contains(&&json!({"decisions": ["reject"]})), "{found:#}");
+    assert!(!found.to_string().contains("private"), "{found:#}");
+    eventually(async || notifications(&ann).await.len() == 2 && ann.status().await == "idle").await;
     peer.finish().await;
 }
 
