@@ -229,7 +229,10 @@ impl Loop<'_> {
         let Some(own) = self.agent.model_loop() else {
             return Err(definition_changed("it has no model any more"));
         };
-        self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+        if self.state_size.check(&machine.state).is_err() {
+            self.make_room(machine, pending).await?;
+            self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+        }
         self.journal.publish_start(AgentWork::Model);
         let request = ModelRequest {
             system: own.system_prompt.clone(),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::message::{Message, Role};
 use super::state::State;
+use super::stored::is_default;
 
 /// The private field with the last [`SummarizationEvent`].
 pub const EVENT: &str = "_summarization_event";
@@ -52,6 +53,15 @@ pub struct SummarizationEvent {
     pub arguments_until: Option<String>,
     /// The length from which such a text is shortened, in characters.
     pub max_argument_chars: u32,
+    /// The id of the message up to which media have left the state, to keep it within its bound; the log has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub media_left_until: Option<String>,
+    /// The id of the last message that has left the state, to keep it within its bound; the log has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_until: Option<String>,
+    /// The number of messages that have left the state.
+    #[serde(skip_serializing_if = "is_default")]
+    pub left_messages: usize,
     /// The number of compactions on this lane.
     pub count: u64,
     /// The time, ISO 8601.
@@ -107,12 +117,16 @@ impl SummarizationEvent {
 
     /// Returns what clients see of the event.
     pub fn status(&self) -> Value {
-        json!({
+        let mut status = json!({
             "summarized_messages": self.cutoff_index,
             "count": self.count,
             "file_path": self.file_path,
             "created_at": self.created_at,
-        })
+        });
+        if self.left_messages > 0 {
+            status["left_messages"] = self.left_messages.into();
+        }
+        status
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::length::tokens_of_message;
 use crate::domain::message::Message;
+use crate::domain::size;
 
 /// The newest part of a conversation that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub(super) struct KeptPart {
     pub(super) messages: Option<u64>,
     /// The maximum number of tokens.
     pub(super) tokens: Option<u64>,
+    /// The maximum size, in bytes.
+    pub(super) bytes: Option<usize>,
 }
 
 /// Returns the index of the first message that is kept, at least `start`. The last message is always kept. A call is
@@ -20,10 +23,14 @@ pub(super) fn cut(messages: &[Arc<Message>], start: usize, kept: KeptPart) -> us
     let mut at = messages.len();
     let mut tokens = 0_u64;
     let mut count = 0_u64;
+    let mut bytes = 0_usize;
     while at > start {
         tokens = tokens.saturating_add(tokens_of_message(&messages[at - 1]));
         count += 1;
-        let fits = kept.tokens.is_none_or(|most| tokens <= most) && kept.messages.is_none_or(|most| count <= most);
+        bytes = bytes.saturating_add(size::of_message(&messages[at - 1]));
+        let fits = kept.tokens.is_none_or(|most| tokens <= most)
+            && kept.messages.is_none_or(|most| count <= most)
+            && kept.bytes.is_none_or(|most| bytes <= most);
         if !fits && at < messages.len() {
             break;
         }
@@ -66,6 +73,7 @@ mod tests {
         let kept = KeptPart {
             messages: Some(keep),
             tokens: None,
+            bytes: None,
         };
         cut(&messages, 0, kept)
     }
@@ -105,11 +113,20 @@ mod tests {
             Arc::new(Message::human("a")),
             Arc::new(Message::human("b".repeat(1_000))),
         ];
-        let kept = KeptPart {
+        let short = KeptPart {
             messages: None,
             tokens: Some(1),
+            bytes: None,
         };
-        assert_eq!(cut(&messages, 0, kept), 1);
+        let small = KeptPart {
+            messages: None,
+            tokens: None,
+            bytes: Some(1),
+        };
+        for kept in [short, small] {
+            assert_eq!(cut(&messages, 0, kept), 1);
+        }
+        let kept = small;
         assert_eq!(cut(&messages, 2, kept), 2);
         assert_eq!(cut(&[], 0, kept), 0);
     }

@@ -30,6 +30,7 @@ use tool::CompactConversation;
 
 mod cut;
 mod length;
+mod room;
 mod tool;
 mod wording;
 
@@ -44,8 +45,6 @@ const MAX_SUMMARY_TOKENS: u64 = 8_000;
 const LEAST_OUTPUT_TOKENS: u64 = 2_000;
 /// The number of times that a summary is tried again with half of the transcript, if that is too long for its model.
 const MAX_HALVINGS: u32 = 3;
-/// The part of the state that files with earlier messages may take: one of this many. The oldest are deleted first.
-const STATE_PARTS: usize = 4;
 /// The class of the failure of a model that wrote an empty summary.
 const NO_TEXT: &str = "SummarizationError";
 /// A compaction that would shorten the request by less than one of this many parts is not worth its summary.
@@ -72,15 +71,23 @@ pub enum CompactionCause {
     Length,
     /// The provider refused the request, because it is too long.
     Overflow,
+    /// The state of the thread becomes too large, see `[runtime] max_state_bytes`.
+    Size,
     /// The agent or a client has asked for it, with this number of messages to keep if it gives one.
     Request(Option<u64>),
 }
 
 impl CompactionCause {
+    /// Returns whether the conversation cannot go on without a compaction.
+    fn is_forced(self) -> bool {
+        matches!(self, Self::Overflow | Self::Size)
+    }
+
     fn word(self) -> &'static str {
         match self {
             Self::Length => "length",
             Self::Overflow => "overflow",
+            Self::Size => "size",
             Self::Request(_) => "request",
         }
     }
@@ -114,8 +121,12 @@ struct Conversation<'a> {
     state: &'a State,
     /// The messages of the state that are not compressed, or those that a client's command has given for the request.
     messages: &'a [Arc<Message>],
-    /// The number of messages before `messages`, which are compressed.
+    /// True if `messages` are those of the state.
+    is_of_state: bool,
+    /// The number of messages before `messages` that are in the state: the compressed ones.
     earlier: usize,
+    /// The number of messages before these, which have left the state.
+    left: usize,
     event: SummarizationEvent,
     view: Vec<Arc<Message>>,
 }
@@ -130,10 +141,17 @@ impl<'a> Conversation<'a> {
             scope,
             state,
             messages,
+            is_of_state,
             earlier: if is_of_state { state.messages.earlier_len() } else { 0 },
+            left: if is_of_state { state.messages.left_len() } else { 0 },
             event,
             view,
         }
+    }
+
+    /// Returns the number of messages before the index `end`, counted from the beginning of the thread.
+    fn count(&self, end: usize) -> usize {
+        self.left + self.earlier + end
     }
 
     /// Returns the summary, if the model reads one, and the messages from the first one after it up to `end`.
@@ -206,6 +224,16 @@ impl Summarization {
             .await
     }
 
+    /// Compacts the conversation of a state that is too large, so that its older part can leave it. Returns none if nothing
+    /// can leave.
+    ///
+    /// # Errors
+    /// As [`Summarization::compact`].
+    pub async fn make_room(&self, scope: &Scope, state: &State) -> Result<Option<Compaction>, Halt> {
+        let conversation = Conversation::new(state.messages.recent(), scope, state);
+        self.compact_for(&conversation, CompactionCause::Size).await
+    }
+
     /// Compacts a conversation and sends clients the news.
     async fn compact_for(
         &self,
@@ -224,13 +252,16 @@ impl Summarization {
         let end = cut(conversation.messages, start, kept);
         let long = match cause {
             CompactionCause::Overflow => long_messages(&conversation.messages[end.max(start)..], &conversation.event),
-            CompactionCause::Length | CompactionCause::Request(_) => vec![],
+            CompactionCause::Length | CompactionCause::Size | CompactionCause::Request(_) => vec![],
         };
         let has_older = is_worth_it(conversation, start, end, cause);
         if !has_older && long.is_empty() {
-            return Ok(None);
+            return Ok(match cause {
+                CompactionCause::Size => without_older(conversation, start),
+                CompactionCause::Length | CompactionCause::Overflow | CompactionCause::Request(_) => None,
+            });
         }
-        let count = conversation.earlier + conversation.messages.len();
+        let count = conversation.count(conversation.messages.len());
         let begun = json!({"messages": count, "to_summarize": end.saturating_sub(start)});
         send_news(scope, cause, "started", begun).await;
         let mut compaction = Compaction {
@@ -242,7 +273,7 @@ impl Summarization {
             let summary = match summary {
                 Ok(summary) => summary,
                 // The summary would fail in every later run as well, and the thread could not be used any more.
-                Err(Halt::Fail(failure)) if cause == CompactionCause::Overflow && is_lasting(&failure) => {
+                Err(Halt::Fail(failure)) if cause.is_forced() && is_lasting(&failure) => {
                     tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
                         "no summary could be written; the older part of the conversation is left out without one");
                     wording::without_summary(conversation.last_summary())
@@ -265,12 +296,14 @@ impl Summarization {
         let settings = KeptPart {
             messages: keep.messages,
             tokens: self.0.lengths.tokens_of(&keep),
+            bytes: Some(room::kept_bytes(conversation)),
         };
         match cause {
-            CompactionCause::Length | CompactionCause::Request(None) => settings,
+            CompactionCause::Length | CompactionCause::Size | CompactionCause::Request(None) => settings,
             CompactionCause::Request(Some(messages)) => KeptPart {
                 messages: Some(messages),
                 tokens: None,
+                bytes: None,
             },
             // The estimates were wrong, or the window is not known, so less is kept than usual.
             CompactionCause::Overflow => {
@@ -352,7 +385,7 @@ impl Summarization {
         range: std::ops::Range<usize>,
         summary: &str,
     ) {
-        let Conversation { scope, state, .. } = conversation;
+        let scope = conversation.scope;
         let older = &conversation.messages[range.clone()];
         let event = &mut compaction.event;
         let lane = lane_name(scope);
@@ -363,15 +396,15 @@ impl Summarization {
         if let Some(path) = &path {
             let text = wording::history_text(older, event.count, scope.sizes.file);
             let own = format!("{FOLDER}/session_{lane}_");
-            let is_main = scope.subagent.is_none();
-            compaction.files = room_for(state, &own, is_main, text.len(), scope.sizes.state / STATE_PARTS);
+            let kept = &conversation.messages[range.end..];
+            compaction.files = room::room_for(conversation, &own, text.len(), kept);
             let file = Arc::new(File::text(text, scope.now()));
             compaction.files.insert(path.clone(), Some(file));
         }
         // The model has to know what it works for, even if a long turn began before the cut.
         let request = conversation.last_request(range.end);
         let quoted = request.as_ref().map(|(message, _)| message.content.text());
-        let count = conversation.earlier + range.end;
+        let count = conversation.count(range.end);
         let text = wording::summary_text(summary, count, path.as_deref(), quoted.as_deref());
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message
@@ -394,6 +427,7 @@ impl Summarization {
             after.into_iter().any(|message| message.id.as_ref() == Some(id))
         };
         event.shortened.retain(|id, _| is_after(id));
+        room::leave(event, conversation, range.end, &compaction.files);
     }
 
     /// Shortens messages that are too long for the model, and puts their texts into files.
@@ -444,8 +478,13 @@ impl Middleware for Summarization {
             &conversation.view,
             conversation.event.created_after.as_deref(),
         );
-        if self.0.lengths.is_reached(length, length::requested_output(&request)) {
-            match self.compact_for(&conversation, CompactionCause::Length).await {
+        let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
+        let cause = match room::is_short(&conversation) {
+            true => Some(CompactionCause::Size),
+            false => is_reached.then_some(CompactionCause::Length),
+        };
+        if let Some(cause) = cause {
+            match self.compact_for(&conversation, cause).await {
                 Ok(compaction) => written = compaction,
                 // The request may still be short enough.
                 Err(Halt::Fail(failure)) => {
@@ -520,6 +559,19 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
     }
 }
 
+/// Returns the compaction of a conversation that has nothing to summarise, but older messages that can leave the state:
+/// those before the index `start`, for which there is a summary.
+fn without_older(conversation: &Conversation<'_>, start: usize) -> Option<Compaction> {
+    let mut event = next_event(conversation);
+    room::leave(&mut event, conversation, start, &BTreeMap::new());
+    let before = &conversation.event;
+    let has_left = event.left_until != before.left_until || event.media_left_until != before.media_left_until;
+    has_left.then(|| Compaction {
+        event,
+        files: BTreeMap::new(),
+    })
+}
+
 /// Returns whether a message is one of the user: reminders, reports and the like have the same role.
 fn is_of_user(message: &Message) -> bool {
     let marks = [wording::SOURCE_KEY, NOTIFICATION];
@@ -545,6 +597,7 @@ fn is_worth_it(conversation: &Conversation<'_>, start: usize, end: usize, cause:
     match cause {
         CompactionCause::Request(_) => count > 1,
         CompactionCause::Overflow => count > 0,
+        CompactionCause::Size => count > 0 && room::is_worth_it(conversation, &conversation.messages[start..end]),
         CompactionCause::Length if count < 2 => false,
         CompactionCause::Length => {
             let view = length::tokens_of_messages(&conversation.view);
@@ -560,29 +613,6 @@ fn long_messages<'a>(kept: &'a [Arc<Message>], event: &SummarizationEvent) -> Ve
     kept.iter()
         .filter(|message| is_text(message) && can_be_shortened(message) && !is_shortened(message))
         .collect()
-}
-
-/// Returns the deletions of files with earlier messages, so that `more` bytes fit into `most`: the oldest ones whose names
-/// begin with `own`. The main agent first deletes those that its subagents have left.
-fn room_for(state: &State, own: &str, is_main: bool, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
-    let all = format!("{FOLDER}/session_");
-    let start = if is_main { all.as_str() } else { own };
-    let mut files: Vec<(&String, &Arc<File>)> = state
-        .files
-        .range(start.to_owned()..)
-        .take_while(|(path, _)| path.starts_with(start))
-        .collect();
-    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
-    let mut sum = files.iter().map(|(_, file)| file.content.len()).sum::<usize>() + more;
-    let mut gone = BTreeMap::new();
-    for (path, file) in files {
-        if sum <= most {
-            break;
-        }
-        sum -= file.content.len();
-        gone.insert(path.clone(), None);
-    }
-    gone
 }
 
 /// Returns a name for the agent's own conversation on its thread.

@@ -1,0 +1,142 @@
+//! Room in the state of a thread: what leaves it, so that a conversation of any length fits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Conversation, FOLDER};
+use crate::definition::THREAD_FOLDERS;
+use crate::domain::message::Message;
+use crate::domain::message_list::size_of_media;
+use crate::domain::size;
+use crate::domain::state::{File, State};
+use crate::domain::summarization::{SummarizationEvent, long_message_path};
+
+/// The part of the state that files which the server has made may take: one of this many. The oldest are deleted first.
+const FILE_PARTS: usize = 4;
+/// The part of the state that must be unsummarised messages before the conversation is summarised for the sake of room.
+const UNSUMMARIZED_PARTS: usize = 4;
+/// The part of the state that the newest messages may take which are kept when others are summarised.
+const KEPT_PARTS: usize = 8;
+/// The part of the state that messages must take to be worth a summary for the sake of room.
+const WORTH_PARTS: usize = 16;
+
+/// The writes of files, by path; `None` deletes one.
+pub(super) type FileWrites = BTreeMap<String, Option<Arc<File>>>;
+
+/// Returns whether the conversation has to be summarised because of its size: the state is more than half full, and a
+/// large part of that is messages that no summary stands for.
+pub(super) fn is_short(conversation: &Conversation<'_>) -> bool {
+    let most = conversation.scope.sizes.state;
+    let start = conversation.event.cutoff(conversation.messages);
+    conversation.is_of_state
+        && size_of(&conversation.messages[start..]) >= most / UNSUMMARIZED_PARTS
+        && size::of_state(conversation.state) > most / 2
+}
+
+/// Returns whether messages are large enough to be summarised for the sake of room.
+pub(super) fn is_worth_it(conversation: &Conversation<'_>, messages: &[Arc<Message>]) -> bool {
+    let most = conversation.scope.sizes.state;
+    size_of(messages) >= most / WORTH_PARTS || size::of_state(conversation.state) > most
+}
+
+/// Returns the largest size of the newest messages that are kept, in bytes.
+pub(super) fn kept_bytes(conversation: &Conversation<'_>) -> usize {
+    conversation.scope.sizes.state / KEPT_PARTS
+}
+
+fn size_of(messages: &[Arc<Message>]) -> usize {
+    messages.iter().map(|message| size::of_message(message)).sum()
+}
+
+/// Says in the event of a compaction that writes `files` what leaves the state, if that would be more than half full: the
+/// oldest media, and if these are not enough, the oldest messages. Only messages before the index `end` leave, for which
+/// the summary stands. So much leaves that the next compactions have room.
+pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<'_>, end: usize, files: &FileWrites) {
+    let Conversation { scope, state, .. } = conversation;
+    let most = scope.sizes.state;
+    let size = (size::of_state(state) + size_of_written(files)).saturating_sub(size_of_replaced(files, state));
+    if !conversation.is_of_state || size <= most / 2 {
+        return;
+    }
+    let mut surplus = size - most / 8 * 3;
+    let all = state.messages.all();
+    let Some(summarized) = all.get(..conversation.earlier + end) else {
+        return;
+    };
+    for message in summarized {
+        if surplus == 0 {
+            return;
+        }
+        let media = size_of_media(message);
+        if media > 0 && message.id.is_some() {
+            surplus = surplus.saturating_sub(media);
+            event.media_left_until.clone_from(&message.id);
+        }
+    }
+    if surplus == 0 {
+        return;
+    }
+    // The state finds the end of the summary by its last message, and the open calls by the last answer.
+    let answer = all.iter().rposition(|message| message.is_ai()).unwrap_or(0);
+    let last = summarized.len().saturating_sub(1).min(answer);
+    let mut count = 0;
+    // Results stay with their call.
+    while count < last && (surplus > 0 || all[count].answers().is_some()) {
+        let text = size::of_message(&all[count]).saturating_sub(size_of_media(&all[count]));
+        surplus = surplus.saturating_sub(text);
+        count += 1;
+    }
+    if let Some(at) = all[..count].iter().rposition(|message| message.id.is_some()) {
+        event.left_until.clone_from(&all[at].id);
+        event.left_messages = state.messages.left_len() + at + 1;
+    }
+}
+
+fn size_of_written(files: &FileWrites) -> usize {
+    files.values().flatten().map(|file| file.content.len()).sum()
+}
+
+/// Returns the size of the files of a state that `files` deletes or replaces.
+fn size_of_replaced(files: &FileWrites, state: &State) -> usize {
+    let known = files.keys().filter_map(|path| state.files.get(path));
+    known.map(|file| file.content.len()).sum()
+}
+
+/// Returns the deletions of files that the server has made, so that `more` bytes fit into their part of the state: the oldest
+/// of those with earlier messages whose names begin with `own`. The main agent first deletes what is not about its own
+/// earlier messages: such files of its subagents, and long results and messages that are not among those which the model
+/// reads, `kept`.
+pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, kept: &[Arc<Message>]) -> FileWrites {
+    let Conversation { scope, state, .. } = conversation;
+    let is_main = scope.subagent.is_none();
+    let most = scope.sizes.state / FILE_PARTS;
+    let all = format!("{FOLDER}/session_");
+    let histories = in_folder(state, if is_main { all.as_str() } else { own });
+    let others = THREAD_FOLDERS.iter().filter(|folder| is_main && **folder != FOLDER);
+    let others = others.flat_map(|folder| in_folder(state, &format!("{folder}/")));
+    let mut files: Vec<(&String, &Arc<File>)> = histories.into_iter().chain(others).collect();
+    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
+    let mut sum = files.iter().map(|(_, file)| file.content.len()).sum::<usize>() + more;
+    let mut gone = FileWrites::new();
+    for (path, file) in files {
+        if sum <= most {
+            break;
+        }
+        if path.starts_with(&all) || !kept.iter().any(|message| is_about(path, message)) {
+            sum -= file.content.len();
+            gone.insert(path.clone(), None);
+        }
+    }
+    gone
+}
+
+fn in_folder<'s>(state: &'s State, start: &str) -> Vec<(&'s String, &'s Arc<File>)> {
+    let files = state.files.range(start.to_owned()..);
+    files.take_while(|(path, _)| path.starts_with(start)).collect()
+}
+
+/// Returns whether a file has the text of a message, which names it or is shown shortened.
+fn is_about(path: &str, message: &Message) -> bool {
+    let is_long = message.id.as_deref().is_some_and(|id| long_message_path(id) == path);
+    is_long || message.content.text().contains(path)
+}
