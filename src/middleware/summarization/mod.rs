@@ -394,7 +394,7 @@ impl Summarization {
             .has_files
             .then(|| format!("{FOLDER}/session_{lane}_{:04}.md", event.count));
         if let Some(path) = &path {
-            let text = wording::history_text(older, event.count, scope.sizes.file);
+            let text = wording::history_text(older, event.count, room::file_bytes(scope.sizes));
             let own = format!("{FOLDER}/session_{lane}_");
             let kept = &conversation.messages[range.end..];
             compaction.files = room::room_for(conversation, &own, text.len(), kept);

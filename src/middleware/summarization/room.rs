@@ -7,7 +7,7 @@ use super::{Conversation, FOLDER};
 use crate::definition::THREAD_FOLDERS;
 use crate::domain::message::Message;
 use crate::domain::message_list::size_of_media;
-use crate::domain::size;
+use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{File, State};
 use crate::domain::summarization::{SummarizationEvent, long_message_path};
 
@@ -42,6 +42,11 @@ pub(super) fn is_worth_it(conversation: &Conversation<'_>, messages: &[Arc<Messa
 /// Returns the largest size of the newest messages that are kept, in bytes.
 pub(super) fn kept_bytes(conversation: &Conversation<'_>) -> usize {
     conversation.scope.sizes.state / KEPT_PARTS
+}
+
+/// Returns the largest size of a file with earlier messages, in bytes.
+pub(super) fn file_bytes(sizes: SizeLimits) -> usize {
+    sizes.file.min(sizes.state / FILE_PARTS / 2)
 }
 
 fn size_of(messages: &[Arc<Message>]) -> usize {

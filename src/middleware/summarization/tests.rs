@@ -3,6 +3,8 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::domain::message::{Content, ToolCall, ToolStatus};
+use crate::domain::message_list::size_of_media;
+use crate::domain::size;
 use crate::domain::time::Timestamp;
 use crate::model::Model;
 use crate::model::scripted::Scripted;
@@ -47,6 +49,17 @@ async fn ask_about(
     messages: Vec<Arc<Message>>,
     refused: usize,
 ) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
+    ask_in(&Scope::sample(Timestamp(7)), policy, state, messages, refused).await
+}
+
+/// The same in a scope.
+async fn ask_in(
+    scope: &Scope,
+    policy: &Summarization,
+    state: &State,
+    messages: Vec<Arc<Message>>,
+    refused: usize,
+) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
     let seen = std::sync::Mutex::new(vec![]);
     let ask = |request: ModelRequest| {
         let texts: Vec<String> = request.messages.iter().map(|message| message.content.text()).collect();
@@ -61,11 +74,10 @@ async fn ask_about(
         };
         async move { answer }.boxed()
     };
-    let scope = Scope::sample(Timestamp(7));
     let next = NextModel {
         rest: &[],
         ask: &ask,
-        scope: &scope,
+        scope,
         state,
     };
     let request = ModelRequest {
@@ -125,6 +137,83 @@ async fn files_that_subagents_have_left_make_room_for_earlier_messages() {
     let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
     assert_eq!(deleted, ["/conversation_history/session_b_0001.md"]);
     assert_eq!(update.files.len(), 2, "and the new one");
+}
+
+/// Compacts the conversation of a state of at most `most` bytes, if it has to be. Returns the request, and the writes.
+async fn compacted_within(most: usize, state: &State) -> (Vec<String>, Update) {
+    let mut scope = Scope::sample(Timestamp(7));
+    scope.sizes.state = most;
+    let messages = state.messages.recent().to_vec();
+    let (mut seen, answer) = ask_in(&scope, &policy(json!({})), state, messages, 0).await;
+    (seen.remove(0), answer.expect("an answer").extra)
+}
+
+#[tokio::test]
+async fn the_oldest_media_leave_a_state_that_becomes_too_large() {
+    let mut messages = vec![Arc::new(Message::human("look").with_id("h0"))];
+    for number in 0..20 {
+        let call = ToolCall::new(format!("c{number}"), "look", Map::new());
+        let image = json!({"type": "image", "base64": "A".repeat(4_000), "mime_type": "image/png"});
+        let result = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![image]));
+        messages.push(Arc::new(Message::calling([call]).with_id(format!("a{number}"))));
+        messages.push(Arc::new(result.with_id(format!("r{number}"))));
+    }
+    let mut state = state_of(messages);
+    let (_, update) = compacted_within(180_000, &state).await;
+    assert_eq!(update, Update::none(), "it is not half full");
+    let (seen, update) = compacted_within(120_000, &state).await;
+    assert_eq!(seen.len(), 7, "the summary and the newest messages");
+    state.apply(&update);
+    assert!(size::of_state(&state) <= 60_000);
+    assert_eq!(state.messages.len(), 41, "the texts stay");
+    let all = state.messages.all();
+    let with_media = all.iter().filter(|message| size_of_media(message) > 0);
+    let with_media: Vec<&str> = with_media.filter_map(|message| message.id.as_deref()).collect();
+    assert!((3..12).contains(&with_media.len()), "{with_media:?}");
+    assert!(with_media.ends_with(&["r17", "r18", "r19"]));
+    assert!(update.fields[STATUS].get("left_messages").is_none());
+}
+
+#[tokio::test]
+async fn the_oldest_messages_leave_a_state_that_has_no_room_for_their_texts() {
+    let text = "word ".repeat(200);
+    let mut state = state_of(conversation(100, &text));
+    for (turns, summarized) in [(100, 194), (200, 394)] {
+        let known = state.messages.left_len() + state.messages.len();
+        state
+            .messages
+            .extend(conversation(turns, &text).into_iter().skip(known));
+        let (seen, update) = compacted_within(200_000, &state).await;
+        assert_eq!(seen.len(), 7);
+        assert!(seen[0].contains(&format!("first {summarized} messages")), "{}", seen[0]);
+        state.apply(&update);
+        let left = state.messages.left_len();
+        assert!(left > summarized / 2, "{left}");
+        assert_eq!(left + state.messages.len(), 2 * turns);
+        assert_eq!(update.fields[STATUS]["left_messages"], left);
+        assert_eq!(update.fields[STATUS]["summarized_messages"], summarized);
+        assert!(size::of_state(&state) <= 100_000);
+        assert!(state.messages.all()[0].answers().is_none());
+    }
+}
+
+#[tokio::test]
+async fn long_results_that_the_model_does_not_read_any_more_make_room() {
+    let mut state = state_of(conversation(3, ""));
+    for (name, time) in [("a", 1), ("b", 2), ("c", 3)] {
+        let file = File::text("x".repeat(3_900_000), Timestamp(time));
+        state
+            .files
+            .insert(format!("/large_tool_results/{name}"), Arc::new(file));
+    }
+    let kept = Message::human("see /large_tool_results/a").with_id("kept");
+    state.messages.push(Arc::new(kept));
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (_, answer) = ask(&policy(settings), &state, 0).await;
+    let update = answer.expect("an answer").extra;
+    let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+    let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+    assert_eq!(deleted, ["/large_tool_results/b"]);
 }
 
 #[tokio::test]
