@@ -62,10 +62,23 @@ pub struct SummarizationEvent {
     /// The number of messages that have left the state.
     #[serde(skip_serializing_if = "is_default")]
     pub left_messages: usize,
+    /// The last request of the user among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_request: Option<UserRequest>,
     /// The number of compactions on this lane.
     pub count: u64,
     /// The time, ISO 8601.
     pub created_at: String,
+}
+
+/// A request of the user for which the agent works.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UserRequest {
+    /// The text.
+    pub text: String,
+    /// The number of answers of the model since then.
+    pub answers: usize,
 }
 
 impl SummarizationEvent {

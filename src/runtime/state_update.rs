@@ -281,6 +281,10 @@ impl History {
             let entry = apply_as(&mut machine, plan, &last, update);
             steps.push((entry, machine.position.clone()));
         }
+        if size::of_state(&machine.state) > sizes.state {
+            let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
+            return Err(Invalid::new("supersteps", reason).into());
+        }
         let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;
         Ok(Self { steps, is_done })
     }

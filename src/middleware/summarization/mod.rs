@@ -20,7 +20,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
 use crate::domain::state::{File, State, Update};
 use crate::domain::summarization::{
-    EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened, long_message_path,
+    EVENT, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, UserRequest, can_be_shortened, long_message_path,
 };
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
@@ -167,22 +167,19 @@ impl<'a> Conversation<'a> {
         self.view.first().filter(|_| cutoff > 0)
     }
 
-    /// Returns the last message of the user before `end`, and the number of answers between the two; none if there is a
-    /// later message of the user.
-    fn last_request(&self, end: usize) -> Option<(Arc<Message>, usize)> {
-        fn newest(messages: &[Arc<Message>]) -> Option<(Arc<Message>, usize)> {
-            let at = messages.iter().rposition(|message| is_of_user(message))?;
-            let answers = messages[at..].iter().filter(|message| message.is_ai()).count();
-            Some((Arc::clone(&messages[at]), answers))
-        }
+    /// Returns the last request of the user before `end`, with the answers between the two; none if there is a later one.
+    fn last_request(&self, end: usize) -> Option<UserRequest> {
         let (older, later) = self.messages.split_at_checked(end)?;
         if later.iter().any(|message| is_of_user(message)) {
             return None;
         }
         // It may be in the part before, which has a summary already.
-        newest(older).or_else(|| match self.earlier {
+        newest_request(older, None).or_else(|| match self.earlier + self.left {
             0 => None,
-            earlier => newest(self.state.messages.all().get(..earlier + end)?),
+            _ => {
+                let left = self.event.left_request.as_ref();
+                newest_request(self.state.messages.all().get(..self.earlier + end)?, left)
+            }
         })
     }
 }
@@ -403,17 +400,17 @@ impl Summarization {
         }
         // The model has to know what it works for, even if a long turn began before the cut.
         let request = conversation.last_request(range.end);
-        let quoted = request.as_ref().map(|(message, _)| message.content.text());
+        let quoted = request.as_ref().map(|request| request.text.as_str());
         let count = conversation.count(range.end);
-        let text = wording::summary_text(summary, count, path.as_deref(), quoted.as_deref());
+        let text = wording::summary_text(summary, count, path.as_deref(), quoted);
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message
             .additional_kwargs
             .insert(wording::SOURCE_KEY.to_owned(), json!(wording::SOURCE));
-        if let Some((_, answers)) = request {
+        if let Some(request) = &request {
             message
                 .additional_kwargs
-                .insert(SUMMARIZED_ANSWERS.to_owned(), json!(answers));
+                .insert(SUMMARIZED_ANSWERS.to_owned(), json!(request.answers));
         }
         if let Some(path) = &path {
             message.additional_kwargs.insert("file_path".to_owned(), json!(path));
@@ -576,6 +573,23 @@ fn without_older(conversation: &Conversation<'_>, start: usize) -> Option<Compac
 fn is_of_user(message: &Message) -> bool {
     let marks = [wording::SOURCE_KEY, NOTIFICATION];
     message.is_human() && !marks.iter().any(|mark| message.additional_kwargs.contains_key(*mark))
+}
+
+/// Returns the last request of the user in these messages, or `earlier`, which was before them, with the answers since then.
+fn newest_request(messages: &[Arc<Message>], earlier: Option<&UserRequest>) -> Option<UserRequest> {
+    let at = messages.iter().rposition(|message| is_of_user(message));
+    let since = messages[at.unwrap_or(0)..].iter();
+    let answers = since.filter(|message| message.is_ai()).count();
+    match at {
+        Some(at) => Some(UserRequest {
+            text: messages[at].content.text(),
+            answers,
+        }),
+        None => earlier.map(|earlier| UserRequest {
+            text: earlier.text.clone(),
+            answers: earlier.answers + answers,
+        }),
+    }
 }
 
 /// Returns whether an event is about the messages of a state. A client's command may have given other messages for the

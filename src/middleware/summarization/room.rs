@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Conversation, FOLDER};
+use super::{Conversation, FOLDER, newest_request};
 use crate::definition::THREAD_FOLDERS;
 use crate::domain::message::Message;
 use crate::domain::message_list::size_of_media;
@@ -94,6 +94,7 @@ pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<
     if let Some(at) = all[..count].iter().rposition(|message| message.id.is_some()) {
         event.left_until.clone_from(&all[at].id);
         event.left_messages = state.messages.left_len() + at + 1;
+        event.left_request = newest_request(&all[..=at], event.left_request.as_ref());
     }
 }
 

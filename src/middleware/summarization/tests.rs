@@ -486,6 +486,31 @@ async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_
 }
 
 #[tokio::test]
+async fn the_request_of_the_user_is_repeated_after_it_has_left_the_state() {
+    let looked = |numbers| {
+        calls(numbers).into_iter().map(|message| {
+            if message.answers().is_none() {
+                return message;
+            }
+            Arc::new(Message {
+                content: "x".repeat(1_000).into(),
+                ..Message::clone(&message)
+            })
+        })
+    };
+    let mut state = state_of(vec![Arc::new(Message::human("the task").with_id("h0"))]);
+    for (numbers, answers) in [(0..150, 147), (150..300, 297)] {
+        state.messages.extend(looked(numbers));
+        let (seen, update) = compacted_within(200_000, &state).await;
+        assert!(seen[0].contains("word for word:\nthe task"), "{}", seen[0]);
+        let summary = &update.fields[EVENT]["summary_message"];
+        assert_eq!(summary["additional_kwargs"][SUMMARIZED_ANSWERS], answers);
+        state.apply(&update);
+        assert!(state.messages.has_left("h0"));
+    }
+}
+
+#[tokio::test]
 async fn messages_that_are_compressed_do_not_count_in_a_request_with_other_messages() {
     let settings = json!({"trigger": {"messages": 200}, "keep": {"messages": 10}});
     let state = summarized(&settings).await;
