@@ -19,6 +19,8 @@ const UNSUMMARIZED_PARTS: usize = 4;
 const KEPT_PARTS: usize = 8;
 /// The part of the state that messages must take to be worth a summary for the sake of room.
 const WORTH_PARTS: usize = 16;
+/// The part of the state that remains in use when messages leave it, so that the next compactions have room.
+const LEFT_PARTS: usize = 4;
 
 /// The writes of files, by path; `None` deletes one.
 pub(super) type FileWrites = BTreeMap<String, Option<Arc<File>>>;
@@ -55,15 +57,18 @@ fn size_of(messages: &[Arc<Message>]) -> usize {
 
 /// Says in the event of a compaction that writes `files` what leaves the state, if that would be more than half full: the
 /// oldest media, and if these are not enough, the oldest messages. Only messages before the index `end` leave, for which
-/// the summary stands. So much leaves that the next compactions have room.
+/// the summary stands.
 pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<'_>, end: usize, files: &FileWrites) {
     let Conversation { scope, state, .. } = conversation;
     let most = scope.sizes.state;
     let size = (size::of_state(state) + size_of_written(files)).saturating_sub(size_of_replaced(files, state));
-    if !conversation.is_of_state || size <= most / 2 {
+    // Messages cannot make up for large files.
+    let others = size.saturating_sub(state.messages.size());
+    let bound = (most / 2).max(others + most / KEPT_PARTS);
+    if !conversation.is_of_state || size <= bound {
         return;
     }
-    let mut surplus = size - most / 8 * 3;
+    let mut surplus = size.saturating_sub((most / LEFT_PARTS).max(others + most / WORTH_PARTS));
     let all = state.messages.all();
     let Some(summarized) = all.get(..conversation.earlier + end) else {
         return;
