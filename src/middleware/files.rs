@@ -191,6 +191,11 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(String, String)> {
     if text.len() <= max_chars || text.chars().count() <= max_chars {
         return None;
     }
+    Some((result_path(call), text))
+}
+
+/// Returns the path of the file with the long result of a call. If the id is used again, a number follows.
+pub(super) fn result_path(call: &str) -> String {
     let safe = |letter: char| {
         if letter.is_ascii_alphanumeric() || "-_".contains(letter) {
             letter
@@ -200,7 +205,7 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(String, String)> {
     };
     let name: String = call.chars().map(safe).collect();
     let name = if name.is_empty() { "result".to_owned() } else { name };
-    Some((format!("{FOLDER}/{name}"), text))
+    format!("{FOLDER}/{name}")
 }
 
 /// Returns `message` with a notice instead of its `text`. Blocks that are not text stay.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::length::tokens_of_message;
 use crate::domain::message::Message;
-use crate::domain::size;
 
 /// The newest part of a conversation that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +17,14 @@ pub(super) struct KeptPart {
 }
 
 /// Returns the index of the first message that is kept, at least `start`. The last message is always kept. A call is
-/// never separated from its result, and the last answer is kept if one of its calls has no result yet.
-pub(super) fn cut(messages: &[Arc<Message>], start: usize, kept: KeptPart) -> usize {
+/// never separated from its result, and the last answer is kept if one of its calls has no result yet. `size_of` returns the
+/// size of a message, in bytes.
+pub(super) fn cut(
+    messages: &[Arc<Message>],
+    start: usize,
+    kept: KeptPart,
+    size_of: impl Fn(&Message) -> usize,
+) -> usize {
     let mut at = messages.len();
     let mut tokens = 0_u64;
     let mut count = 0_u64;
@@ -27,7 +32,7 @@ pub(super) fn cut(messages: &[Arc<Message>], start: usize, kept: KeptPart) -> us
     while at > start {
         tokens = tokens.saturating_add(tokens_of_message(&messages[at - 1]));
         count += 1;
-        bytes = bytes.saturating_add(size::of_message(&messages[at - 1]));
+        bytes = bytes.saturating_add(size_of(&messages[at - 1]));
         let fits = kept.tokens.is_none_or(|most| tokens <= most)
             && kept.messages.is_none_or(|most| count <= most)
             && kept.bytes.is_none_or(|most| bytes <= most);
@@ -59,6 +64,7 @@ mod tests {
 
     use super::*;
     use crate::domain::message::{ToolCall, ToolStatus};
+    use crate::domain::size;
 
     fn calls(ids: &[&str]) -> Vec<ToolCall> {
         ids.iter().map(|id| ToolCall::new(*id, "look", Map::new())).collect()
@@ -75,7 +81,7 @@ mod tests {
             tokens: None,
             bytes: None,
         };
-        cut(&messages, 0, kept)
+        cut(&messages, 0, kept, size::of_message)
     }
 
     #[test]
@@ -124,10 +130,10 @@ mod tests {
             bytes: Some(1),
         };
         for kept in [short, small] {
-            assert_eq!(cut(&messages, 0, kept), 1);
+            assert_eq!(cut(&messages, 0, kept, size::of_message), 1);
         }
         let kept = small;
-        assert_eq!(cut(&messages, 2, kept), 2);
-        assert_eq!(cut(&[], 0, kept), 0);
+        assert_eq!(cut(&messages, 2, kept, size::of_message), 2);
+        assert_eq!(cut(&[], 0, kept, size::of_message), 0);
     }
 }

@@ -246,7 +246,9 @@ impl Summarization {
         }
         let kept = self.kept_part(conversation, cause);
         let start = conversation.event.cutoff(conversation.messages);
-        let end = cut(conversation.messages, start, kept);
+        let end = cut(conversation.messages, start, kept, |message| {
+            room::weight(conversation.state, message)
+        });
         let long = match cause {
             CompactionCause::Overflow => long_messages(&conversation.messages[end.max(start)..], &conversation.event),
             CompactionCause::Length | CompactionCause::Size | CompactionCause::Request(_) => vec![],
@@ -319,7 +321,9 @@ impl Summarization {
         let most = self.0.max_argument_chars;
         let start = conversation.event.cutoff(conversation.messages);
         let kept = self.kept_part(conversation, CompactionCause::Length);
-        let end = cut(conversation.messages, start, kept);
+        let end = cut(conversation.messages, start, kept, |message| {
+            room::weight(conversation.state, message)
+        });
         let last = conversation.messages.get(end.checked_sub(1)?)?;
         if most == 0 || end <= start {
             return None;
@@ -393,8 +397,7 @@ impl Summarization {
         if let Some(path) = &path {
             let text = wording::history_text(older, event.count, room::file_bytes(scope.sizes));
             let own = format!("{FOLDER}/session_{lane}_");
-            let kept = &conversation.messages[range.end..];
-            compaction.files = room::room_for(conversation, &own, text.len(), kept);
+            compaction.files = room::room_for(conversation, &own, text.len(), range.clone());
             let file = Arc::new(File::text(text, scope.now()));
             compaction.files.insert(path.clone(), Some(file));
         }

@@ -1,8 +1,10 @@
 //! Room in the state of a thread: what leaves it, so that a conversation of any length fits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::super::files::result_path;
 use super::{Conversation, FOLDER, newest_request};
 use crate::definition::THREAD_FOLDERS;
 use crate::domain::message::Message;
@@ -30,15 +32,16 @@ pub(super) type FileWrites = BTreeMap<String, Option<Arc<File>>>;
 pub(super) fn is_short(conversation: &Conversation<'_>) -> bool {
     let most = conversation.scope.sizes.state;
     let start = conversation.event.cutoff(conversation.messages);
-    conversation.is_of_state
-        && size_of(&conversation.messages[start..]) >= most / UNSUMMARIZED_PARTS
-        && size::of_state(conversation.state) > most / 2
+    // The first condition is the cheapest one that is rarely met.
+    size::of_state(conversation.state) > most / 2
+        && conversation.is_of_state
+        && weight_of(conversation, &conversation.messages[start..]) >= most / UNSUMMARIZED_PARTS
 }
 
 /// Returns whether messages are large enough to be summarised for the sake of room.
 pub(super) fn is_worth_it(conversation: &Conversation<'_>, messages: &[Arc<Message>]) -> bool {
     let most = conversation.scope.sizes.state;
-    size_of(messages) >= most / WORTH_PARTS || size::of_state(conversation.state) > most
+    weight_of(conversation, messages) >= most / WORTH_PARTS || size::of_state(conversation.state) > most
 }
 
 /// Returns the largest size of the newest messages that are kept, in bytes.
@@ -51,8 +54,29 @@ pub(super) fn file_bytes(sizes: SizeLimits) -> usize {
     sizes.file.min(sizes.state / FILE_PARTS / 2)
 }
 
-fn size_of(messages: &[Arc<Message>]) -> usize {
-    messages.iter().map(|message| size::of_message(message)).sum()
+fn weight_of(conversation: &Conversation<'_>, messages: &[Arc<Message>]) -> usize {
+    let messages = messages.iter();
+    messages.map(|message| weight(conversation.state, message)).sum()
+}
+
+/// Returns what a message takes of a state, in bytes: its own size, and that of the file with its text if it is a long
+/// result.
+pub(super) fn weight(state: &State, message: &Message) -> usize {
+    let files = result_files(state, message).into_iter();
+    size::of_message(message) + files.map(|(_, file)| file.content.len()).sum::<usize>()
+}
+
+/// Returns the files with the text of a long result.
+fn result_files<'s>(state: &'s State, message: &Message) -> Vec<(&'s String, &'s Arc<File>)> {
+    let Some(call) = message.answers() else {
+        return vec![];
+    };
+    let mut files = in_folder(state, &result_path(call));
+    if !files.is_empty() {
+        let notice = message.content.text();
+        files.retain(|(path, _)| notice.contains(path.as_str()));
+    }
+    files
 }
 
 /// Says in the event of a compaction that writes `files` what leaves the state, if that would be more than half full: the
@@ -113,27 +137,40 @@ fn size_of_replaced(files: &FileWrites, state: &State) -> usize {
     known.map(|file| file.content.len()).sum()
 }
 
-/// Returns the deletions of files that the server has made, so that `more` bytes fit into their part of the state: the oldest
-/// of those with earlier messages whose names begin with `own`. The main agent first deletes what is not about its own
-/// earlier messages: such files of its subagents, and long results and messages that are not among those which the model
-/// reads, `kept`.
-pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, kept: &[Arc<Message>]) -> FileWrites {
+/// Returns the deletions of files that the server has made, so that `more` bytes fit into their part of the state when the
+/// messages in `range` are summarised. The oldest are deleted first: an agent deletes the files with its own earlier
+/// messages, whose names begin with `own`, and before those the files of results that it does not read any more. The main
+/// agent also deletes what its subagents have left.
+pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, range: Range<usize>) -> FileWrites {
     let Conversation { scope, state, .. } = conversation;
     let is_main = scope.subagent.is_none();
     let most = scope.sizes.state / FILE_PARTS;
     let all = format!("{FOLDER}/session_");
     let histories = in_folder(state, if is_main { all.as_str() } else { own });
-    let others = THREAD_FOLDERS.iter().filter(|folder| is_main && **folder != FOLDER);
+    let others = THREAD_FOLDERS.iter().filter(|folder| **folder != FOLDER);
     let others = others.flat_map(|folder| in_folder(state, &format!("{folder}/")));
     let mut files: Vec<(&String, &Arc<File>)> = histories.into_iter().chain(others).collect();
-    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
     let mut sum = files.iter().map(|(_, file)| file.content.len()).sum::<usize>() + more;
+    if sum <= most {
+        return FileWrites::new();
+    }
+    let kept = &conversation.messages[range.end..];
+    let older = conversation.messages[range].iter();
+    let results: BTreeSet<&String> = older
+        .flat_map(|message| result_files(state, message))
+        .map(|(path, _)| path)
+        .collect();
+    let can_go = |path: &String| {
+        let is_done = is_main || results.contains(path);
+        path.starts_with(&all) || is_done && !kept.iter().any(|message| is_about(path, message))
+    };
+    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
     let mut gone = FileWrites::new();
     for (path, file) in files {
         if sum <= most {
             break;
         }
-        if path.starts_with(&all) || !kept.iter().any(|message| is_about(path, message)) {
+        if can_go(path) {
             sum -= file.content.len();
             gone.insert(path.clone(), None);
         }

@@ -198,6 +198,27 @@ async fn the_oldest_messages_leave_a_state_that_has_no_room_for_their_texts() {
 }
 
 #[tokio::test]
+async fn a_conversation_with_many_long_results_is_summarised_before_their_files_fill_the_state() {
+    let mut state = state_of(vec![Arc::new(Message::human("look").with_id("h0"))]);
+    for number in 0..3 {
+        let path = format!("/large_tool_results/c{number}");
+        let call = ToolCall::new(format!("c{number}"), "look", Map::new());
+        let notice = Message::tool(&call, ToolStatus::Success, format!("All of it is in the file {path}."));
+        state
+            .messages
+            .push(Arc::new(Message::calling([call]).with_id(format!("a{number}"))));
+        state.messages.push(Arc::new(notice.with_id(format!("r{number}"))));
+        let file = File::text("x".repeat(40_000), Timestamp(number));
+        state.files.insert(path, Arc::new(file));
+    }
+    let (seen, update) = compacted_within(200_000, &state).await;
+    assert_eq!(seen.len(), 3, "the summary and the last result with its call");
+    let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+    let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+    assert_eq!(deleted, ["/large_tool_results/c0", "/large_tool_results/c1"]);
+}
+
+#[tokio::test]
 async fn long_results_that_the_model_does_not_read_any_more_make_room() {
     let mut state = state_of(conversation(3, ""));
     for (name, time) in [("a", 1), ("b", 2), ("c", 3)] {
