@@ -75,7 +75,7 @@ pub struct SummarizationEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UserRequest {
-    /// The text.
+    /// The text, without its middle if it is long.
     pub text: String,
     /// The number of answers of the model since then.
     pub answers: usize,

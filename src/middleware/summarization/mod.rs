@@ -585,7 +585,7 @@ fn newest_request(messages: &[Arc<Message>], earlier: Option<&UserRequest>) -> O
     let answers = since.filter(|message| message.is_ai()).count();
     match at {
         Some(at) => Some(UserRequest {
-            text: messages[at].content.text(),
+            text: wording::repeated(&messages[at]),
             answers,
         }),
         None => earlier.map(|earlier| UserRequest {
