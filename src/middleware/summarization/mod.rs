@@ -457,7 +457,8 @@ impl Middleware for Summarization {
     fn contribution(&self) -> Contribution {
         let schema = json!({"title": "Summarization", "type": "object", "properties": {
             "summarized_messages": {"type": "integer"}, "count": {"type": "integer"},
-            "file_path": {"type": ["string", "null"]}, "created_at": {"type": "string"}}});
+            "file_path": {"type": ["string", "null"]}, "created_at": {"type": "string"},
+            "left_messages": {"type": "integer"}}});
         let tool = self.0.has_tool.then(|| CompactConversation::shared(self.clone()));
         Contribution {
             tools: tool.into_iter().collect(),
@@ -555,6 +556,8 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
         count: conversation.event.count + 1,
         created_after: conversation.messages.last().and_then(|message| message.id.clone()),
         created_at: conversation.scope.now().to_string(),
+        // The event may be of a server of the former release, which does not write the number.
+        left_messages: conversation.event.left_messages.max(conversation.left),
         ..conversation.event.clone()
     }
 }
