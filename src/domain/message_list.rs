@@ -211,6 +211,7 @@ impl MessageList {
                 is_changed |= without_media(&mut self.recent[..=at]);
                 self.earlier.len()
             }
+            None if !self.earlier.iter().any(|part| part.has_media) => return false,
             None => {
                 let Some(mut found) = self.part_with(last) else {
                     return false;
@@ -273,6 +274,12 @@ impl MessageList {
         self.earlier.extend(rest.into_iter().chain(later));
         self.forget(&parts, &found.messages[..=found.at]);
         true
+    }
+
+    /// Counts at least this many messages as having left the state: a state that was stored without its history does not
+    /// know them.
+    pub fn count_left(&mut self, least: usize) {
+        self.left_len = self.left_len.max(least);
     }
 
     /// Counts messages that have left the state: those of whole parts, and single ones.

@@ -384,6 +384,8 @@ impl State {
         let has_left_media = media.is_some_and(|until| self.messages.leave_media(until));
         let messages = event.left_until.as_deref();
         let has_left = messages.is_some_and(|until| self.messages.leave(until, last_summarized));
+        // The history of the thread may have been deleted, and the messages with it.
+        self.messages.count_left(event.left_messages);
         has_left_media || has_left
     }
 

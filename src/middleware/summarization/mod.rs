@@ -127,14 +127,24 @@ struct Conversation<'a> {
     earlier: usize,
     /// The number of messages before these, which have left the state.
     left: usize,
+    /// The last request of the user among these.
+    left_request: Option<UserRequest>,
     event: SummarizationEvent,
     view: Vec<Arc<Message>>,
 }
 
 impl<'a> Conversation<'a> {
     fn new(messages: &'a [Arc<Message>], scope: &'a Scope, state: &'a State) -> Self {
-        let event = SummarizationEvent::of(state).unwrap_or_default();
+        let mut event = SummarizationEvent::of(state).unwrap_or_default();
         let view = event.view(messages);
+        // What the event names has left. The number may be another one: a client may have removed all messages since, and a
+        // server of the former release does not write it.
+        event.media_left_until = None;
+        event.left_until = None;
+        event.left_messages = state.messages.left_len();
+        if event.left_messages == 0 {
+            event.left_request = None;
+        }
         let id_of_first = |messages: &[Arc<Message>]| messages.first().and_then(|message| message.id.clone());
         let is_of_state = id_of_first(messages) == id_of_first(state.messages.recent());
         Self {
@@ -144,6 +154,7 @@ impl<'a> Conversation<'a> {
             is_of_state,
             earlier: if is_of_state { state.messages.earlier_len() } else { 0 },
             left: if is_of_state { state.messages.left_len() } else { 0 },
+            left_request: event.left_request.clone(),
             event,
             view,
         }
@@ -177,8 +188,8 @@ impl<'a> Conversation<'a> {
         newest_request(older, None).or_else(|| match self.earlier + self.left {
             0 => None,
             _ => {
-                let left = self.event.left_request.as_ref();
-                newest_request(self.state.messages.all().get(..self.earlier + end)?, left)
+                let all = self.state.messages.all();
+                newest_request(all.get(..self.earlier + end)?, self.left_request.as_ref())
             }
         })
     }
@@ -480,17 +491,23 @@ impl Middleware for Summarization {
             conversation.event.created_after.as_deref(),
         );
         let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
-        let cause = match room::is_short(&conversation) {
-            true => Some(CompactionCause::Size),
-            false => is_reached.then_some(CompactionCause::Length),
-        };
-        if let Some(cause) = cause {
+        let is_short = room::is_short(&conversation).then_some(CompactionCause::Size);
+        let causes = is_short
+            .into_iter()
+            .chain(is_reached.then_some(CompactionCause::Length));
+        for cause in causes {
             match self.compact_for(&conversation, cause).await {
-                Ok(compaction) => written = compaction,
+                // What is too little to make room may be much of what the model can read.
+                Ok(None) => {}
+                Ok(Some(compaction)) => {
+                    written = Some(compaction);
+                    break;
+                }
                 // The request may still be short enough.
                 Err(Halt::Fail(failure)) => {
                     tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
                         "the conversation could not be summarised");
+                    break;
                 }
                 Err(halt) => return Err(halt),
             }
@@ -556,8 +573,6 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
         count: conversation.event.count + 1,
         created_after: conversation.messages.last().and_then(|message| message.id.clone()),
         created_at: conversation.scope.now().to_string(),
-        // The event may be of a server of the former release, which does not write the number.
-        left_messages: conversation.event.left_messages.max(conversation.left),
         ..conversation.event.clone()
     }
 }

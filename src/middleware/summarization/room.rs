@@ -114,16 +114,19 @@ pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<
     let answer = all.iter().rposition(|message| message.is_ai()).unwrap_or(0);
     let last = summarized.len().saturating_sub(1).min(answer);
     let mut count = 0;
-    // Results stay with their call.
     while count < last && (surplus > 0 || all[count].answers().is_some()) {
         let text = size::of_message(&all[count]).saturating_sub(size_of_media(&all[count]));
         surplus = surplus.saturating_sub(text);
         count += 1;
     }
+    // A call stays with its last result.
+    while count > 0 && all[count].answers().is_some() {
+        count -= 1;
+    }
     if let Some(at) = all[..count].iter().rposition(|message| message.id.is_some()) {
         event.left_until.clone_from(&all[at].id);
         event.left_messages = state.messages.left_len() + at + 1;
-        event.left_request = newest_request(&all[..=at], event.left_request.as_ref());
+        event.left_request = newest_request(&all[..=at], conversation.left_request.as_ref());
     }
 }
 

@@ -2,7 +2,7 @@ use futures::FutureExt;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::domain::message::{Content, ToolCall, ToolStatus};
+use crate::domain::message::{Content, REMOVE_ALL, ToolCall, ToolStatus};
 use crate::domain::message_list::size_of_media;
 use crate::domain::size;
 use crate::domain::time::Timestamp;
@@ -195,6 +195,57 @@ async fn the_oldest_messages_leave_a_state_that_has_no_room_for_their_texts() {
         assert!(size::of_state(&state) <= 100_000);
         assert!(state.messages.all()[0].answers().is_none());
     }
+}
+
+#[tokio::test]
+async fn a_call_leaves_the_state_only_with_its_results() {
+    let looked = calls(0..2).into_iter().map(|message| match message.answers() {
+        None => message,
+        Some(_) => Arc::new(Message {
+            content: "x".repeat(60_000).into(),
+            ..Message::clone(&message)
+        }),
+    });
+    let mut state = state_of(vec![Arc::new(Message::human("look").with_id("h0"))]);
+    state.messages.extend(looked);
+    let (_, update) = compacted_within(200_000, &state).await;
+    state.apply(&update);
+    assert!(state.messages.has_left("h0"));
+    assert_eq!(state.messages.recent()[0].id.as_deref(), Some("a0"));
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_is_summarised_even_if_that_makes_little_room() {
+    let image = json!({"type": "image", "base64": "A".repeat(600_000), "mime_type": "image/png"});
+    let last = Message {
+        content: Content::Blocks(vec![image]),
+        ..Message::human("").with_id("last")
+    };
+    let mut state = state_of(conversation(3, &"word ".repeat(1_000)));
+    state.messages.push(Arc::new(last));
+    let mut scope = Scope::sample(Timestamp(7));
+    scope.sizes.state = 1_000_000;
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 1}});
+    let messages = state.messages.recent().to_vec();
+    let (seen, _) = ask_in(&scope, &policy(settings), &state, messages, 0).await;
+    assert_eq!(seen[0].len(), 2, "the summary and the image");
+}
+
+#[tokio::test]
+async fn messages_that_a_client_has_removed_do_not_count_as_left() {
+    let text = "word ".repeat(200);
+    let mut state = state_of(conversation(100, &text));
+    let (_, update) = compacted_within(200_000, &state).await;
+    state.apply(&update);
+    assert!(state.messages.left_len() > 0);
+    let removal = Message::new(Role::Remove, "").with_id(REMOVE_ALL);
+    state.apply(&Update::messages([removal]));
+    state.messages.extend(conversation(4, ""));
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (_, answer) = ask(&policy(settings), &state, 0).await;
+    let update = answer.expect("an answer").extra;
+    assert_eq!(update.fields[STATUS]["summarized_messages"], 6);
+    assert!(update.fields[STATUS].get("left_messages").is_none());
 }
 
 #[tokio::test]
