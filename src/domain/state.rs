@@ -458,6 +458,11 @@ impl State {
         fields
     }
 
+    /// Returns whether the state is that of a fork, which began with the messages of its caller.
+    pub fn is_fork(&self) -> bool {
+        self.fields.contains_key(FORKED)
+    }
+
     /// Returns the update that creates this state from an empty one.
     pub fn as_update(&self) -> Update {
         Update {

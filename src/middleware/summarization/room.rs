@@ -74,7 +74,7 @@ fn result_files<'s>(state: &'s State, message: &Message) -> Vec<(&'s String, &'s
     let mut files = in_folder(state, &result_path(call));
     if !files.is_empty() {
         let notice = message.content.text();
-        files.retain(|(path, _)| notice.contains(path.as_str()));
+        files.retain(|(path, _)| names(&notice, path));
     }
     files
 }
@@ -143,7 +143,7 @@ fn size_of_replaced(files: &FileWrites, state: &State) -> usize {
 /// Returns the deletions of files that the server has made, so that `more` bytes fit into their part of the state when the
 /// messages in `range` are summarised. The oldest are deleted first: an agent deletes the files with its own earlier
 /// messages, whose names begin with `own`, and before those the files of results that it does not read any more. The main
-/// agent also deletes what its subagents have left.
+/// agent also deletes what its subagents have left, but a fork does not delete the files of results, which may be its caller's.
 pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, range: Range<usize>) -> FileWrites {
     let Conversation { scope, state, .. } = conversation;
     let is_main = scope.subagent.is_none();
@@ -164,7 +164,7 @@ pub(super) fn room_for(conversation: &Conversation<'_>, own: &str, more: usize, 
         .map(|(path, _)| path)
         .collect();
     let can_go = |path: &String| {
-        let is_done = is_main || results.contains(path);
+        let is_done = is_main || !state.is_fork() && results.contains(path);
         path.starts_with(&all) || is_done && !kept.iter().any(|message| is_about(path, message))
     };
     files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
@@ -189,5 +189,13 @@ fn in_folder<'s>(state: &'s State, start: &str) -> Vec<(&'s String, &'s Arc<File
 /// Returns whether a file has the text of a message, which names it or is shown shortened.
 fn is_about(path: &str, message: &Message) -> bool {
     let is_long = message.id.as_deref().is_some_and(|id| long_message_path(id) == path);
-    is_long || message.content.text().contains(path)
+    is_long || names(&message.content.text(), path)
+}
+
+/// Returns whether a text has this path, and not only a longer one that begins with it: a number follows the path of the
+/// result of a call whose id is used again.
+fn names(text: &str, path: &str) -> bool {
+    let goes_on = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+    let mut places = text.match_indices(path);
+    places.any(|(at, _)| !text[at + path.len()..].starts_with(goes_on))
 }

@@ -270,6 +270,39 @@ async fn a_conversation_with_many_long_results_is_summarised_before_their_files_
 }
 
 #[tokio::test]
+async fn a_subagent_does_not_delete_the_results_of_its_caller() {
+    for is_fork in [false, true] {
+        let mut state = state_of(vec![Arc::new(Message::human("look").with_id("h0"))]);
+        for (number, name) in ["c1-2", "c2"].into_iter().enumerate() {
+            let call = ToolCall::new(format!("c{}", number + 1), "look", Map::new());
+            let notice = format!("All of it is in the file /large_tool_results/{name}. Read it.");
+            let notice = Message::tool(&call, ToolStatus::Success, notice).with_id(format!("r{number}"));
+            let calling = Message::calling([call]).with_id(format!("a{number}"));
+            state.messages.extend([calling, notice].map(Arc::new));
+        }
+        for (name, time) in [("c1", 1), ("c1-2", 2), ("c2", 3)] {
+            let file = File::text("x".repeat(3_900_000), Timestamp(time));
+            state
+                .files
+                .insert(format!("/large_tool_results/{name}"), Arc::new(file));
+        }
+        if is_fork {
+            state.fields = state.fields_for_fork();
+        }
+        let mut scope = Scope::sample(Timestamp(7));
+        scope.subagent = Some(scope.run);
+        let policy = policy(json!({"trigger": {"messages": 4}, "keep": {"messages": 2}}));
+        let messages = state.messages.recent().to_vec();
+        let (_, answer) = ask_in(&scope, &policy, &state, messages, 0).await;
+        let update = answer.expect("an answer").extra;
+        let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+        let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+        let expected: &[&str] = if is_fork { &[] } else { &["/large_tool_results/c1-2"] };
+        assert_eq!(deleted, expected);
+    }
+}
+
+#[tokio::test]
 async fn long_results_that_the_model_does_not_read_any_more_make_room() {
     let mut state = state_of(conversation(3, ""));
     for (name, time) in [("a", 1), ("b", 2), ("c", 3)] {
