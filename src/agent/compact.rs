@@ -72,6 +72,8 @@ impl Loop<'_> {
         self.state_size.record(&update);
         let entry = machine.carry_update(&self.plan, NODE, update, CheckpointId::mint());
         pending.push(PendingWrite::entry(entry, machine));
+        // The model is asked next, whose step begins with what is committed.
+        self.flush(machine, pending).await?;
         Ok(())
     }
 
