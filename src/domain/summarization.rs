@@ -1,6 +1,6 @@
 //! The summary of the older part of a conversation, in whose place models read it.
 //!
-//! The messages of a thread stay as they are. The private field [`EVENT`] says which of them a summary stands for, and
+//! The messages of a thread stay in its log, and in its state as long as they fit. The private field [`EVENT`] says which of them a summary stands for, and
 //! [`SummarizationEvent::view`] makes the messages for a model of that.
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ const ARGUMENT_CHARS: usize = 20;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SummarizationEvent {
-    /// The number of messages of the state that the summary stands for.
+    /// The number of messages that the summary stands for, with those that have left the state.
     pub cutoff_index: usize,
     /// The id of the last one of them. The index alone would not hold if messages are removed or added.
     pub last_message_id: Option<String>,
@@ -53,16 +53,17 @@ pub struct SummarizationEvent {
     pub arguments_until: Option<String>,
     /// The length from which such a text is shortened, in characters.
     pub max_argument_chars: u32,
-    /// The id of the message up to which media have left the state, to keep it within its bound; the log has them.
+    /// The id of the message up to which media leave the state with this event, to keep it within its bound; the log has
+    /// them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub media_left_until: Option<String>,
-    /// The id of the last message that has left the state, to keep it within its bound; the log has it.
+    /// The id of the last message that leaves the state with this event, to keep it within its bound; the log has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_until: Option<String>,
-    /// The number of messages that have left the state.
+    /// The number of messages that have left the state, with this event and before.
     #[serde(skip_serializing_if = "is_default")]
     pub left_messages: usize,
-    /// The last request of the user among them.
+    /// The last request of the user among these.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_request: Option<UserRequest>,
     /// The number of compactions on this lane.
