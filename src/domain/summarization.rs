@@ -76,6 +76,8 @@ pub struct SummarizationEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UserRequest {
+    /// The id of the message.
+    pub id: Option<String>,
     /// The text, without its middle if it is long.
     pub text: String,
     /// The number of answers of the model since then.
@@ -152,6 +154,18 @@ pub fn view(state: &State, messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
     }
 }
 
+/// Returns the last request of the user if it has left the state, without its middle if it is long.
+pub fn left_request(state: &State) -> Option<Arc<Message>> {
+    if state.messages.left_len() == 0 {
+        return None;
+    }
+    let UserRequest { id, text, .. } = SummarizationEvent::of(state)?.left_request?;
+    Some(Arc::new(Message {
+        id,
+        ..Message::human(text)
+    }))
+}
+
 /// Returns a message whose calls have no text of more than `most` characters in their arguments; none if it has no
 /// such text anyway.
 fn with_shorter_arguments(message: &Message, most: u32) -> Option<Message> {
@@ -213,6 +227,7 @@ pub fn shortened(message: &Message, path: &str) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::state::Update;
 
     fn messages(count: usize) -> Vec<Arc<Message>> {
         (0..count)
@@ -242,6 +257,26 @@ mod tests {
             texts(&event("m1").view(&all[1..])),
             ["summary", "message 2", "message 3"]
         );
+    }
+
+    #[test]
+    fn a_request_that_has_left_the_state_is_known() {
+        let mut state = State::default();
+        state.messages.extend(messages(3));
+        state.messages.push(Arc::new(Message::ai("answer").with_id("a")));
+        let leaving = SummarizationEvent {
+            left_until: Some("m0".to_owned()),
+            left_request: Some(UserRequest {
+                id: Some("m0".to_owned()),
+                text: "message 0".to_owned(),
+                answers: 0,
+            }),
+            ..event("m1")
+        };
+        assert_eq!(left_request(&state), None);
+        state.apply(&Update::field(EVENT, json!(leaving)));
+        let request = Message::human("message 0").with_id("m0");
+        assert_eq!(left_request(&state), Some(Arc::new(request)));
     }
 
     #[test]

@@ -603,12 +603,13 @@ fn newest_request(messages: &[Arc<Message>], earlier: Option<&UserRequest>) -> O
     let answers = since.filter(|message| message.is_ai()).count();
     match at {
         Some(at) => Some(UserRequest {
+            id: messages[at].id.clone(),
             text: wording::repeated(&messages[at]),
             answers,
         }),
         None => earlier.map(|earlier| UserRequest {
-            text: earlier.text.clone(),
             answers: earlier.answers + answers,
+            ..earlier.clone()
         }),
     }
 }
