@@ -10,6 +10,7 @@ on_both_engines! {
     a_thread_whose_summarised_messages_exceed_the_bound_goes_on,
     an_input_that_does_not_fit_makes_older_messages_leave,
     a_state_that_is_too_large_without_its_older_messages_is_refused,
+    a_history_with_a_state_that_is_too_large_is_refused,
 }
 
 /// The size of a screenshot, in bytes; a third more in base64.
@@ -145,6 +146,19 @@ async fn an_input_that_does_not_fit_makes_older_messages_leave(server: TestServe
     );
     assert!(left(&values) > 0);
     assert!(size(&values) < 100_000, "{}", size(&values));
+}
+
+async fn a_history_with_a_state_that_is_too_large_is_refused(server: TestServer) {
+    let alice = has_states_of(&server, 50_000).await;
+    let steps = |count: usize| {
+        let said = |turn: usize| json!({"role": "assistant", "content": format!("{turn}: {}", "x".repeat(11_000))});
+        let step = |turn| json!({"updates": [{"values": {"messages": [said(turn)]}, "as_node": "model"}]});
+        let steps: Vec<Value> = (0..count).map(step).collect();
+        json!({"metadata": {"graph_id": "looker"}, "supersteps": steps})
+    };
+    alice.client().post("/threads", steps(4)).await.ok();
+    let refusal = alice.client().post("/threads", steps(5)).await.refused(422);
+    assert!(refusal.contains("larger than 50000 bytes"), "{refusal}");
 }
 
 async fn a_state_that_is_too_large_without_its_older_messages_is_refused(server: TestServer) {
