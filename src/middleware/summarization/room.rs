@@ -88,11 +88,12 @@ pub(super) fn leave(event: &mut SummarizationEvent, conversation: &Conversation<
     let size = (size::of_state(state) + size_of_written(files)).saturating_sub(size_of_replaced(files, state));
     // Messages cannot make up for large files.
     let others = size.saturating_sub(state.messages.size());
-    let bound = (most / 2).max(others + most / KEPT_PARTS);
+    let bound = (most / 2).max(others + most / KEPT_PARTS).min(most);
     if !conversation.is_of_state || size <= bound {
         return;
     }
-    let mut surplus = size.saturating_sub((most / LEFT_PARTS).max(others + most / WORTH_PARTS));
+    let target = (most / LEFT_PARTS).max(others + most / WORTH_PARTS).min(most);
+    let mut surplus = size.saturating_sub(target);
     let all = state.messages.all();
     let Some(summarized) = all.get(..conversation.earlier + end) else {
         return;

@@ -232,6 +232,20 @@ async fn a_request_that_is_too_long_is_summarised_even_if_that_makes_little_room
 }
 
 #[tokio::test]
+async fn messages_leave_a_state_that_is_too_large_even_if_most_of_it_is_files() {
+    let mut state = state_of(conversation(20, &"word ".repeat(100)));
+    let file = File::text("x".repeat(185_000), Timestamp(1));
+    state.files.insert("/notes".to_owned(), Arc::new(file));
+    let mut scope = Scope::sample(Timestamp(7));
+    scope.sizes.state = 200_000;
+    assert!(size::of_state(&state) > 200_000);
+    let settings = policy(json!({"keep": {"messages": 2}}));
+    let made = settings.make_room(&scope, &state).await.expect("a summary");
+    state.apply(&made.expect("messages can leave").update());
+    assert!(state.messages.left_len() > 0);
+}
+
+#[tokio::test]
 async fn messages_that_a_client_has_removed_do_not_count_as_left() {
     let text = "word ".repeat(200);
     let mut state = state_of(conversation(100, &text));
