@@ -1,7 +1,7 @@
 //! The summary of the older part of a conversation, in whose place models read it.
 //!
-//! The messages of a thread stay in its log, and in its state as long as they fit. The private field [`EVENT`] says which of them a summary stands for, and
-//! [`SummarizationEvent::view`] makes the messages for a model of that.
+//! The messages of a thread stay in its log, and in its state as long as they fit. The private field [`EVENT`] says which of
+//! them a summary stands for, and [`SummarizationEvent::view`] makes the messages for a model of that.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Middleware: the older part of a long conversation is replaced by a summary in requests to the model.
 //!
 //! The messages of the state stay as they are, as long as they fit into it, see [`room`]. The private field
-//! `_summarization_event` says what a summary stands for, and what has left the state; requests are made from it. It is written together with the answer to the request for which the conversation was
-//! compacted: after a crash before that, the whole step is repeated. A *compaction* is the making of a summary, and the
-//! event of the log that says what it stands for.
+//! `_summarization_event` says what a summary stands for, and what has left the state; requests are made from it. It is
+//! written together with the answer to the request for which the conversation was compacted: after a crash before that, the
+//! whole step is repeated. A *compaction* is the making of a summary, and the event of the log that says what it stands for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
