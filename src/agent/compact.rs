@@ -1,6 +1,6 @@
-//! The compaction of a conversation that a client asks for.
+//! The compaction of a conversation that a client asks for, or that makes room in a state that is too large.
 
-use super::driver::{PendingWrites, with_ids};
+use super::driver::{PendingWrites, StepError, with_ids};
 use super::journal::{ExitReason, PendingWrite};
 use super::waiting::WaitedFor;
 use super::{Loop, LoopOutcome};
@@ -50,6 +50,31 @@ impl Loop<'_> {
         }
         let outcome = self.waiting_or(machine, &mut pending, LoopOutcome::Done).await?;
         self.end(machine, pending, outcome).await
+    }
+
+    /// Lets the older part of a conversation leave a state that is too large, if it can. The position stays as it is.
+    pub(super) async fn make_room(&self, machine: &mut Machine, pending: &mut PendingWrites) -> Result<(), StepError> {
+        let policy = self.agent.model_loop().and_then(|own| own.summarization.as_ref());
+        let Some(policy) = policy else {
+            return Ok(());
+        };
+        let made = {
+            let work = Box::pin(policy.make_room(&self.scope, &machine.state));
+            let work = self.leave.run_until_cancelled(work);
+            self.with_progress(machine, pending, work).await?
+        };
+        let update = match made.unwrap_or(Err(Halt::Stopped)) {
+            Ok(Some(compaction)) => with_ids(compaction.update()),
+            // The state stays too large, which is the clearer failure.
+            Ok(None) | Err(Halt::Fail(_)) => return Ok(()),
+            Err(halt) => return Err(halt.into()),
+        };
+        self.state_size.record(&update);
+        let entry = machine.carry_update(&self.plan, NODE, update, CheckpointId::mint());
+        pending.push(PendingWrite::entry(entry, machine));
+        // The model is asked next, whose step begins with what is committed.
+        self.flush(machine, pending).await?;
+        Ok(())
     }
 
     async fn compacted(&self, machine: &Machine, request: CompactionRequest) -> Result<Update, Halt> {

@@ -22,6 +22,7 @@ use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TO
 use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
+use crate::domain::summarization;
 use crate::middleware::{ModelAnswer, NextModel};
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
@@ -255,7 +256,10 @@ impl Loop<'_> {
         let Some(own) = self.agent.model_loop() else {
             return Err(definition_changed("it has no model any more"));
         };
-        self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+        if self.state_size.check(&machine.state).is_err() {
+            self.make_room(machine, pending).await?;
+            self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+        }
         self.journal.publish_start(AgentWork::Model);
         self.tools_ready().await?;
         if let Some(problem) = own.toolbox.problem() {
@@ -267,6 +271,10 @@ impl Loop<'_> {
                 Some(messages) => messages.iter().cloned().map(Arc::new).collect(),
                 // The earlier messages have a summary, which takes their place in the request.
                 None if own.summarization.is_some() => machine.state.messages.recent().to_vec(),
+                // The thread had another definition: of messages that have left the state, only the summary is there.
+                None if machine.state.messages.left_len() > 0 => {
+                    summarization::view(&machine.state, &machine.state.messages.all())
+                }
                 None => machine.state.messages.all().into_owned(),
             },
             tools: own.toolbox.specs(),

@@ -283,7 +283,7 @@ pub struct Runtime {
     /// The maximum size of a file in a workspace, in bytes of its content.
     pub max_file_bytes: usize,
     /// The maximum size of the state of a thread, in bytes of texts, names and numbers: messages, files and fields
-    /// together.
+    /// together. It does not bound the length of a thread: what was summarised leaves the state when that is half full.
     pub max_state_bytes: usize,
 }
 

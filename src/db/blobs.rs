@@ -8,6 +8,7 @@
 //! A blob is deleted with the last row that refers to it, in the same transaction. A transaction that refers to a blob
 //! locks it until its end, and one that deletes it waits for that lock. So no blob is deleted that is still referred to.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -64,6 +65,13 @@ pub(super) fn without_blobs(text: &str) -> &str {
 /// Returns the references of a text that is not sealed.
 pub(super) fn refs_of(text: &str) -> Vec<BlobRef> {
     take_apart(text).map(|packed| packed.refs).unwrap_or_default()
+}
+
+/// Returns the length that a text has with its blobs, if it is not sealed, in bytes.
+pub(super) fn restored_len(text: &str) -> usize {
+    let blobs = refs_of(text).into_iter();
+    let added: i64 = blobs.map(|found| (found.bytes + 2) / 3 * 4).sum();
+    text.len().saturating_add(usize::try_from(added).unwrap_or(0))
 }
 
 /// The strings of a JSON text that are long and have no escapes.
@@ -429,6 +437,15 @@ pub(super) struct StoredText<'a, I: ToString> {
     pub(super) text: &'a mut String,
 }
 
+/// Opens and expands a text. One that cannot be opened stays as it is.
+pub(super) fn open<I: ToString>(cell: &ColumnRef<'_, I>, text: &mut String) {
+    if (sealing::is_sealed(text) || is_short(text))
+        && let Ok(opened) = cell.open(text).map(Cow::into_owned)
+    {
+        *text = opened;
+    }
+}
+
 /// Opens and expands texts of rows on this thread, and puts their blobs back. Blobs are read only if one of the texts has
 /// some, and each only once. A text that cannot be restored stays as it is, which is an error when it is decoded.
 ///
@@ -441,10 +458,7 @@ pub(super) async fn restore<I: ToString>(
 ) -> DbResult<()> {
     let mut packed = vec![];
     for StoredText { cell, text } in texts {
-        if sealing::is_sealed(text) || is_short(text) {
-            let Ok(opened) = cell.open(text) else { continue };
-            *text = opened.into_owned();
-        }
+        open(&cell, text);
         if text.starts_with(PREFIX) {
             packed.push(text);
         }

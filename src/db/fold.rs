@@ -58,6 +58,9 @@ impl StateFold {
 
     fn put(&mut self, message: Arc<Message>) {
         let messages = &mut self.state.messages;
+        if message.id.as_deref().is_some_and(|id| messages.has_left(id)) {
+            return;
+        }
         let is_compressed = message.id.as_deref().is_some_and(|id| messages.may_have_compressed(id));
         if message.role == Role::Remove || is_compressed {
             // Both are rare, and shift the indexes of other messages.
@@ -113,6 +116,16 @@ mod tests {
         Update::field(summarization::EVENT, event)
     }
 
+    /// The event of a summary after which the messages up to `until` have left, and the media of those up to `media`.
+    fn left(last: usize, media: usize, until: usize) -> Update {
+        let mut update = summarized(last);
+        if let Some(event) = update.fields.get_mut(summarization::EVENT) {
+            event["media_left_until"] = json!(format!("m{media}"));
+            event["left_until"] = json!(format!("m{until}"));
+        }
+        update
+    }
+
     #[test]
     fn a_fold_has_the_result_of_applying_the_writes_one_by_one() {
         let mut writes: Vec<Update> = (0..400).map(|id| said(id, "first")).collect();
@@ -141,6 +154,13 @@ mod tests {
         assert_eq!(text_of("m7").as_deref(), Some("second"));
         assert_eq!(text_of("m401").as_deref(), Some("second"));
         assert_eq!(text_of("m9"), None);
+        expected.apply(&left(650, 600, 500));
+        fold.add(vec![left(650, 600, 500), said(3, "late"), said(700, "new")]);
+        expected.apply(&said(3, "late"));
+        expected.apply(&said(700, "new"));
+        assert_eq!(fold.state().messages.left_len(), expected.messages.left_len());
+        assert_eq!(fold.state().messages.len(), 200);
+        assert_eq!(*fold.state(), expected);
         let gone = Update::field(summarization::EVENT, Value::Null);
         for event in [summarized(650), summarized(40), summarized(650), gone] {
             expected.apply(&event);

@@ -155,7 +155,8 @@ fn weight(state: &State) -> usize {
         .iter()
         .map(|(name, value)| name.len() + value_weight(value))
         .sum();
-    256 + earlier + recent + files + fields
+    let left = state.messages.left_len() * size_of::<u64>();
+    256 + left + earlier + recent + files + fields
 }
 
 fn message_weight(message: &Message) -> usize {

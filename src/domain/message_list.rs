@@ -1,5 +1,6 @@
 //! The messages of a state. Those that a summary stands for are compressed, since a model does not read them any more
-//! and a thread may have thousands of them.
+//! and a thread may have thousands of them. If they are more than a state can hold, their media and then the oldest of
+//! them leave it; the log of the thread has all of them.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -7,9 +8,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use super::deflated::Deflated;
-use super::message::{Message, REMOVE_ALL, Role};
+use super::media::{media_kind, placeholder};
+use super::message::{Content, Message, REMOVE_ALL, Role};
 use super::size;
 use super::stored::StoredMessages;
 
@@ -18,10 +21,19 @@ use super::stored::StoredMessages;
 const LEAST_COMPRESSED: usize = 128;
 /// The number of the newest messages that are never compressed: who looks for the last turns finds them here.
 const NEVER_COMPRESSED: usize = 64;
+/// The size from which media leave the state, in bytes, see [`size::of_value`]. Less, such as an address, is hardly larger
+/// than the text in its place.
+const LEAST_MEDIA: usize = 1024;
+/// The reason in the texts that are in the places of media.
+const SUMMARIZED: &str = "the conversation around it was summarised, and earlier checkpoints of the thread have it";
 
 /// The messages of a state, oldest first. Cloning copies pointers, not texts.
 #[derive(Debug, Clone, Default)]
 pub struct MessageList {
+    /// The number of older messages, which have left the state.
+    left_len: usize,
+    /// The hashes of their ids, sorted.
+    left_ids: Arc<Vec<u64>>,
     /// The oldest messages, in their order.
     earlier: Vec<Arc<CompressedMessages>>,
     /// The messages after them.
@@ -29,7 +41,7 @@ pub struct MessageList {
 }
 
 impl MessageList {
-    /// Returns the number of messages.
+    /// Returns the number of messages, without those that have left the state.
     pub fn len(&self) -> usize {
         self.earlier_len() + self.recent.len()
     }
@@ -42,6 +54,16 @@ impl MessageList {
     /// Returns the number of compressed messages: the index of the first of [`MessageList::recent`].
     pub fn earlier_len(&self) -> usize {
         self.earlier.iter().map(|part| part.count).sum()
+    }
+
+    /// Returns the number of older messages that have left the state, see [`MessageList::leave`].
+    pub fn left_len(&self) -> usize {
+        self.left_len
+    }
+
+    /// Returns whether a message with this id has left the state.
+    pub fn has_left(&self, id: &str) -> bool {
+        !self.left_ids.is_empty() && self.left_ids.binary_search(&long_hash_of(id)).is_ok()
     }
 
     /// Returns the parts of the list that are compressed.
@@ -103,9 +125,13 @@ impl MessageList {
         self.recent.push(message);
     }
 
-    /// Appends a message, replaces the one with the same id in place, or removes one.
+    /// Appends a message, replaces the one with the same id in place, or removes one. One that has left the state stays
+    /// as it is: its place is before all others, and no model reads it.
     pub fn put(&mut self, message: &Arc<Message>) {
         let id = message.id.as_deref();
+        if id.is_some_and(|id| self.has_left(id)) {
+            return;
+        }
         let is_removal = message.role == Role::Remove;
         if is_removal || id.is_some_and(|id| self.may_have_compressed(id)) {
             self.decompress();
@@ -176,6 +202,114 @@ impl MessageList {
         true
     }
 
+    /// Replaces large media by texts that name them, in the messages up to the one with the id `last`. Returns whether there
+    /// were any.
+    pub fn leave_media(&mut self, last: &str) -> bool {
+        let mut is_changed = false;
+        let whole_parts = match self.recent.iter().position(|message| has_id(message, last)) {
+            Some(at) => {
+                is_changed |= without_media(&mut self.recent[..=at]);
+                self.earlier.len()
+            }
+            None if !self.earlier.iter().any(|part| part.has_media) => return false,
+            None => {
+                let Some(mut found) = self.part_with(last) else {
+                    return false;
+                };
+                if without_media(&mut found.messages[..=found.at]) {
+                    is_changed |= self.replace_part(found.part, &found.messages);
+                }
+                found.part
+            }
+        };
+        for number in 0..whole_parts {
+            if self.earlier[number].has_media {
+                let mut messages = self.earlier[number].messages();
+                without_media(&mut messages);
+                is_changed |= self.replace_part(number, &messages);
+            }
+        }
+        is_changed
+    }
+
+    /// Puts other messages into the place of a compressed part. Returns whether they could be compressed.
+    fn replace_part(&mut self, number: usize, messages: &[Arc<Message>]) -> bool {
+        match CompressedMessages::new(messages) {
+            Some(part) => {
+                self.earlier[number] = Arc::new(part);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Lets the messages up to the one with the id `last` leave the state, except for that with the id `summarized`, which
+    /// is the last that a summary stands for, the last answer of the model, and those after one of these. Returns whether any
+    /// have left.
+    pub fn leave(&mut self, last: &str, summarized: &str) -> bool {
+        if let Some(at) = self.recent.iter().position(|message| has_id(message, last)) {
+            let summarized = self.recent.iter().position(|message| has_id(message, summarized));
+            let answer = self.recent.iter().rposition(|message| message.is_ai());
+            let end = (at + 1).min(answer.unwrap_or(0)).min(summarized.unwrap_or(0));
+            let parts = std::mem::take(&mut self.earlier);
+            let kept = self.recent.split_off(end);
+            let gone = std::mem::replace(&mut self.recent, kept);
+            self.forget(&parts, &gone);
+            return !(parts.is_empty() && gone.is_empty());
+        }
+        let Some(found) = self.part_with(last) else {
+            return false;
+        };
+        let rest = &found.messages[found.at + 1..];
+        let rest = match rest.is_empty() {
+            true => None,
+            false => match CompressedMessages::new(rest) {
+                Some(part) => Some(Arc::new(part)),
+                None => return false,
+            },
+        };
+        let later = self.earlier.split_off(found.part + 1);
+        let mut parts = std::mem::take(&mut self.earlier);
+        parts.truncate(found.part);
+        self.earlier.extend(rest.into_iter().chain(later));
+        self.forget(&parts, &found.messages[..=found.at]);
+        true
+    }
+
+    /// Counts at least this many messages as having left the state: a state that was stored without its history does not
+    /// know them.
+    pub fn count_left(&mut self, least: usize) {
+        self.left_len = self.left_len.max(least);
+    }
+
+    /// Counts messages that have left the state: those of whole parts, and single ones.
+    fn forget(&mut self, parts: &[Arc<CompressedMessages>], messages: &[Arc<Message>]) {
+        let ids = Arc::make_mut(&mut self.left_ids);
+        for part in parts {
+            ids.extend(long_hashes(&part.messages()));
+            self.left_len += part.count;
+        }
+        ids.extend(long_hashes(messages));
+        ids.sort_unstable();
+        self.left_len += messages.len();
+    }
+
+    /// Returns the compressed message with this id.
+    fn part_with(&self, id: &str) -> Option<Found> {
+        let hash = hash_of(id);
+        let mut parts = self.earlier.iter().enumerate();
+        parts.find_map(|(number, part)| {
+            part.ids.binary_search(&hash).ok()?;
+            let messages = part.messages();
+            let at = messages.iter().position(|message| has_id(message, id))?;
+            Some(Found {
+                part: number,
+                messages,
+                at,
+            })
+        })
+    }
+
     /// Makes all messages recent ones.
     pub fn decompress(&mut self) {
         if !self.earlier.is_empty() {
@@ -203,6 +337,9 @@ impl MessageList {
 
 impl PartialEq for MessageList {
     fn eq(&self, other: &Self) -> bool {
+        if self.left_len != other.left_len {
+            return false;
+        }
         if self.has_same_parts(other) {
             return self.recent == other.recent;
         }
@@ -213,8 +350,8 @@ impl PartialEq for MessageList {
 impl From<Vec<Arc<Message>>> for MessageList {
     fn from(messages: Vec<Arc<Message>>) -> Self {
         Self {
-            earlier: vec![],
             recent: messages,
+            ..Self::default()
         }
     }
 }
@@ -239,6 +376,18 @@ pub struct CompressedMessages {
     size: usize,
     /// The hashes of the messages' ids, sorted.
     ids: Box<[u32]>,
+    /// True if there are large media.
+    has_media: bool,
+}
+
+/// A compressed message that was looked for.
+struct Found {
+    /// The number of its part.
+    part: usize,
+    /// The messages of the part.
+    messages: Vec<Arc<Message>>,
+    /// The index of the message in the part.
+    at: usize,
 }
 
 impl CompressedMessages {
@@ -255,6 +404,7 @@ impl CompressedMessages {
             count: messages.len(),
             size: messages.iter().map(|message| size::of_message(message)).sum(),
             ids: ids.into_boxed_slice(),
+            has_media: messages.iter().any(|message| size_of_media(message) > 0),
         };
         (compressed.messages() == messages).then_some(compressed)
     }
@@ -295,11 +445,56 @@ fn has_open_call(messages: &[Arc<Message>], end: usize) -> bool {
     })
 }
 
-fn hash_of(id: &str) -> u32 {
+fn has_id(message: &Message, id: &str) -> bool {
+    message.id.as_deref() == Some(id)
+}
+
+/// Returns whether a block is media that leave the state.
+fn is_large_media(block: &Value) -> bool {
+    media_kind(block).is_some() && size::of_value(block) >= LEAST_MEDIA
+}
+
+/// Returns the size of the media of a message that would leave the state, in bytes.
+pub fn size_of_media(message: &Message) -> usize {
+    let Content::Blocks(blocks) = &message.content else {
+        return 0;
+    };
+    blocks
+        .iter()
+        .filter(|block| is_large_media(block))
+        .map(size::of_value)
+        .sum()
+}
+
+/// Replaces the large media of messages by texts. Returns whether there were any.
+fn without_media(messages: &mut [Arc<Message>]) -> bool {
+    let mut is_changed = false;
+    for message in messages.iter_mut().filter(|message| size_of_media(message) > 0) {
+        if let Content::Blocks(blocks) = &mut Arc::make_mut(message).content {
+            for block in blocks.iter_mut().filter(|block| is_large_media(block)) {
+                *block = placeholder(block, SUMMARIZED);
+            }
+        }
+        is_changed = true;
+    }
+    is_changed
+}
+
+fn long_hashes(messages: &[Arc<Message>]) -> impl Iterator<Item = u64> {
+    messages
+        .iter()
+        .filter_map(|message| message.id.as_deref().map(long_hash_of))
+}
+
+fn long_hash_of(id: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
-    // One half of it: a list has thousands of ids, not billions.
-    u32::try_from(hasher.finish() >> 32).unwrap_or_default()
+    hasher.finish()
+}
+
+fn hash_of(id: &str) -> u32 {
+    // One half of it: a list has thousands of ids, not billions, and who finds one looks at the message.
+    u32::try_from(long_hash_of(id) >> 32).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -404,6 +599,78 @@ mod tests {
         let call = ToolCall::new("c3", "lookup", args);
         messages.put(&Arc::new(Message::calling([call]).with_id("a3")));
         assert!(messages.compress_before("e79"));
+    }
+
+    /// A conversation with an image in each result.
+    fn with_images(turns: usize) -> MessageList {
+        let mut messages = conversation(turns);
+        for turn in 0..turns {
+            let call = ToolCall::new(format!("c{turn}"), "look", Default::default());
+            let image = json!({"type": "image", "base64": "A".repeat(4_000), "mime_type": "image/png"});
+            let result = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![image]));
+            messages.put(&Arc::new(result.with_id(format!("t{turn}"))));
+        }
+        messages
+    }
+
+    fn images_of(messages: &MessageList) -> Vec<String> {
+        let all = messages.all();
+        let with_image = all.iter().filter(|message| size_of_media(message) > 0);
+        with_image
+            .map(|message| message.id.clone().unwrap_or_default())
+            .collect()
+    }
+
+    #[test]
+    fn the_media_of_older_messages_leave_compressed_and_recent_ones_alike() {
+        let mut messages = with_images(100);
+        assert!(messages.compress_before("e79"));
+        let before = messages.size();
+        assert!(messages.leave_media("t9"));
+        assert_eq!(images_of(&messages).len(), 90);
+        assert_eq!(images_of(&messages)[0], "t10");
+        assert!(messages.size() < before - 10 * 3_000);
+        assert!(messages.leave_media("e97"));
+        assert_eq!(images_of(&messages), ["t98", "t99"]);
+        assert_eq!(messages.len(), 400);
+        assert!(!messages.leave_media("e97"), "there are none any more");
+        assert!(!messages.leave_media("unknown"));
+        let text = messages.all()[2].content.text();
+        assert!(text.contains("`image` (image/png, 3000 bytes) is not shown"), "{text}");
+    }
+
+    #[test]
+    fn the_oldest_messages_leave_and_their_ids_are_known() {
+        let plain = conversation(100);
+        let mut messages = conversation(100);
+        assert!(messages.compress_before("e79"));
+        for (last, left) in [("e9", 40), ("e19", 80), ("e89", 319)] {
+            assert!(messages.leave(last, "e79"));
+            assert_eq!(messages.left_len(), left, "{last}");
+            assert_eq!(*messages.all(), plain.all()[left..]);
+        }
+        assert!(messages.has_left("h0") && messages.has_left("t79"));
+        assert!(!messages.has_left("e79"), "the summary ends with it");
+        assert!(!messages.leave("e9", "e79"));
+        assert!(!messages.leave("unknown", "e79"));
+        let again = Arc::new(Message::human("question 0").with_id("h0"));
+        messages.put(&again);
+        assert_eq!(messages.len(), 81, "its place is before the others");
+        messages.put(&Arc::new(Message::new(Role::Remove, "").with_id(REMOVE_ALL)));
+        messages.put(&again);
+        assert_eq!(messages.left_len(), 0);
+        assert_eq!(messages.len(), 1);
+    }
+
+    #[test]
+    fn the_last_answer_of_the_model_does_not_leave() {
+        let mut messages = MessageList::default();
+        messages.extend([Message::human("a"), Message::ai("b"), Message::human("c")].map(Arc::new));
+        messages.push(Arc::new(Message::human("d").with_id("d")));
+        messages.push(Arc::new(Message::human("e").with_id("e")));
+        assert!(messages.leave("d", "e"));
+        assert_eq!(messages.left_len(), 1);
+        assert!(messages.last_answer().is_some());
     }
 
     #[test]

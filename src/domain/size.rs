@@ -116,6 +116,19 @@ impl SizeLimits {
         }
         Ok(())
     }
+
+    /// Checks the size of an update that a client brings, and of its files. `field` is the field with the update.
+    ///
+    /// # Errors
+    /// Returns the first file that is too large, or that no state has room for the update.
+    pub fn check_brought(&self, update: &Update, field: &str) -> Result<(), Invalid> {
+        self.check_files(update)?;
+        if of_update(update) > self.state {
+            let reason = format!("is larger than {} bytes, and no state may have more", self.state);
+            return Err(Invalid::new(field, reason));
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -152,5 +165,16 @@ mod tests {
         };
         assert_eq!(written(limits.file), Ok(()));
         assert_eq!(written(limits.file + 1), Err("files./a".to_owned()));
+    }
+
+    #[test]
+    fn an_update_for_which_no_state_has_room_is_refused() {
+        let limits = SizeLimits { file: 100, state: 500 };
+        let brought = |length: usize| {
+            let update = Update::messages([Message::human("x".repeat(length))]);
+            limits.check_brought(&update, "input").map_err(|invalid| invalid.field)
+        };
+        assert_eq!(brought(400), Ok(()));
+        assert_eq!(brought(501), Err("input".to_owned()));
     }
 }

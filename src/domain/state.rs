@@ -356,8 +356,9 @@ impl State {
     }
 
     /// Compresses what a model will hardly read again when its conversation was summarised: the messages that the summary
-    /// stands for, if they are many, and the texts of files. Messages that were compressed for a summary that is not there
-    /// any more, or stands for fewer, are decompressed. Returns whether other messages are compressed than before.
+    /// stands for, if they are many, and the texts of files. Of these messages, those that the event names leave the state, or
+    /// their media. Messages that were compressed for a summary that is not there any more, or stands for fewer, are
+    /// decompressed. Returns whether other messages are compressed than before, or some have left or are changed.
     pub fn compress(&mut self) -> bool {
         for file in self.files.values_mut().filter(|file| file.encoding == Encoding::Utf8) {
             if let Some(content) = file.content.compressed() {
@@ -377,8 +378,21 @@ impl State {
         if is_undone {
             self.messages.decompress();
         }
+        let in_use = event.as_ref().zip(last.filter(|_| is_in_use));
+        let has_left = in_use.is_some_and(|(event, last)| self.leave(event, last));
         let is_smaller = last.is_some_and(|last| self.messages.compress_before(last));
-        is_undone || is_smaller
+        is_undone || has_left || is_smaller
+    }
+
+    /// Lets messages and media leave the state that an event names. Returns whether there were any.
+    fn leave(&mut self, event: &SummarizationEvent, last_summarized: &str) -> bool {
+        let media = event.media_left_until.as_deref();
+        let has_left_media = media.is_some_and(|until| self.messages.leave_media(until));
+        let messages = event.left_until.as_deref();
+        let has_left = messages.is_some_and(|until| self.messages.leave(until, last_summarized));
+        // The history of the thread may have been deleted, and the messages with it.
+        self.messages.count_left(event.left_messages);
+        has_left_media || has_left
     }
 
     /// Writes fields by their rules.
@@ -448,6 +462,11 @@ impl State {
         let mut fields: BTreeMap<String, Value> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
         fields.insert(FORKED.to_owned(), Value::Bool(true));
         fields
+    }
+
+    /// Returns whether the state is that of a fork, which began with the messages of its caller.
+    pub fn is_fork(&self) -> bool {
+        self.fields.contains_key(FORKED)
     }
 
     /// Returns the update that creates this state from an empty one.

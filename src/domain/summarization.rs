@@ -1,7 +1,7 @@
 //! The summary of the older part of a conversation, in whose place models read it.
 //!
-//! The messages of a thread stay as they are. The private field [`EVENT`] says which of them a summary stands for, and
-//! [`SummarizationEvent::view`] makes the messages for a model of that.
+//! The messages of a thread stay in its log, and in its state as long as they fit. The private field [`EVENT`] says which of
+//! them a summary stands for, and [`SummarizationEvent::view`] makes the messages for a model of that.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::message::{Message, Role};
 use super::path::{file_name, numbered};
 use super::state::{File, State};
+use super::stored::is_default;
 
 /// The private field with the last [`SummarizationEvent`].
 pub const EVENT: &str = "_summarization_event";
@@ -36,7 +37,7 @@ const ARGUMENT_CHARS: usize = 20;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SummarizationEvent {
-    /// The number of messages of the state that the summary stands for.
+    /// The number of messages that the summary stands for, with those that have left the state.
     pub cutoff_index: usize,
     /// The id of the last one of them. The index alone would not hold if messages are removed or added.
     pub last_message_id: Option<String>,
@@ -53,10 +54,35 @@ pub struct SummarizationEvent {
     pub arguments_until: Option<String>,
     /// The length from which such a text is shortened, in characters.
     pub max_argument_chars: u32,
+    /// The id of the message up to which media leave the state with this event, to keep it within its bound; the log has
+    /// them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub media_left_until: Option<String>,
+    /// The id of the last message that leaves the state with this event, to keep it within its bound; the log has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_until: Option<String>,
+    /// The number of messages that have left the state, with this event and before.
+    #[serde(skip_serializing_if = "is_default")]
+    pub left_messages: usize,
+    /// The last request of the user among these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_request: Option<UserRequest>,
     /// The number of compactions on this lane.
     pub count: u64,
     /// The time, ISO 8601.
     pub created_at: String,
+}
+
+/// A request of the user for which the agent works.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UserRequest {
+    /// The id of the message.
+    pub id: Option<String>,
+    /// The text, without its middle if it is long.
+    pub text: String,
+    /// The number of answers of the model since then.
+    pub answers: usize,
 }
 
 impl SummarizationEvent {
@@ -108,12 +134,16 @@ impl SummarizationEvent {
 
     /// Returns what clients see of the event.
     pub fn status(&self) -> Value {
-        json!({
+        let mut status = json!({
             "summarized_messages": self.cutoff_index,
             "count": self.count,
             "file_path": self.file_path,
             "created_at": self.created_at,
-        })
+        });
+        if self.left_messages > 0 {
+            status["left_messages"] = self.left_messages.into();
+        }
+        status
     }
 }
 
@@ -123,6 +153,18 @@ pub fn view(state: &State, messages: &[Arc<Message>]) -> Vec<Arc<Message>> {
         Some(event) => event.view(messages),
         None => messages.to_vec(),
     }
+}
+
+/// Returns the last request of the user if it has left the state, without its middle if it is long.
+pub fn left_request(state: &State) -> Option<Arc<Message>> {
+    if state.messages.left_len() == 0 {
+        return None;
+    }
+    let UserRequest { id, text, .. } = SummarizationEvent::of(state)?.left_request?;
+    Some(Arc::new(Message {
+        id,
+        ..Message::human(text)
+    }))
 }
 
 /// Returns a message whose calls have no text of more than `most` characters in their arguments; none if it has no
@@ -168,7 +210,7 @@ impl LongMessagePlace {
         file_at: impl Fn(&str) -> Option<&'a Arc<File>>,
     ) -> Self {
         let has_text = |path: &str| file_at(path).map(|file| file.has_text(text));
-        let common = format!("{LONG_FOLDER}/{}", file_name(id));
+        let common = common_path(id);
         // The file of its caller, for a subagent that goes on from the caller's messages.
         let path = match has_text(&common) {
             Some(true) => common,
@@ -179,6 +221,17 @@ impl LongMessagePlace {
             path,
         }
     }
+
+    /// Returns whether the file at `path` may have the text of the message with this id.
+    pub fn may_be(path: &str, id: &str) -> bool {
+        let rest = path.strip_prefix(&*common_path(id));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    }
+}
+
+/// Returns the beginning of the path of the file with the text of a message.
+fn common_path(id: &str) -> String {
+    format!("{LONG_FOLDER}/{}", file_name(id))
 }
 
 /// Returns whether shortening the text of a message would make it shorter.
@@ -209,6 +262,7 @@ pub fn shortened(message: &Message, path: &str) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::state::Update;
     use crate::domain::time::Timestamp;
 
     fn messages(count: usize) -> Vec<Arc<Message>> {
@@ -239,6 +293,26 @@ mod tests {
             texts(&event("m1").view(&all[1..])),
             ["summary", "message 2", "message 3"]
         );
+    }
+
+    #[test]
+    fn a_request_that_has_left_the_state_is_known() {
+        let mut state = State::default();
+        state.messages.extend(messages(3));
+        state.messages.push(Arc::new(Message::ai("answer").with_id("a")));
+        let leaving = SummarizationEvent {
+            left_until: Some("m0".to_owned()),
+            left_request: Some(UserRequest {
+                id: Some("m0".to_owned()),
+                text: "message 0".to_owned(),
+                answers: 0,
+            }),
+            ..event("m1")
+        };
+        assert_eq!(left_request(&state), None);
+        state.apply(&Update::field(EVENT, json!(leaving)));
+        let request = Message::human("message 0").with_id("m0");
+        assert_eq!(left_request(&state), Some(Arc::new(request)));
     }
 
     #[test]

@@ -30,8 +30,11 @@ impl Middleware for DanglingCalls {
 
     async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let messages = &state.messages;
-        // The calls of compressed messages have results.
-        let repaired = repaired(messages.recent()).and_then(|_| repaired(&messages.all()));
+        // The calls of compressed messages, and of those that have left the state, have results.
+        let repaired = match messages.left_len() {
+            0 => repaired(messages.recent()).and_then(|_| repaired(&messages.all())),
+            _ => repaired_from_first(messages.recent()),
+        };
         Ok(repaired.map(HookResult::from).unwrap_or_default())
     }
 }
@@ -57,6 +60,18 @@ pub fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
         messages: anew,
         ..Update::none()
     })
+}
+
+/// Returns the same as [`repaired`], but writes only the messages after the first answer that lacks a result: the removal of
+/// all messages would also make the state forget which messages have left it.
+fn repaired_from_first(messages: &[Arc<Message>]) -> Option<Update> {
+    let first = (0..messages.len()).find(|at| !missing_results(messages, *at).is_empty())?;
+    let mut update = repaired(&messages[first..])?;
+    let later = messages[first + 1..].iter().filter_map(|message| message.id.clone());
+    let removals = later.map(|id| Arc::new(Message::new(Role::Remove, "").with_id(id)));
+    // In the places of the removal of all, and of the answer itself, which stays.
+    update.messages.splice(..2, removals);
+    Some(update)
 }
 
 /// Returns results for the calls of the message at `at` that have none.
@@ -100,6 +115,7 @@ mod tests {
 
     use super::*;
     use crate::domain::message::Content;
+    use crate::domain::message_list::MessageList;
 
     fn calling(ids: &[&str]) -> Message {
         let tool_calls = ids
@@ -154,6 +170,36 @@ mod tests {
             ToolStatus::Error,
             text(id),
         )
+    }
+
+    #[test]
+    fn messages_that_have_left_the_state_stay_known_when_a_result_is_added() {
+        let with_ids = |messages: Vec<Message>| {
+            let with_id = |(at, message): (usize, Message)| Arc::new(message.with_id(format!("m{at}")));
+            messages.into_iter().enumerate().map(with_id).collect::<Vec<_>>()
+        };
+        let given = vec![
+            Message::human("0"),
+            Message::ai("old"),
+            Message::human("1"),
+            calling(&["a", "b"]),
+            result("b"),
+            Message::human("2"),
+            Message::human("3"),
+        ];
+        let mut messages = MessageList::from(with_ids(given));
+        assert!(messages.leave("m1", "m2"));
+        let mut state = State {
+            messages,
+            ..State::default()
+        };
+        let update = repaired_from_first(state.messages.recent()).expect("a result is missing");
+        state.apply(&update);
+        let texts = state.messages.texts();
+        assert_eq!(texts, ["1", "", "done", text("a").as_str(), "2", "3"]);
+        assert!(state.messages.has_left("m0"));
+        assert_eq!(state.messages.left_len(), 2);
+        assert_eq!(repaired_from_first(state.messages.recent()), None);
     }
 
     #[test]

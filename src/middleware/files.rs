@@ -185,7 +185,7 @@ fn shorten(mut answer: ToolOutput, scope: &Scope, state: &State, max_chars: usiz
 /// written together, so the paths of the other calls of the answer are known by their order alone.
 fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String, Option<Arc<File>>>) -> String {
     let is_there = |path: &str| state.files.contains_key(path);
-    let own_path = |id: &str| scope.files.own_path(format!("{FOLDER}/{}", file_name(id)));
+    let own_path = |id: &str| scope.files.own_path(common_result_path(id));
     let mut others: BTreeSet<String> = BTreeSet::new();
     for call in open_calls(state).iter().take_while(|call| call.id != id) {
         let other = numbered(own_path(&call.id), |path| is_there(path) || others.contains(path));
@@ -196,12 +196,20 @@ fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String
     })
 }
 
+/// What the path of a part has before its number. The names of files that are made of ids have no dot.
+const PART: &str = ".part";
+
 /// Returns the path of a part of the result at `path`, from 1 on. No other file of a result has such a name.
 fn part_path(path: &str, number: usize) -> String {
     match number {
         1 => path.to_owned(),
-        number => format!("{path}.part{number}"),
+        number => format!("{path}{PART}{number}"),
     }
+}
+
+/// Returns the path of the first part of the result whose part is at `path`.
+pub(super) fn first_part_path(path: &str) -> &str {
+    path.split_once(PART).map_or(path, |(first, _)| first)
 }
 
 /// Splits a text into parts that are no larger than a file may be.
@@ -233,6 +241,11 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(&str, String)> {
         return None;
     }
     Some((call, text))
+}
+
+/// Returns the beginning of the path of the file with the long result of a call.
+pub(super) fn common_result_path(call: &str) -> String {
+    format!("{FOLDER}/{}", file_name(call))
 }
 
 /// Returns `message` with a notice instead of its `text`, which is in these files. Blocks that are not text stay.

@@ -15,7 +15,7 @@ use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::machine::{END, MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::size::{self, SizeLimits};
-use crate::domain::state::Update;
+use crate::domain::state::{State, Update};
 use crate::domain::summarization;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -65,7 +65,7 @@ pub(super) async fn write(
         fork,
         last,
     } = load_base(tx, thread, checkpoint).await?;
-    if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
+    if is_too_large(&machine.state, &update, sizes.state) {
         let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
         return Err(Invalid::new("values", reason).into());
     }
@@ -115,6 +115,19 @@ pub(super) async fn write(
     };
     db::threads::set(tx, thread, change, now).await?;
     Ok(entry.id)
+}
+
+/// Returns whether a write would make a state larger than `most` bytes. One that is larger already may be made smaller.
+fn is_too_large(state: &State, update: &Update, most: usize) -> bool {
+    let before = size::of_state(state);
+    if before.saturating_add(size::of_update(update)) <= most {
+        return false;
+    }
+    // What the update replaces or removes does not count any more.
+    let mut after = state.clone();
+    after.apply(update);
+    let size = size::of_state(&after);
+    size > most && size >= before
 }
 
 /// The checkpoint onto which a write goes.
@@ -267,6 +280,10 @@ impl History {
             }
             let entry = apply_as(&mut machine, plan, &last, update);
             steps.push((entry, machine.position.clone()));
+        }
+        if size::of_state(&machine.state) > sizes.state {
+            let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
+            return Err(Invalid::new("supersteps", reason).into());
         }
         let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;
         Ok(Self { steps, is_done })

@@ -12,6 +12,7 @@ use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
+use crate::domain::summarization::EVENT;
 use crate::middleware::{HookResult, HookTools, Middleware, ModelAnswer, NextCall, NextModel};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope};
@@ -142,6 +143,22 @@ impl Middleware for Doubtful {
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         self.asks(next.scope)?;
         next.call(call).await
+    }
+}
+
+/// Records the texts of requests to the model.
+struct Reader(Log);
+
+#[async_trait]
+impl Middleware for Reader {
+    fn name(&self) -> &str {
+        "Reader"
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let texts = request.messages.iter().map(|message| message.content.text());
+        self.0.lock().unwrap().extend(texts);
+        next.ask(request).await
     }
 }
 
@@ -340,4 +357,25 @@ async fn a_hook_makes_the_calls_that_may_be_repeated_and_alone_gets_their_result
     }
     assert_eq!(world.happened("h1"), 1);
     assert_eq!(stage.results(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_agent_without_summaries_reads_that_of_messages_that_have_left_the_state() {
+    let log = Log::default();
+    let reader: Arc<dyn Middleware> = Arc::new(Reader(Arc::clone(&log)));
+    let said = [
+        Message::human("0"),
+        Message::ai("1"),
+        Message::human("2"),
+        Message::ai("3"),
+        Message::human("4"),
+    ];
+    let with_ids = said.into_iter().enumerate();
+    let with_ids = with_ids.map(|(at, message)| message.with_id(format!("m{at}")));
+    let mut input = Update::messages(with_ids);
+    let summary = json!({"type": "human", "content": "S"});
+    let event = json!({"last_message_id": "m2", "summary_message": summary, "left_until": "m1"});
+    input.fields.insert(EVENT.to_owned(), event);
+    stage(vec![reader]).0.runs(RunInput::Input(input)).await;
+    assert_eq!(*log.lock().unwrap(), ["S", "3", "4"]);
 }

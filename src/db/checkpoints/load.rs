@@ -73,6 +73,8 @@ struct UnreadSteps {
 
 /// The maximum number of steps whose writes are in memory at once.
 const MAX_STEPS: i64 = 256;
+/// The maximum size of the texts of steps with their blobs in memory at once, in bytes. A larger text is read alone.
+const MAX_RESTORED_BYTES: usize = 4 << 20;
 
 /// Returns the state at a checkpoint from the cache, or folds and caches it.
 async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
@@ -96,17 +98,33 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
     Ok(state)
 }
 
-/// Adds the writes of steps.
+/// Adds the writes of steps. Of their blobs, only some are in memory at once.
 async fn add_steps(tx: &mut Tx<'_>, thread: ThreadId, fold: &mut StateFold, mut rows: Vec<StepRow>) -> DbResult<()> {
-    let texts = rows.iter_mut().map(|row| StoredText {
-        cell: cell("writes", &row.checkpoint_id),
-        text: &mut row.writes,
-    });
-    blobs::restore(tx, thread, texts.collect()).await?;
-    for row in rows {
-        fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
+    for row in &mut rows {
+        blobs::open(&cell("writes", &row.checkpoint_id), &mut row.writes);
+    }
+    while !rows.is_empty() {
+        let later = rows.split_off(steps_at_once(&rows));
+        let texts = rows.iter_mut().map(|row| StoredText {
+            cell: cell("writes", &row.checkpoint_id),
+            text: &mut row.writes,
+        });
+        blobs::restore(tx, thread, texts.collect()).await?;
+        for row in std::mem::replace(&mut rows, later) {
+            fold.add(cell("writes", &row.checkpoint_id).decode(&row.writes)?);
+        }
     }
     Ok(())
+}
+
+/// Returns the number of the first of these steps whose blobs are put back at once: at least one.
+fn steps_at_once(rows: &[StepRow]) -> usize {
+    let mut bytes = 0_usize;
+    let fitting = rows.iter().take_while(|row| {
+        bytes = bytes.saturating_add(blobs::restored_len(&row.writes));
+        bytes <= MAX_RESTORED_BYTES
+    });
+    fitting.count().max(1)
 }
 
 /// Adds the writes of steps that are not read yet, some at a time. Returns whether all of them were found: unlike a read, a

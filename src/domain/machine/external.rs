@@ -54,7 +54,9 @@ impl Machine {
         let is_carried = self.position.has_waited();
         let calls = self.calls_of_step();
         let known = self.ids_of_answer();
-        let messages = self.hook_has_asked().then(|| self.state.messages.clone());
+        // A compaction writes no messages. Those that leave the state with it are not what a hook asks about.
+        let is_about_messages = self.hook_has_asked() && !update.messages.is_empty();
+        let messages = is_about_messages.then(|| self.state.messages.clone());
         self.state.apply(&update);
         self.forget_edits_of_gone(&known);
         self.withdraw_answers(&calls);

@@ -221,6 +221,22 @@ fn messages_without_a_summary_are_read_by_the_model_again() {
 }
 
 #[test]
+fn the_number_of_messages_that_have_left_is_known_without_their_history() {
+    let mut state = summarized(300);
+    let mut leaving = event("m300");
+    if let Some(event) = leaving.fields.get_mut(summarization::EVENT) {
+        event["left_until"] = json!("m99");
+        event["left_messages"] = json!(100);
+    }
+    state.apply(&leaving);
+    assert_eq!(state.messages.left_len(), 100);
+    let mut anew = State::default();
+    anew.apply(&state.as_update());
+    assert_eq!(anew.messages.left_len(), 100);
+    assert_eq!(anew, state);
+}
+
+#[test]
 fn the_conclusion_is_found_among_compressed_messages() {
     let state = summarized(300);
     assert_eq!(state.messages.earlier_len(), 300);

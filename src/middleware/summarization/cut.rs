@@ -12,18 +12,30 @@ pub(super) struct KeptPart {
     pub(super) messages: Option<u64>,
     /// The maximum number of tokens.
     pub(super) tokens: Option<u64>,
+    /// The maximum size, in bytes.
+    pub(super) bytes: Option<usize>,
 }
 
 /// Returns the index of the first message that is kept, at least `start`. The last message is always kept. A call is
-/// never separated from its result, and the last answer is kept if one of its calls has no result yet.
-pub(super) fn cut(messages: &[Arc<Message>], start: usize, kept: KeptPart) -> usize {
+/// never separated from its result, and the last answer is kept if one of its calls has no result yet. `size_of` returns the
+/// size of a message, in bytes.
+pub(super) fn cut(
+    messages: &[Arc<Message>],
+    start: usize,
+    kept: KeptPart,
+    size_of: impl Fn(&Message) -> usize,
+) -> usize {
     let mut at = messages.len();
     let mut tokens = 0_u64;
     let mut count = 0_u64;
+    let mut bytes = 0_usize;
     while at > start {
         tokens = tokens.saturating_add(tokens_of_message(&messages[at - 1]));
         count += 1;
-        let fits = kept.tokens.is_none_or(|most| tokens <= most) && kept.messages.is_none_or(|most| count <= most);
+        bytes = bytes.saturating_add(size_of(&messages[at - 1]));
+        let fits = kept.tokens.is_none_or(|most| tokens <= most)
+            && kept.messages.is_none_or(|most| count <= most)
+            && kept.bytes.is_none_or(|most| bytes <= most);
         if !fits && at < messages.len() {
             break;
         }
@@ -52,6 +64,7 @@ mod tests {
 
     use super::*;
     use crate::domain::message::{ToolCall, ToolStatus};
+    use crate::domain::size;
 
     fn calls(ids: &[&str]) -> Vec<ToolCall> {
         ids.iter().map(|id| ToolCall::new(*id, "look", Map::new())).collect()
@@ -66,8 +79,9 @@ mod tests {
         let kept = KeptPart {
             messages: Some(keep),
             tokens: None,
+            bytes: None,
         };
-        cut(&messages, 0, kept)
+        cut(&messages, 0, kept, size::of_message)
     }
 
     #[test]
@@ -105,12 +119,21 @@ mod tests {
             Arc::new(Message::human("a")),
             Arc::new(Message::human("b".repeat(1_000))),
         ];
-        let kept = KeptPart {
+        let short = KeptPart {
             messages: None,
             tokens: Some(1),
+            bytes: None,
         };
-        assert_eq!(cut(&messages, 0, kept), 1);
-        assert_eq!(cut(&messages, 2, kept), 2);
-        assert_eq!(cut(&[], 0, kept), 0);
+        let small = KeptPart {
+            messages: None,
+            tokens: None,
+            bytes: Some(1),
+        };
+        for kept in [short, small] {
+            assert_eq!(cut(&messages, 0, kept, size::of_message), 1);
+        }
+        let kept = small;
+        assert_eq!(cut(&messages, 2, kept, size::of_message), 2);
+        assert_eq!(cut(&[], 0, kept, size::of_message), 0);
     }
 }

@@ -1,9 +1,9 @@
 //! Middleware: the older part of a long conversation is replaced by a summary in requests to the model.
 //!
-//! The messages of the state stay as they are. The private field `_summarization_event` says what a summary stands for;
-//! requests are made from it. It is written together with the answer to the request for which the conversation was
-//! compacted: after a crash before that, the whole step is repeated. A *compaction* is the making of a summary, and the
-//! event of the log that says what it stands for.
+//! The messages of the state stay as they are, as long as they fit into it, see [`room`]. The private field
+//! `_summarization_event` says what a summary stands for, and what has left the state; requests are made from it. It is
+//! written together with the answer to the request for which the conversation was compacted: after a crash before that, the
+//! whole step is repeated. A *compaction* is the making of a summary, and the event of the log that says what it stands for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role, SOURCE};
 use crate::domain::state::{File, State, Update};
 use crate::domain::summarization::{
-    EVENT, LongMessagePlace, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, can_be_shortened,
+    EVENT, LongMessagePlace, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, UserRequest, can_be_shortened,
 };
 use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
@@ -30,6 +30,7 @@ use tool::CompactConversation;
 
 mod cut;
 mod length;
+mod room;
 mod tool;
 mod wording;
 
@@ -44,8 +45,6 @@ const MAX_SUMMARY_TOKENS: u64 = 8_000;
 const LEAST_OUTPUT_TOKENS: u64 = 2_000;
 /// The number of times that a summary is tried again with half of the transcript, if that is too long for its model.
 const MAX_HALVINGS: u32 = 3;
-/// The part of the state that files with earlier messages may take: one of this many. The oldest are deleted first.
-const STATE_PARTS: usize = 4;
 /// The class of the failure of a model that wrote an empty summary.
 const NO_TEXT: &str = "SummarizationError";
 /// A compaction that would shorten the request by less than one of this many parts is not worth its summary.
@@ -72,15 +71,23 @@ pub enum CompactionCause {
     Length,
     /// The provider refused the request, because it is too long.
     Overflow,
+    /// The state of the thread becomes too large, see `[runtime] max_state_bytes`.
+    Size,
     /// The agent or a client has asked for it, with this number of messages to keep if it gives one.
     Request(Option<u64>),
 }
 
 impl CompactionCause {
+    /// Returns whether the conversation cannot go on without a compaction.
+    fn is_forced(self) -> bool {
+        matches!(self, Self::Overflow | Self::Size)
+    }
+
     fn word(self) -> &'static str {
         match self {
             Self::Length => "length",
             Self::Overflow => "overflow",
+            Self::Size => "size",
             Self::Request(_) => "request",
         }
     }
@@ -114,26 +121,48 @@ struct Conversation<'a> {
     state: &'a State,
     /// The messages of the state that are not compressed, or those that a client's command has given for the request.
     messages: &'a [Arc<Message>],
-    /// The number of messages before `messages`, which are compressed.
+    /// True if `messages` are those of the state.
+    is_of_state: bool,
+    /// The number of messages before `messages` that are in the state: the compressed ones.
     earlier: usize,
+    /// The number of messages before these, which have left the state.
+    left: usize,
+    /// The last request of the user among these.
+    left_request: Option<UserRequest>,
     event: SummarizationEvent,
     view: Vec<Arc<Message>>,
 }
 
 impl<'a> Conversation<'a> {
     fn new(messages: &'a [Arc<Message>], scope: &'a Scope, state: &'a State) -> Self {
-        let event = SummarizationEvent::of(state).unwrap_or_default();
+        let mut event = SummarizationEvent::of(state).unwrap_or_default();
         let view = event.view(messages);
+        // What the event names has left. The number may be another one: a client may have removed all messages since, and a
+        // server of the former release does not write it.
+        event.media_left_until = None;
+        event.left_until = None;
+        event.left_messages = state.messages.left_len();
+        if event.left_messages == 0 {
+            event.left_request = None;
+        }
         let id_of_first = |messages: &[Arc<Message>]| messages.first().and_then(|message| message.id.clone());
         let is_of_state = id_of_first(messages) == id_of_first(state.messages.recent());
         Self {
             scope,
             state,
             messages,
+            is_of_state,
             earlier: if is_of_state { state.messages.earlier_len() } else { 0 },
+            left: if is_of_state { state.messages.left_len() } else { 0 },
+            left_request: event.left_request.clone(),
             event,
             view,
         }
+    }
+
+    /// Returns the number of messages before the index `end`, counted from the beginning of the thread.
+    fn count(&self, end: usize) -> usize {
+        self.left + self.earlier + end
     }
 
     /// Returns the summary, if the model reads one, and the messages from the first one after it up to `end`.
@@ -149,22 +178,19 @@ impl<'a> Conversation<'a> {
         self.view.first().filter(|_| cutoff > 0)
     }
 
-    /// Returns the last message of the user before `end`, and the number of answers between the two; none if there is a
-    /// later message of the user.
-    fn last_request(&self, end: usize) -> Option<(Arc<Message>, usize)> {
-        fn newest(messages: &[Arc<Message>]) -> Option<(Arc<Message>, usize)> {
-            let at = messages.iter().rposition(|message| is_of_user(message))?;
-            let answers = messages[at..].iter().filter(|message| message.is_ai()).count();
-            Some((Arc::clone(&messages[at]), answers))
-        }
+    /// Returns the last request of the user before `end`, with the answers between the two; none if there is a later one.
+    fn last_request(&self, end: usize) -> Option<UserRequest> {
         let (older, later) = self.messages.split_at_checked(end)?;
         if later.iter().any(|message| is_of_user(message)) {
             return None;
         }
         // It may be in the part before, which has a summary already.
-        newest(older).or_else(|| match self.earlier {
+        newest_request(older, None).or_else(|| match self.earlier + self.left {
             0 => None,
-            earlier => newest(self.state.messages.all().get(..earlier + end)?),
+            _ => {
+                let all = self.state.messages.all();
+                newest_request(all.get(..self.earlier + end)?, self.left_request.as_ref())
+            }
         })
     }
 }
@@ -206,6 +232,16 @@ impl Summarization {
             .await
     }
 
+    /// Compacts the conversation of a state that is too large, so that its older part can leave it. Returns none if nothing
+    /// can leave.
+    ///
+    /// # Errors
+    /// As [`Summarization::compact`].
+    pub async fn make_room(&self, scope: &Scope, state: &State) -> Result<Option<Compaction>, Halt> {
+        let conversation = Conversation::new(state.messages.recent(), scope, state);
+        self.compact_for(&conversation, CompactionCause::Size).await
+    }
+
     /// Compacts a conversation and sends clients the news.
     async fn compact_for(
         &self,
@@ -221,16 +257,21 @@ impl Summarization {
         }
         let kept = self.kept_part(conversation, cause);
         let start = conversation.event.cutoff(conversation.messages);
-        let end = cut(conversation.messages, start, kept);
+        let end = cut(conversation.messages, start, kept, |message| {
+            room::weight(conversation.state, message)
+        });
         let long = match cause {
             CompactionCause::Overflow => long_messages(&conversation.messages[end.max(start)..], &conversation.event),
-            CompactionCause::Length | CompactionCause::Request(_) => vec![],
+            CompactionCause::Length | CompactionCause::Size | CompactionCause::Request(_) => vec![],
         };
         let has_older = is_worth_it(conversation, start, end, cause);
         if !has_older && long.is_empty() {
-            return Ok(None);
+            return Ok(match cause {
+                CompactionCause::Size => without_older(conversation, start),
+                CompactionCause::Length | CompactionCause::Overflow | CompactionCause::Request(_) => None,
+            });
         }
-        let count = conversation.earlier + conversation.messages.len();
+        let count = conversation.count(conversation.messages.len());
         let begun = json!({"messages": count, "to_summarize": end.saturating_sub(start)});
         send_news(scope, cause, "started", begun).await;
         let mut compaction = Compaction {
@@ -242,7 +283,7 @@ impl Summarization {
             let summary = match summary {
                 Ok(summary) => summary,
                 // The summary would fail in every later run as well, and the thread could not be used any more.
-                Err(Halt::Fail(failure)) if cause == CompactionCause::Overflow && is_lasting(&failure) => {
+                Err(Halt::Fail(failure)) if cause.is_forced() && is_lasting(&failure) => {
                     tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
                         "no summary could be written; the older part of the conversation is left out without one");
                     wording::without_summary(conversation.last_summary())
@@ -265,12 +306,14 @@ impl Summarization {
         let settings = KeptPart {
             messages: keep.messages,
             tokens: self.0.lengths.tokens_of(&keep),
+            bytes: Some(room::kept_bytes(conversation)),
         };
         match cause {
-            CompactionCause::Length | CompactionCause::Request(None) => settings,
+            CompactionCause::Length | CompactionCause::Size | CompactionCause::Request(None) => settings,
             CompactionCause::Request(Some(messages)) => KeptPart {
                 messages: Some(messages),
                 tokens: None,
+                bytes: None,
             },
             // The estimates were wrong, or the window is not known, so less is kept than usual.
             CompactionCause::Overflow => {
@@ -289,7 +332,9 @@ impl Summarization {
         let most = self.0.max_argument_chars;
         let start = conversation.event.cutoff(conversation.messages);
         let kept = self.kept_part(conversation, CompactionCause::Length);
-        let end = cut(conversation.messages, start, kept);
+        let end = cut(conversation.messages, start, kept, |message| {
+            room::weight(conversation.state, message)
+        });
         let last = conversation.messages.get(end.checked_sub(1)?)?;
         if most == 0 || end <= start {
             return None;
@@ -352,7 +397,7 @@ impl Summarization {
         range: std::ops::Range<usize>,
         summary: &str,
     ) {
-        let Conversation { scope, state, .. } = conversation;
+        let scope = conversation.scope;
         let older = &conversation.messages[range.clone()];
         let event = &mut compaction.event;
         let lane = lane_name(scope);
@@ -361,24 +406,23 @@ impl Summarization {
             .has_files
             .then(|| format!("{FOLDER}/session_{lane}_{:04}.md", event.count));
         if let Some(path) = &path {
-            let text = wording::history_text(older, event.count, scope.sizes.file);
+            let text = wording::history_text(older, event.count, room::file_bytes(scope.sizes));
             let own = format!("{FOLDER}/session_{lane}_");
-            let is_main = scope.subagent.is_none();
-            compaction.files = room_for(state, &own, is_main, text.len(), scope.sizes.state / STATE_PARTS);
+            compaction.files = room::room_for(conversation, &own, text.len(), range.clone());
             let file = Arc::new(File::text(text, scope.now()));
             compaction.files.insert(path.clone(), Some(file));
         }
         // The model has to know what it works for, even if a long turn began before the cut.
         let request = conversation.last_request(range.end);
-        let quoted = request.as_ref().map(|(message, _)| message.content.text());
-        let count = conversation.earlier + range.end;
-        let text = wording::summary_text(summary, count, path.as_deref(), quoted.as_deref());
+        let quoted = request.as_ref().map(|request| request.text.as_str());
+        let count = conversation.count(range.end);
+        let text = wording::summary_text(summary, count, path.as_deref(), quoted);
         let mut message = Message::human(text).with_id(format!("summary_{lane}_{}", event.count));
         message.set_source(wording::SOURCE);
-        if let Some((_, answers)) = request {
+        if let Some(request) = &request {
             message
                 .additional_kwargs
-                .insert(SUMMARIZED_ANSWERS.to_owned(), json!(answers));
+                .insert(SUMMARIZED_ANSWERS.to_owned(), json!(request.answers));
         }
         if let Some(path) = &path {
             message.additional_kwargs.insert("file_path".to_owned(), json!(path));
@@ -392,6 +436,7 @@ impl Summarization {
             after.into_iter().any(|message| message.id.as_ref() == Some(id))
         };
         event.shortened.retain(|id, _| is_after(id));
+        room::leave(event, conversation, range.end, &compaction.files);
     }
 
     /// Shortens messages that are too long for the model, and puts their texts into files.
@@ -428,7 +473,8 @@ impl Middleware for Summarization {
     fn contribution(&self) -> Contribution {
         let schema = json!({"title": "Summarization", "type": "object", "properties": {
             "summarized_messages": {"type": "integer"}, "count": {"type": "integer"},
-            "file_path": {"type": ["string", "null"]}, "created_at": {"type": "string"}}});
+            "file_path": {"type": ["string", "null"]}, "created_at": {"type": "string"},
+            "left_messages": {"type": "integer"}}});
         let tool = self.0.has_tool.then(|| CompactConversation::shared(self.clone()));
         Contribution {
             tools: tool.into_iter().collect(),
@@ -449,13 +495,24 @@ impl Middleware for Summarization {
             &conversation.view,
             conversation.event.created_after.as_deref(),
         );
-        if self.0.lengths.is_reached(length, length::requested_output(&request)) {
-            match self.compact_for(&conversation, CompactionCause::Length).await {
-                Ok(compaction) => written = compaction,
+        let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
+        let is_short = room::is_short(&conversation).then_some(CompactionCause::Size);
+        let causes = is_short
+            .into_iter()
+            .chain(is_reached.then_some(CompactionCause::Length));
+        for cause in causes {
+            match self.compact_for(&conversation, cause).await {
+                // What is too little to make room may be much of what the model can read.
+                Ok(None) => {}
+                Ok(Some(compaction)) => {
+                    written = Some(compaction);
+                    break;
+                }
                 // The request may still be short enough.
                 Err(Halt::Fail(failure)) => {
                     tracing::warn!(agent = %scope.agent, run = %scope.run, class = failure.class,
                         "the conversation could not be summarised");
+                    break;
                 }
                 Err(halt) => return Err(halt),
             }
@@ -525,10 +582,41 @@ fn next_event(conversation: &Conversation<'_>) -> SummarizationEvent {
     }
 }
 
+/// Returns the compaction of a conversation that has nothing to summarise, but older messages that can leave the state:
+/// those before the index `start`, for which there is a summary.
+fn without_older(conversation: &Conversation<'_>, start: usize) -> Option<Compaction> {
+    let mut event = next_event(conversation);
+    room::leave(&mut event, conversation, start, &BTreeMap::new());
+    let before = &conversation.event;
+    let has_left = event.left_until != before.left_until || event.media_left_until != before.media_left_until;
+    has_left.then(|| Compaction {
+        event,
+        files: BTreeMap::new(),
+    })
+}
+
 /// Returns whether a message is one of the user: reminders, reports and the like have the same role.
 fn is_of_user(message: &Message) -> bool {
     let marks = [SOURCE, NOTIFICATION];
     message.is_human() && !marks.iter().any(|mark| message.additional_kwargs.contains_key(*mark))
+}
+
+/// Returns the last request of the user in these messages, or `earlier`, which was before them, with the answers since then.
+fn newest_request(messages: &[Arc<Message>], earlier: Option<&UserRequest>) -> Option<UserRequest> {
+    let at = messages.iter().rposition(|message| is_of_user(message));
+    let since = messages[at.unwrap_or(0)..].iter();
+    let answers = since.filter(|message| message.is_ai()).count();
+    match at {
+        Some(at) => Some(UserRequest {
+            id: messages[at].id.clone(),
+            text: wording::repeated(&messages[at]),
+            answers,
+        }),
+        None => earlier.map(|earlier| UserRequest {
+            answers: earlier.answers + answers,
+            ..earlier.clone()
+        }),
+    }
 }
 
 /// Returns whether an event is about the messages of a state. A client's command may have given other messages for the
@@ -550,6 +638,7 @@ fn is_worth_it(conversation: &Conversation<'_>, start: usize, end: usize, cause:
     match cause {
         CompactionCause::Request(_) => count > 1,
         CompactionCause::Overflow => count > 0,
+        CompactionCause::Size => count > 0 && room::is_worth_it(conversation, &conversation.messages[start..end]),
         CompactionCause::Length if count < 2 => false,
         CompactionCause::Length => {
             let view = length::tokens_of_messages(&conversation.view);
@@ -565,29 +654,6 @@ fn long_messages<'a>(kept: &'a [Arc<Message>], event: &SummarizationEvent) -> Ve
     kept.iter()
         .filter(|message| is_text(message) && can_be_shortened(message) && !is_shortened(message))
         .collect()
-}
-
-/// Returns the deletions of files with earlier messages, so that `more` bytes fit into `most`: the oldest ones whose names
-/// begin with `own`. The main agent first deletes those that its subagents have left.
-fn room_for(state: &State, own: &str, is_main: bool, more: usize, most: usize) -> BTreeMap<String, Option<Arc<File>>> {
-    let all = format!("{FOLDER}/session_");
-    let start = if is_main { all.as_str() } else { own };
-    let mut files: Vec<(&String, &Arc<File>)> = state
-        .files
-        .range(start.to_owned()..)
-        .take_while(|(path, _)| path.starts_with(start))
-        .collect();
-    files.sort_by_key(|&(path, file)| (path.starts_with(own), file.modified_at.as_deref(), path));
-    let mut sum = files.iter().map(|(_, file)| file.content.len()).sum::<usize>() + more;
-    let mut gone = BTreeMap::new();
-    for (path, file) in files {
-        if sum <= most {
-            break;
-        }
-        sum -= file.content.len();
-        gone.insert(path.clone(), None);
-    }
-    gone
 }
 
 /// Returns a name for the agent's own conversation on its thread.

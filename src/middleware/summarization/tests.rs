@@ -2,7 +2,9 @@ use futures::FutureExt;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::domain::message::{Content, ToolCall, ToolStatus};
+use crate::domain::message::{Content, REMOVE_ALL, ToolCall, ToolStatus};
+use crate::domain::message_list::size_of_media;
+use crate::domain::size;
 use crate::domain::time::Timestamp;
 use crate::model::Model;
 use crate::model::scripted::Scripted;
@@ -47,6 +49,17 @@ async fn ask_about(
     messages: Vec<Arc<Message>>,
     refused: usize,
 ) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
+    ask_in(&Scope::sample(Timestamp(7)), policy, state, messages, refused).await
+}
+
+/// The same in a scope.
+async fn ask_in(
+    scope: &Scope,
+    policy: &Summarization,
+    state: &State,
+    messages: Vec<Arc<Message>>,
+    refused: usize,
+) -> (Vec<Vec<String>>, Result<ModelAnswer, Halt>) {
     let seen = std::sync::Mutex::new(vec![]);
     let ask = |request: ModelRequest| {
         let texts: Vec<String> = request.messages.iter().map(|message| message.content.text()).collect();
@@ -61,11 +74,10 @@ async fn ask_about(
         };
         async move { answer }.boxed()
     };
-    let scope = Scope::sample(Timestamp(7));
     let next = NextModel {
         rest: &[],
         ask: &ask,
-        scope: &scope,
+        scope,
         state,
     };
     let request = ModelRequest {
@@ -125,6 +137,202 @@ async fn files_that_subagents_have_left_make_room_for_earlier_messages() {
     let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
     assert_eq!(deleted, ["/conversation_history/session_b_0001.md"]);
     assert_eq!(update.files.len(), 2, "and the new one");
+}
+
+/// Compacts the conversation of a state of at most `most` bytes, if it has to be. Returns the request, and the writes.
+async fn compacted_within(most: usize, state: &State) -> (Vec<String>, Update) {
+    let mut scope = Scope::sample(Timestamp(7));
+    scope.sizes.state = most;
+    let messages = state.messages.recent().to_vec();
+    let (mut seen, answer) = ask_in(&scope, &policy(json!({})), state, messages, 0).await;
+    (seen.remove(0), answer.expect("an answer").extra)
+}
+
+#[tokio::test]
+async fn the_oldest_media_leave_a_state_that_becomes_too_large() {
+    let mut messages = vec![Arc::new(Message::human("look").with_id("h0"))];
+    for number in 0..20 {
+        let call = ToolCall::new(format!("c{number}"), "look", Map::new());
+        let image = json!({"type": "image", "base64": "A".repeat(4_000), "mime_type": "image/png"});
+        let result = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![image]));
+        messages.push(Arc::new(Message::calling([call]).with_id(format!("a{number}"))));
+        messages.push(Arc::new(result.with_id(format!("r{number}"))));
+    }
+    let mut state = state_of(messages);
+    let (_, update) = compacted_within(180_000, &state).await;
+    assert_eq!(update, Update::none(), "it is not half full");
+    let (seen, update) = compacted_within(120_000, &state).await;
+    assert_eq!(seen.len(), 7, "the summary and the newest messages");
+    state.apply(&update);
+    assert!(size::of_state(&state) <= 60_000);
+    assert_eq!(state.messages.len(), 41, "the texts stay");
+    let all = state.messages.all();
+    let with_media = all.iter().filter(|message| size_of_media(message) > 0);
+    let with_media: Vec<&str> = with_media.filter_map(|message| message.id.as_deref()).collect();
+    assert!((3..12).contains(&with_media.len()), "{with_media:?}");
+    assert!(with_media.ends_with(&["r17", "r18", "r19"]));
+    assert!(update.fields[STATUS].get("left_messages").is_none());
+}
+
+#[tokio::test]
+async fn the_oldest_messages_leave_a_state_that_has_no_room_for_their_texts() {
+    let text = "word ".repeat(200);
+    let mut state = state_of(conversation(100, &text));
+    for (turns, summarized) in [(100, 194), (200, 394)] {
+        let known = state.messages.left_len() + state.messages.len();
+        state
+            .messages
+            .extend(conversation(turns, &text).into_iter().skip(known));
+        let (seen, update) = compacted_within(200_000, &state).await;
+        assert_eq!(seen.len(), 7);
+        assert!(seen[0].contains(&format!("first {summarized} messages")), "{}", seen[0]);
+        state.apply(&update);
+        let left = state.messages.left_len();
+        assert!(left > summarized / 2, "{left}");
+        assert_eq!(left + state.messages.len(), 2 * turns);
+        assert_eq!(update.fields[STATUS]["left_messages"], left);
+        assert_eq!(update.fields[STATUS]["summarized_messages"], summarized);
+        assert!(size::of_state(&state) <= 100_000);
+        assert!(state.messages.all()[0].answers().is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_call_leaves_the_state_only_with_its_results() {
+    let looked = calls(0..2).into_iter().map(|message| match message.answers() {
+        None => message,
+        Some(_) => Arc::new(Message {
+            content: "x".repeat(60_000).into(),
+            ..Message::clone(&message)
+        }),
+    });
+    let mut state = state_of(vec![Arc::new(Message::human("look").with_id("h0"))]);
+    state.messages.extend(looked);
+    let (_, update) = compacted_within(200_000, &state).await;
+    state.apply(&update);
+    assert!(state.messages.has_left("h0"));
+    assert_eq!(state.messages.recent()[0].id.as_deref(), Some("a0"));
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_is_summarised_even_if_that_makes_little_room() {
+    let image = json!({"type": "image", "base64": "A".repeat(600_000), "mime_type": "image/png"});
+    let last = Message {
+        content: Content::Blocks(vec![image]),
+        ..Message::human("").with_id("last")
+    };
+    let mut state = state_of(conversation(3, &"word ".repeat(1_000)));
+    state.messages.push(Arc::new(last));
+    let mut scope = Scope::sample(Timestamp(7));
+    scope.sizes.state = 1_000_000;
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 1}});
+    let messages = state.messages.recent().to_vec();
+    let (seen, _) = ask_in(&scope, &policy(settings), &state, messages, 0).await;
+    assert_eq!(seen[0].len(), 2, "the summary and the image");
+}
+
+#[tokio::test]
+async fn messages_leave_a_state_that_is_too_large_even_if_most_of_it_is_files() {
+    let mut state = state_of(conversation(20, &"word ".repeat(100)));
+    let file = File::text("x".repeat(185_000), Timestamp(1));
+    state.files.insert("/notes".to_owned(), Arc::new(file));
+    let mut scope = Scope::sample(Timestamp(7));
+    scope.sizes.state = 200_000;
+    assert!(size::of_state(&state) > 200_000);
+    let settings = policy(json!({"keep": {"messages": 2}}));
+    let made = settings.make_room(&scope, &state).await.expect("a summary");
+    state.apply(&made.expect("messages can leave").update());
+    assert!(state.messages.left_len() > 0);
+}
+
+#[tokio::test]
+async fn messages_that_a_client_has_removed_do_not_count_as_left() {
+    let text = "word ".repeat(200);
+    let mut state = state_of(conversation(100, &text));
+    let (_, update) = compacted_within(200_000, &state).await;
+    state.apply(&update);
+    assert!(state.messages.left_len() > 0);
+    let removal = Message::new(Role::Remove, "").with_id(REMOVE_ALL);
+    state.apply(&Update::messages([removal]));
+    state.messages.extend(conversation(4, ""));
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (_, answer) = ask(&policy(settings), &state, 0).await;
+    let update = answer.expect("an answer").extra;
+    assert_eq!(update.fields[STATUS]["summarized_messages"], 6);
+    assert!(update.fields[STATUS].get("left_messages").is_none());
+}
+
+#[tokio::test]
+async fn a_conversation_with_many_long_results_is_summarised_before_their_files_fill_the_state() {
+    let mut state = state_of(vec![Arc::new(Message::human("look").with_id("h0"))]);
+    for number in 0..3 {
+        let path = format!("/large_tool_results/c{number}");
+        let call = ToolCall::new(format!("c{number}"), "look", Map::new());
+        let notice = Message::tool(&call, ToolStatus::Success, format!("All of it is in the file {path}."));
+        state
+            .messages
+            .push(Arc::new(Message::calling([call]).with_id(format!("a{number}"))));
+        state.messages.push(Arc::new(notice.with_id(format!("r{number}"))));
+        let file = File::text("x".repeat(40_000), Timestamp(number));
+        state.files.insert(path, Arc::new(file));
+    }
+    let (seen, update) = compacted_within(200_000, &state).await;
+    assert_eq!(seen.len(), 3, "the summary and the last result with its call");
+    let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+    let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+    assert_eq!(deleted, ["/large_tool_results/c0", "/large_tool_results/c1"]);
+}
+
+#[tokio::test]
+async fn a_subagent_does_not_delete_the_results_of_its_caller() {
+    for is_fork in [false, true] {
+        let mut state = state_of(vec![Arc::new(Message::human("look").with_id("h0"))]);
+        for (number, name) in ["c1-2", "c2"].into_iter().enumerate() {
+            let call = ToolCall::new(format!("c{}", number + 1), "look", Map::new());
+            let notice = format!("All of it is in the file /large_tool_results/{name}. Read it.");
+            let notice = Message::tool(&call, ToolStatus::Success, notice).with_id(format!("r{number}"));
+            let calling = Message::calling([call]).with_id(format!("a{number}"));
+            state.messages.extend([calling, notice].map(Arc::new));
+        }
+        for (name, time) in [("c1", 1), ("c1-2", 2), ("c2", 3)] {
+            let file = File::text("x".repeat(3_900_000), Timestamp(time));
+            state
+                .files
+                .insert(format!("/large_tool_results/{name}"), Arc::new(file));
+        }
+        if is_fork {
+            state.fields = state.fields_for_fork();
+        }
+        let mut scope = Scope::sample(Timestamp(7));
+        scope.subagent = Some(scope.run);
+        let policy = policy(json!({"trigger": {"messages": 4}, "keep": {"messages": 2}}));
+        let messages = state.messages.recent().to_vec();
+        let (_, answer) = ask_in(&scope, &policy, &state, messages, 0).await;
+        let update = answer.expect("an answer").extra;
+        let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+        let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+        let expected: &[&str] = if is_fork { &[] } else { &["/large_tool_results/c1-2"] };
+        assert_eq!(deleted, expected);
+    }
+}
+
+#[tokio::test]
+async fn long_results_that_the_model_does_not_read_any_more_make_room() {
+    let mut state = state_of(conversation(3, ""));
+    for (name, time) in [("a", 1), ("b", 2), ("c", 3)] {
+        let file = File::text("x".repeat(3_900_000), Timestamp(time));
+        state
+            .files
+            .insert(format!("/large_tool_results/{name}"), Arc::new(file));
+    }
+    let kept = Message::human("see /large_tool_results/a").with_id("kept");
+    state.messages.push(Arc::new(kept));
+    let settings = json!({"trigger": {"messages": 6}, "keep": {"messages": 2}});
+    let (_, answer) = ask(&policy(settings), &state, 0).await;
+    let update = answer.expect("an answer").extra;
+    let deleted = update.files.iter().filter(|(_, file)| file.is_none());
+    let deleted: Vec<&String> = deleted.map(|(path, _)| path).collect();
+    assert_eq!(deleted, ["/large_tool_results/b"]);
 }
 
 #[tokio::test]
@@ -388,6 +596,31 @@ async fn messages_that_are_compressed_count_and_the_last_request_is_found_among_
     state.apply(&update);
     assert_eq!(state.messages.earlier().len(), 2);
     assert_eq!(state.messages.all().len(), 501);
+}
+
+#[tokio::test]
+async fn the_request_of_the_user_is_repeated_after_it_has_left_the_state() {
+    let looked = |numbers| {
+        calls(numbers).into_iter().map(|message| {
+            if message.answers().is_none() {
+                return message;
+            }
+            Arc::new(Message {
+                content: "x".repeat(1_000).into(),
+                ..Message::clone(&message)
+            })
+        })
+    };
+    let mut state = state_of(vec![Arc::new(Message::human("the task").with_id("h0"))]);
+    for (numbers, answers) in [(0..150, 147), (150..300, 297)] {
+        state.messages.extend(looked(numbers));
+        let (seen, update) = compacted_within(200_000, &state).await;
+        assert!(seen[0].contains("word for word:\nthe task"), "{}", seen[0]);
+        let summary = &update.fields[EVENT]["summary_message"];
+        assert_eq!(summary["additional_kwargs"][SUMMARIZED_ANSWERS], answers);
+        state.apply(&update);
+        assert!(state.messages.has_left("h0"));
+    }
 }
 
 #[tokio::test]

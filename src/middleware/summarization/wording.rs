@@ -110,7 +110,12 @@ pub(super) fn without_summary(last: Option<&Arc<Message>>) -> String {
     }
 }
 
-/// Returns the text of the message that stands for the older part of the conversation.
+/// Returns a message of the user as the summary repeats it.
+pub(super) fn repeated(message: &Message) -> String {
+    clipped(&message.content.text(), QUOTED_CHARS)
+}
+
+/// Returns the text of the message that stands for the older part of the conversation. `request` is a [`repeated`] message.
 pub(super) fn summary_text(summary: &str, count: usize, path: Option<&str>, request: Option<&str>) -> String {
     let place = path.map_or_else(String::new, |path| {
         format!(
@@ -119,10 +124,7 @@ pub(super) fn summary_text(summary: &str, count: usize, path: Option<&str>, requ
         )
     });
     let quoted = request.map_or_else(String::new, |text| {
-        format!(
-            "\n\nThe user's last request, word for word:\n{}",
-            clipped(text, QUOTED_CHARS)
-        )
+        format!("\n\nThe user's last request, word for word:\n{text}")
     });
     format!(
         "The conversation has become long: this summary stands for its first {count} messages.{place}\n\n\

@@ -756,7 +756,7 @@ pub(in crate::runtime) fn check_ahead(
 pub(in crate::runtime) fn check(new_run: &NewRun, agent: &Agent, sizes: SizeLimits) -> Result<(), Invalid> {
     if let Some(input) = &new_run.request.input {
         let input = read_input(input)?;
-        sizes.check_files(&input)?;
+        sizes.check_brought(&input, "input")?;
         agent.declared.check_input(&input)?;
         agent.check_content(&input)?;
     }
@@ -768,7 +768,7 @@ pub(in crate::runtime) fn check(new_run: &NewRun, agent: &Agent, sizes: SizeLimi
         if let Some(update) = &command.update {
             read_update(update)
                 .and_then(|update| {
-                    sizes.check_files(&update)?;
+                    sizes.check_brought(&update, "values")?;
                     agent.check_update(&update)
                 })
                 .map_err(|error| Invalid {

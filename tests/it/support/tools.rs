@@ -11,6 +11,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -182,6 +184,22 @@ pub(crate) fn answer_with_effect(tool: &str, args: &Value) -> String {
     format!("{tool}: {}", args["note"].as_str().unwrap_or_default())
 }
 
+/// Returns the base64 of the screenshot with this number and size in bytes.
+pub(crate) fn screenshot(number: u64, bytes: usize) -> String {
+    let pixels = number.to_string().into_bytes().into_iter().cycle();
+    STANDARD.encode(pixels.take(bytes).collect::<Vec<u8>>())
+}
+
+/// Shows a screenshot of the size in `bytes`.
+fn look(args: &Value) -> Response {
+    let number = args["number"].as_u64().unwrap_or(0);
+    let bytes = args["bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok());
+    let image = screenshot(number, bytes.unwrap_or(0));
+    let image = json!({"type": "image", "base64": image, "mime_type": "image/png"});
+    let text = json!({"type": "text", "text": format!("screen {number}")});
+    Json(json!({"content": [text, image]})).into_response()
+}
+
 async fn serve(
     State(state): State<Arc<ServerState>>,
     Path(tool): Path<String>,
@@ -246,6 +264,7 @@ async fn serve(
                 .unwrap_or(0);
             Json(json!("x".repeat(size))).into_response()
         }
+        "screenshot" => look(&args),
         "spawn" => {
             let subagent = args["subagent_type"].as_str().unwrap_or("researcher");
             let format = &args["response_format"];

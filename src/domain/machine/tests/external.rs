@@ -5,6 +5,7 @@ use serde_json::Map;
 use super::*;
 use crate::domain::goto::Destination;
 use crate::domain::interrupt::ReviewAction;
+use crate::domain::summarization;
 
 const TO_TOOLS: Destination = Destination::Tools {
     own: true,
@@ -234,6 +235,25 @@ fn a_hook_does_not_get_answers_about_messages_that_an_update_changes() {
             assert_eq!(machine.answers_to(&open.asker).len(), 1);
         }
     }
+}
+
+#[test]
+fn a_hook_keeps_its_answers_when_older_messages_leave_the_state() {
+    let older = ["m0", "m1", "m2"].map(|id| Message::human("old").with_id(id));
+    let messages = older.into_iter().chain([calling(&["a"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), messages);
+    let asked = Question {
+        kind: QuestionKind::Question,
+        ..question()
+    };
+    let open = machine.hook_asked(&plan(), vec![asked]).remove(0);
+    assert!(machine.resolve(&open.id, json!("yes")));
+    let summary = json!({"type": "human", "content": "S"});
+    let event = json!({"last_message_id": "m2", "summary_message": summary, "left_until": "m1"});
+    let update = Update::field(summarization::EVENT, event);
+    machine.carry_update(&plan(), summarization::NODE, update, id());
+    assert_eq!(machine.state.messages.left_len(), 2);
+    assert_eq!(machine.answers_to(&open.asker).len(), 1);
 }
 
 #[test]
