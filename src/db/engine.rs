@@ -12,9 +12,7 @@ use sqlx::pool::{PoolConnection, PoolOptions};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
-use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql,
-};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, QueryBuilder, Sqlite, SqlitePool, raw_sql};
 
 use super::error::{DbError, DbResult};
 use super::hosts::PostgresHosts;

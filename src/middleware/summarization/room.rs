@@ -189,7 +189,10 @@ fn in_folder<'s>(state: &'s State, start: &str) -> Vec<(&'s String, &'s Arc<File
 
 /// Returns whether a file has the text of a message, which names it or is shown shortened.
 fn is_about(path: &str, message: &Message) -> bool {
-    let is_long = message.id.as_deref().is_some_and(|id| LongMessagePlace::may_be(path, id));
+    let is_long = message
+        .id
+        .as_deref()
+        .is_some_and(|id| LongMessagePlace::may_be(path, id));
     is_long || names(&message.content.text(), first_part_path(path))
 }
 
