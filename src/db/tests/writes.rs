@@ -40,7 +40,7 @@ async fn concurrent_writes_all_succeed(db: Db) {
             );
         }
     });
-    futures::future::join_all(writes).await;
+    join_all(writes).await;
     assert_eq!(
         read!(db, |tx| threads::count(
             tx,
@@ -77,7 +77,7 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
             }
         }
     });
-    futures::future::join_all(writes).await;
+    join_all(writes).await;
     assert_eq!(
         read!(db, |tx| threads::count(
             tx,
@@ -90,7 +90,7 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
 /// Runs a numbered job alone, and then together with others in one transaction.
 async fn alone_and_together<F: Future<Output = ()>>(job: impl Fn(i64) -> F) {
     for together in [1, 16] {
-        futures::future::join_all((0..together).map(&job)).await;
+        join_all((0..together).map(&job)).await;
     }
 }
 
@@ -271,7 +271,7 @@ async fn closing_finishes_accepted_writes() {
             let db = db.clone();
             async move { write!(db, |tx| threads::insert(tx, &thread_at(n))) }
         });
-        futures::future::join_all(writes).await;
+        join_all(writes).await;
         db.close().await;
         let db = super::open(&url).await;
         assert!(read!(db, |tx| threads::find(tx, id)).is_some());
@@ -321,7 +321,7 @@ async fn cancelled_reads_do_not_block_writes(db: Db) {
             assert!(write!(db, |tx| threads::insert(tx, &thread)));
         }
     });
-    futures::future::join_all(writes).await;
+    join_all(writes).await;
 }
 
 async fn slow_searches_leave_connections_for_reads(db: Db) {
