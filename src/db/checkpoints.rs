@@ -25,7 +25,7 @@ pub use machine::{
 };
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::engine::on_engine;
+use super::engine::{Engine, LaneColumn, on_engine};
 use super::error::corrupt;
 use super::json::ColumnRef;
 use super::{DbError, DbResult, Tx};
@@ -39,7 +39,28 @@ const TABLE: &str = "checkpoints";
 /// The maximum number of rows in one insert; databases limit the number of bound values.
 const MAX_ROWS: usize = 200;
 
-/// Returns the stored id of a lane: the nil UUID for the main agent, else the run of the subagent.
+/// Returns the text of a query about a lane: `child` for a subagent's on SQLite, which says that the lane is one, else `any`. On
+/// SQLite only such a query is served by the index of lanes, which the steps of main agents are not in.
+pub(super) fn lane_sql(tx: &Tx<'_>, lane: Lane, any: &'static str, child: &'static str) -> &'static str {
+    match (tx.engine(), lane) {
+        (Engine::Sqlite, Lane::Child(_)) => child,
+        (Engine::Sqlite, Lane::Main) | (Engine::Postgres, Lane::Main | Lane::Child(_)) => any,
+    }
+}
+
+/// Returns the text of a query about the lane `$2` of the thread `$1`, see [`lane_sql`]: what it selects, and what follows
+/// that condition.
+macro_rules! of_lane {
+    ($tx:expr, $lane:expr, $select:expr, $rest:expr) => {{
+        const ANY: &str = const_format::concatcp!($select, " where thread_id = $1 and lane = $2", $rest);
+        const CHILD: &str =
+            const_format::concatcp!($select, " where thread_id = $1 and lane = $2 and lane <> x''", $rest);
+        $crate::db::checkpoints::lane_sql($tx, $lane, ANY, CHILD)
+    }};
+}
+pub(super) use of_lane;
+
+/// Returns the id of a lane in the tables besides the log: the nil UUID for the main agent, else the run of the subagent.
 pub(super) fn lane_id(lane: Lane) -> Uuid {
     match lane {
         Lane::Main => Uuid::nil(),
@@ -182,19 +203,22 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResu
 
 /// Returns the segment of a new checkpoint whose parent is already stored.
 async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
-    const SQL: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
-        and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq) \
-        from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
+    const LATER: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
+        and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq";
+    const PARENT: &str = ") from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
+    const ANY: &str = concatcp!(LATER, PARENT);
+    const CHILD: &str = concatcp!(LATER, " and later.lane <> x''", PARENT);
     let Some(parent) = placed.entry.parent else {
         return Ok(placed.seq);
     };
     if let Some(segment) = placed.segment {
         return Ok(segment);
     }
-    let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = lane_sql(tx, placed.lane, ANY, CHILD);
+    let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(sql)
         .bind(parent.0)
         .bind(placed.thread.0)
-        .bind(lane_id(placed.lane))
+        .bind(LaneColumn(placed.lane))
         .fetch_optional(conn)
         .await)?;
     match found {
@@ -249,7 +273,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
-            .push_bind(lane_id(placed.lane))
+            .push_bind(LaneColumn(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
             .push_bind(entry.parent.map(|parent| parent.0))
@@ -326,7 +350,7 @@ pub struct Head {
 #[derive(sqlx::FromRow)]
 struct HeadRow {
     checkpoint_id: Uuid,
-    lane: Uuid,
+    lane: LaneColumn,
     seq: i64,
     segment: i64,
     step: i64,
@@ -353,7 +377,7 @@ impl TryFrom<HeadRow> for Head {
     fn try_from(row: HeadRow) -> DbResult<Self> {
         Ok(Self {
             id: CheckpointId(row.checkpoint_id),
-            lane: lane_of(row.lane),
+            lane: row.lane.0,
             seq: row.seq,
             segment: row.segment,
             step: row.step,
@@ -375,13 +399,10 @@ const SELECT_HEAD: &str =
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
-    const SQL: &str = concatcp!(
-        SELECT_HEAD,
-        " where thread_id = $1 and lane = $2 order by seq desc limit 1"
-    );
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
+    let sql = of_lane!(tx, lane, SELECT_HEAD, " order by seq desc limit 1");
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .fetch_optional(conn)
         .await)?;
     let Some(row) = row else { return Ok(None) };
@@ -390,11 +411,15 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
 
 /// Returns the id of the newest checkpoint of a lane.
 pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointId>> {
-    const SQL: &str =
-        "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
-    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
+    let sql = of_lane!(
+        tx,
+        lane,
+        "select checkpoint_id from checkpoints",
+        " order by seq desc limit 1"
+    );
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
@@ -407,7 +432,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
         and source in ('fork', 'update') order by seq desc limit $4";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(lane_id(Lane::Main))
+        .bind(LaneColumn(Lane::Main))
         .bind(seq)
         .bind(limit)
         .fetch_all(conn)
@@ -449,7 +474,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
         and source = 'update' and run_id is null order by seq limit 1";
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(Lane::Main))
+        .bind(LaneColumn(Lane::Main))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;

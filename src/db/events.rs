@@ -4,8 +4,8 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::{self, EntryColumns, lane_id, lane_of};
-use super::engine::on_engine;
+use super::checkpoints::{self, EntryColumns};
+use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
 use super::{DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -71,7 +71,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             row.push_bind(placed.thread.0)
                 .push_bind(placed.seq)
                 .push_bind(placed.run.0)
-                .push_bind(lane_id(placed.lane))
+                .push_bind(LaneColumn(placed.lane))
                 .push_bind(body)
                 .push_bind(placed.at.0);
         })
@@ -119,7 +119,7 @@ pub enum Logged {
 struct EventRow {
     seq: i64,
     run_id: Option<Uuid>,
-    lane: Uuid,
+    lane: LaneColumn,
     created_at: i64,
     body: String,
     /// Null for rows of `events`, like all columns below.
@@ -166,7 +166,7 @@ impl EventRow {
             }
         };
         let run = self.run_id.map(RunId);
-        let lane = lane_of(self.lane);
+        let lane = self.lane.0;
         let at = Timestamp(self.created_at);
         Ok(LoggedEvent {
             seq: self.seq,

@@ -4,9 +4,8 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer};
-use super::checkpoints::{self, lane_id};
-use super::engine::on_engine;
-use super::{DbResult, Tx, events, interrupts, runs, threads};
+use super::engine::{LaneColumn, on_engine};
+use super::{DbResult, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::stored::StoredWrites;
@@ -86,7 +85,7 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
                 sql.push(" and lane not in (");
                 let mut list = sql.separated(", ");
                 for lane in kept {
-                    list.push_bind(lane_id(*lane));
+                    list.push_bind(LaneColumn(*lane));
                 }
                 sql.push(")");
             }

@@ -271,13 +271,13 @@ const SEARCHES: [(&str, &str); 60] = [
     ),
     (
         "select * from checkpoints where thread_id = {id} and lane = {id} order by seq desc limit 1",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
-        "select step.writes from checkpoints step{hint} where step.thread_id = {id} and step.lane = {id} \
+        "select step.writes from checkpoints step where step.thread_id = {id} and step.lane = {id} \
          and step.seq >= (select upto.segment from checkpoints upto where upto.thread_id = {id} \
          and upto.checkpoint_id = {id} and upto.lane = {id}) order by step.seq",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select thread_id from threads where expires_at <= 5 and status <> 'busy' order by expires_at, thread_id limit 9",
@@ -290,12 +290,12 @@ const SEARCHES: [(&str, &str); 60] = [
     ),
     (
         "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq < 9 order by seq desc limit 9",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq > 9 and source = 'update' \
          and run_id is null order by seq limit 1",
-        "checkpoints_by_lane",
+        "sqlite_autoindex_checkpoints_2",
     ),
     (
         "select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
@@ -382,9 +382,7 @@ const SEARCHES: [(&str, &str); 60] = [
 
 async fn check_plans(db: &Db, id: &'static str) {
     for (sql, index) in SEARCHES {
-        let sql = sql
-            .replace("{id}", id)
-            .replace("{hint}", " indexed by checkpoints_by_lane");
+        let sql = sql.replace("{id}", id);
         let explained = sql.clone();
         let plan = read!(db, |tx| plan(tx, &explained));
         assert!(plan.contains(index), "{sql}\n{plan}");
@@ -402,6 +400,13 @@ async fn queries_use_indexes_on_sqlite() {
         check_plans(&db, "x'00'").await;
         let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 union all \
         select seq from events where thread_id = x'00' and seq > 1 order by seq limit 9";
+        let of_subagent = "select * from checkpoints where thread_id = x'00' and lane = x'00' and lane <> x'' \
+            order by seq desc limit 1";
+        let found = read!(db, |tx| plan(tx, of_subagent));
+        assert!(
+            found.contains("checkpoints_of_children (thread_id=? AND lane=?)"),
+            "{found}"
+        );
         let merged = read!(db, |tx| plan(tx, page));
         assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
         db.close().await;
@@ -461,9 +466,7 @@ async fn queries_use_indexes_on_postgres() {
 /// Checks that Postgres uses an index for each query. Which one, and sorting a few rows, is left to its planner.
 async fn check_plans_of_postgres(db: &Db) {
     for (sql, _) in SEARCHES {
-        let sql = sql
-            .replace("{id}", "'00000000-0000-7000-8000-000000000000'")
-            .replace("{hint}", "");
+        let sql = sql.replace("{id}", "'00000000-0000-7000-8000-000000000000'");
         let explained = sql.clone();
         let plan = read!(db, |tx| plan(tx, &explained));
         assert!(plan.contains("Index") && !plan.contains("Seq Scan"), "{sql}\n{plan}");
