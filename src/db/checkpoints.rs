@@ -77,7 +77,15 @@ pub(super) fn lane_of(id: Uuid) -> Lane {
     }
 }
 
+/// The stored source of an input before which its agent started anew. The event with the number before its checkpoint is
+/// [`Fact::started_anew`](crate::domain::event::Fact::started_anew), and has no row of its own.
+pub(super) const BEGIN: &str = "begin";
+
+/// Returns the source that is stored as `word`.
 pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
+    if word == BEGIN {
+        return Some(CheckpointSource::Input);
+    }
     [
         CheckpointSource::Input,
         CheckpointSource::Loop,
@@ -173,6 +181,11 @@ pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
 /// # Errors
 /// As [`insert`].
 pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResult<i64> {
+    insert_begun(tx, placed, &[]).await
+}
+
+/// Stores checkpoints like [`insert_all`]. Those with a number in `begun` are stored with the source [`BEGIN`].
+pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], begun: &[i64]) -> DbResult<i64> {
     let mut last = 0;
     for batch in placed.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
@@ -189,7 +202,11 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResu
             before = Some((placed, segment));
             last = segment;
             let mut packer = Packer::of_thread(tx, placed.thread).await?;
-            rows.push(NewRow::new(placed, segment, &mut packer)?);
+            let source = match begun.contains(&placed.seq) {
+                true => BEGIN,
+                false => placed.entry.source.word(),
+            };
+            rows.push(NewRow::new(placed, segment, source, &mut packer)?);
             let holder = Holder::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
@@ -234,13 +251,14 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
 struct NewRow<'a> {
     placed: &'a NewCheckpoint<'a>,
     segment: i64,
+    source: &'static str,
     writes: String,
     shown: Option<String>,
     position: String,
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, packer: &mut Packer) -> DbResult<Self> {
+    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, source: &'static str, packer: &mut Packer) -> DbResult<Self> {
         let entry = placed.entry;
         let at = |column| cell(column, &entry.id.0);
         let shown = if entry.logged_writes.is_empty() {
@@ -251,6 +269,7 @@ impl<'a> NewRow<'a> {
         Ok(Self {
             placed,
             segment,
+            source,
             writes: packer.encode(&at("writes"), &StoredWrites(&entry.writes))?,
             shown,
             position: packer.encode(&at("position"), placed.position)?,
@@ -265,6 +284,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         let NewRow {
             placed,
             segment,
+            source,
             writes,
             shown,
             position,
@@ -278,7 +298,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
             .push_bind(segment)
             .push_bind(entry.parent.map(|parent| parent.0))
             .push_bind(entry.step)
-            .push_bind(entry.source.word())
+            .push_bind(source)
             .push_bind(entry.node.as_str())
             .push_bind(placed.run.map(|run| run.0))
             .push_bind(writes)

@@ -309,7 +309,9 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
     const SELECT_SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) \
         + (select coalesce(sum(held.chars), 0) from entry_blobs held where held.thread_id = checkpoints.thread_id \
         and held.seq = checkpoints.seq) as bigint) from checkpoints";
-    const SELECT: &str = "select checkpoint_id, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
+    // A copy has no events, those without rows included.
+    const SELECT: &str = "select checkpoint_id, seq, segment, parent_id, step, \
+        case source when 'begin' then 'input' else source end as source, node, run_id, writes, shown, \
         position, created_at, carried_from from checkpoints";
     let select_sizes = of_lane!(
         tx,

@@ -4,13 +4,13 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::{self, EntryColumns};
+use super::checkpoints::{self, EntryColumns, NewCheckpoint};
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
-use super::{DbResult, Tx};
-use crate::domain::checkpoint::{Entry, Lane};
+use super::{DbResult, Engine, Tx};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "events";
@@ -80,10 +80,42 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     Ok(())
 }
 
+/// Stores the steps and the other events of a commit. On SQLite, a start of an agent that its input follows has no row of its
+/// own: the row of the input says that it was there. On Postgres it has one, since servers of the former release look for it.
+///
+/// # Errors
+/// As [`insert`] and [`checkpoints::insert_all`].
+pub async fn insert_with_steps(tx: &mut Tx<'_>, steps: &[NewCheckpoint<'_>], facts: &[NewEvent<'_>]) -> DbResult<()> {
+    let engine = tx.engine();
+    let input_after = |fact: &NewEvent<'_>| match engine {
+        Engine::Sqlite => steps.iter().find(|step| is_start_before(fact, step)),
+        Engine::Postgres => None,
+    };
+    let mut begun = vec![];
+    let mut others = Vec::with_capacity(facts.len());
+    for fact in facts {
+        match input_after(fact) {
+            Some(input) => begun.push(input.seq),
+            None => others.push(*fact),
+        }
+    }
+    checkpoints::insert_begun(tx, steps, &begun).await?;
+    insert(tx, &others).await
+}
+
+/// Returns whether an event is that an agent started anew, and all of it is in the step that follows, an input.
+fn is_start_before(event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> bool {
+    step.seq == event.seq + 1
+        && step.entry.source == CheckpointSource::Input
+        && (step.thread, step.lane, step.run, step.at) == (event.thread, event.lane, Some(event.run), event.at)
+        && *event.fact == Fact::started_anew(step.entry.parent)
+}
+
 /// Returns whether the log of a thread has an event or step with this number.
 pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2) \
-        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2)";
+        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2) \
+        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2 + 1 and source = 'begin')";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
         .bind(seq)
@@ -139,6 +171,18 @@ impl EventRow {
             Some(checkpoint) => checkpoint.to_string(),
             None => place(thread, self.seq),
         }
+    }
+
+    /// Returns the event with the number before, if it has no row of its own.
+    fn start(&self) -> Option<LoggedEvent> {
+        let begins = self.source.as_deref() == Some(checkpoints::BEGIN);
+        begins.then(|| LoggedEvent {
+            seq: self.seq - 1,
+            run: self.run_id.map(RunId),
+            lane: self.lane.0,
+            at: Timestamp(self.created_at),
+            what: Logged::Fact(Fact::started_anew(self.parent_id.map(CheckpointId))),
+        })
     }
 
     fn read(self, thread: ThreadId) -> DbResult<LoggedEvent> {
@@ -199,13 +243,20 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         text: &mut row.body,
     });
     blobs::restore(tx, thread, texts.collect()).await?;
-    rows.into_iter().map(|row| row.read(thread)).collect()
+    let mut log = Vec::with_capacity(rows.len());
+    for row in rows {
+        log.extend(row.start().filter(|start| start.seq > after));
+        log.push(row.read(thread)?);
+    }
+    log.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    Ok(log)
 }
 
 /// Returns the lowest and the highest number in the log of a thread; none when it is empty.
 pub async fn reach(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
     const SQL: &str = "select min(first), max(last) from (\
-        select (select min(seq) from checkpoints where thread_id = $1) as first, \
+        select (select seq - case source when 'begin' then 1 else 0 end from checkpoints where thread_id = $1 \
+            order by seq limit 1) as first, \
             (select max(seq) from checkpoints where thread_id = $1) as last \
         union all select (select min(seq) from events where thread_id = $1), \
             (select max(seq) from events where thread_id = $1)) as ends";

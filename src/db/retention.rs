@@ -14,8 +14,8 @@ use crate::domain::time::Timestamp;
 /// Prunes the history of a thread: keeps only the newest state of the main agent, as one checkpoint, and the histories
 /// of unfinished subagents. Returns false if the thread does not exist or has pending or running runs.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
-    const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
-        where checkpoint_id = $1 and thread_id = $3";
+    const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null, \
+        source = case source when 'begin' then 'input' else source end where checkpoint_id = $1 and thread_id = $3";
     const PRUNED: &str = "update threads set pruned_at = $2 where thread_id = $1";
     if threads::lock(tx, thread).await?.is_none() || !runs::count_in_flight(tx, thread).await?.is_none() {
         return Ok(false);
