@@ -86,15 +86,12 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
 /// # Errors
 /// As [`insert`] and [`checkpoints::insert_all`].
 pub async fn insert_with_steps(tx: &mut Tx<'_>, steps: &[NewCheckpoint<'_>], facts: &[NewEvent<'_>]) -> DbResult<()> {
-    let engine = tx.engine();
-    let input_after = |fact: &NewEvent<'_>| match engine {
-        Engine::Sqlite => steps.iter().find(|step| is_start_before(fact, step)),
-        Engine::Postgres => None,
-    };
+    let leaves_out = tx.engine() == Engine::Sqlite;
     let mut begun = vec![];
     let mut others = Vec::with_capacity(facts.len());
     for fact in facts {
-        match input_after(fact) {
+        let input = steps.iter().find(|step| leaves_out && is_start_before(fact, step));
+        match input {
             Some(input) => begun.push(input.seq),
             None => others.push(*fact),
         }

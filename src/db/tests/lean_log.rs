@@ -18,9 +18,9 @@ const FORMER: &str = "\
     create index checkpoints_by_lane on checkpoints (thread_id, lane, seq); \
     update checkpoints set lane = zeroblob(16) where lane = x''; \
     update events set lane = zeroblob(16) where lane = x''; \
-    delete from _sqlx_migrations where version > 10";
+    delete from _sqlx_migrations where description in ('lean log', 'former log')";
 /// What there is when a server has ended after the tables changed places.
-const NOT_RECORDED: &str = "delete from _sqlx_migrations where version > 10";
+const NOT_RECORDED: &str = "delete from _sqlx_migrations where description in ('lean log', 'former log')";
 
 /// A step on a thread.
 async fn insert_step(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64, entry: Entry) -> DbResult<i64> {
