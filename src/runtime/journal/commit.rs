@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Rest;
 use crate::db::checkpoints::NewCheckpoint;
@@ -153,7 +154,7 @@ pub(super) async fn write_batch(
         None => DayUse::default(),
     };
     let trace = RunRowUpdate {
-        seq: Some(batch.first),
+        seq: (!run_context.has_first_seq.load(Ordering::Relaxed)).then_some(batch.first),
         usage,
         makes_progress: batch.makes_progress(),
         at,
