@@ -1,7 +1,7 @@
 -- no-transaction
 -- The log takes less space, and a step of a main agent is in one index less. The lane of a main agent is an empty blob, which is
--- shorter than zeros; most rows have it. Such rows are found in the order of the log, which has the lane as well, so that the
--- steps of subagents are passed over without being read.
+-- shorter than zeros; most rows have it. Such rows are in the index of histories only, where they are in the order of the log,
+-- too. Those of subagents are in a second index in that order.
 --
 -- The `source` of a checkpoint may be `begin`: that of an input before which its agent started anew. `started` is the event with
 -- the number before then, and has no row of its own.
@@ -34,10 +34,10 @@ create table lean_checkpoints (
     created_at bigint not null,
     carried_from blob,
     primary key (thread_id, checkpoint_id),
-    unique (thread_id, seq, lane)
+    unique (thread_id, lane, seq)
 );
--- The histories of subagents.
-create index checkpoints_of_children on lean_checkpoints (thread_id, lane, seq) where lane <> x'';
+-- The steps of all subagents of a thread.
+create unique index checkpoints_of_children on lean_checkpoints (thread_id, seq) where lane <> x'';
 create table lean_events (
     thread_id blob not null references threads (thread_id) on delete cascade,
     seq bigint not null,

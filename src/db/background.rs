@@ -1,5 +1,6 @@
 //! The table of background tasks: the run that started each, and whether its agent is still to be notified.
 
+use const_format::concatcp;
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -241,18 +242,20 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// Returns idle threads whose agent may not know the outcome of a task.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = concat!(
+    const IDLE: &str = concat!(
         "select distinct t.parent_thread from background_tasks t \
          join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
          where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
          not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
          and (r.status = 'running' or r.status = 'pending' and ",
         no_question!("r"),
-        ")) and (t.told_run is null or t.told_run is distinct from (",
-        last_ended!("t.task_id"),
-        ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
-         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1"
+        ")) and (t.told_run is null or t.told_run is distinct from ("
     );
-    let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;
+    const REMOTE: &str = ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
+        and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
+    const SQLITE: &str = concatcp!(IDLE, last_ended!("t.task_id", sqlite), REMOTE);
+    const POSTGRES: &str = concatcp!(IDLE, last_ended!("t.task_id", postgres), REMOTE);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(limit).fetch_all(conn).await)?;
     Ok(found.into_iter().map(ThreadId).collect())
 }

@@ -39,26 +39,12 @@ const TABLE: &str = "checkpoints";
 /// The maximum number of rows in one insert; databases limit the number of bound values.
 const MAX_ROWS: usize = 200;
 
-/// Returns the text of a query about a lane: `child` for a subagent's on SQLite, which says that the lane is one, else `any`. On
-/// SQLite only such a query is served by the index of lanes, which the steps of main agents are not in.
-pub(super) fn lane_sql(tx: &Tx<'_>, lane: Lane, any: &'static str, child: &'static str) -> &'static str {
-    match (tx.engine(), lane) {
-        (Engine::Sqlite, Lane::Child(_)) => child,
-        (Engine::Sqlite, Lane::Main) | (Engine::Postgres, Lane::Main | Lane::Child(_)) => any,
-    }
-}
-
-/// Returns the text of a query about the lane `$2` of the thread `$1`, see [`lane_sql`]: what it selects, and what follows
-/// that condition.
-macro_rules! of_lane {
-    ($tx:expr, $lane:expr, $select:expr, $rest:expr) => {{
-        const ANY: &str = const_format::concatcp!($select, " where thread_id = $1 and lane = $2", $rest);
-        const CHILD: &str =
-            const_format::concatcp!($select, " where thread_id = $1 and lane = $2 and lane <> x''", $rest);
-        $crate::db::checkpoints::lane_sql($tx, $lane, ANY, CHILD)
-    }};
-}
-pub(super) use of_lane;
+/// The condition on SQLite that a checkpoint is one of a main agent. In the order of the log, SQLite finds the
+/// checkpoints of main agents in one index and those of subagents in another. So a statement about a part of the log
+/// has two parts.
+pub(super) const OF_MAIN_AGENTS: &str = " and lane = x''";
+/// The condition on SQLite that a checkpoint is one of a subagent, see [`OF_MAIN_AGENTS`].
+pub(super) const OF_SUBAGENTS: &str = " and lane <> x''";
 
 /// Returns the id of a lane in the tables besides the log: the nil UUID for the main agent, else the run of the subagent.
 pub(super) fn lane_id(lane: Lane) -> Uuid {
@@ -220,19 +206,16 @@ pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], 
 
 /// Returns the segment of a new checkpoint whose parent is already stored.
 async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
-    const LATER: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
-        and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq";
-    const PARENT: &str = ") from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
-    const ANY: &str = concatcp!(LATER, PARENT);
-    const CHILD: &str = concatcp!(LATER, " and later.lane <> x''", PARENT);
+    const SQL: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
+        and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq) \
+        from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
     let Some(parent) = placed.entry.parent else {
         return Ok(placed.seq);
     };
     if let Some(segment) = placed.segment {
         return Ok(segment);
     }
-    let sql = lane_sql(tx, placed.lane, ANY, CHILD);
-    let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(sql)
+    let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(parent.0)
         .bind(placed.thread.0)
         .bind(LaneColumn(placed.lane))
@@ -419,8 +402,11 @@ const SELECT_HEAD: &str =
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
-    let sql = of_lane!(tx, lane, SELECT_HEAD, " order by seq desc limit 1");
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = concatcp!(
+        SELECT_HEAD,
+        " where thread_id = $1 and lane = $2 order by seq desc limit 1"
+    );
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .fetch_optional(conn)
@@ -431,13 +417,9 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
 
 /// Returns the id of the newest checkpoint of a lane.
 pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointId>> {
-    let sql = of_lane!(
-        tx,
-        lane,
-        "select checkpoint_id from checkpoints",
-        " order by seq desc limit 1"
-    );
-    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
+    const SQL: &str =
+        "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .fetch_optional(conn)
@@ -517,11 +499,22 @@ pub struct LogSummary {
 
 /// Returns the summary of the log of a thread.
 pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
-    const SQL: &str = "select coalesce(max(seq), 0) as max_seq, \
-        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (\
-        select max(seq) as seq from checkpoints where thread_id = $1 \
-        union all select max(seq) as seq from events where thread_id = $1) newest";
-    Ok(on_engine!(tx, |conn| query_as(SQL)
+    const SUMMARY: &str = "select coalesce(max(seq), 0) as max_seq, \
+        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
+    const STEPS: &str = "select max(seq) as seq from checkpoints where thread_id = $1";
+    const EVENTS: &str = " union all select max(seq) as seq from events where thread_id = $1) newest";
+    const SQLITE: &str = concatcp!(
+        SUMMARY,
+        STEPS,
+        OF_MAIN_AGENTS,
+        " union all ",
+        STEPS,
+        OF_SUBAGENTS,
+        EVENTS
+    );
+    const POSTGRES: &str = concatcp!(SUMMARY, STEPS, EVENTS);
+    let sql = tx.either(SQLITE, POSTGRES);
+    Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .fetch_one(conn)
         .await)?)
@@ -534,8 +527,18 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
     const EVENTS: &str = "delete from events where thread_id = $1 and run_id = $2 \
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
-    for sql in [CHECKPOINTS, EVENTS] {
-        on_engine!(tx, |conn| query(sql)
+    const SQLITE: &[&str] = &[
+        concatcp!(CHECKPOINTS, OF_MAIN_AGENTS),
+        concatcp!(CHECKPOINTS, OF_SUBAGENTS),
+        EVENTS,
+    ];
+    const POSTGRES: &[&str] = &[CHECKPOINTS, EVENTS];
+    let statements = match tx.engine() {
+        Engine::Sqlite => SQLITE,
+        Engine::Postgres => POSTGRES,
+    };
+    for sql in statements {
+        on_engine!(tx, |conn| query(*sql)
             .bind(thread.0)
             .bind(run.0)
             .execute(conn)

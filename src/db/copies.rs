@@ -7,7 +7,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::{cell, of_lane};
+use super::checkpoints::cell;
 use super::engine::{LaneColumn, on_engine};
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
@@ -306,22 +306,17 @@ struct Row {
 
 /// Returns the next rows of a history of a thread, after the number `last`, up to the size of a piece.
 async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> DbResult<Vec<Row>> {
-    const SELECT_SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) \
+    const SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) \
         + (select coalesce(sum(held.chars), 0) from entry_blobs held where held.thread_id = checkpoints.thread_id \
-        and held.seq = checkpoints.seq) as bigint) from checkpoints";
+        and held.seq = checkpoints.seq) as bigint) from checkpoints \
+        where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
     // A copy has no events, those without rows included.
-    const SELECT: &str = "select checkpoint_id, seq, segment, parent_id, step, \
+    const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, \
         case source when 'begin' then 'input' else source end as source, node, run_id, writes, shown, \
-        position, created_at, carried_from from checkpoints";
-    let select_sizes = of_lane!(
-        tx,
-        span.from,
-        SELECT_SIZES,
-        " and seq > $3 and seq <= $4 order by seq limit $5"
-    );
-    let select = of_lane!(tx, span.from, SELECT, " and seq > $3 and seq <= $4 order by seq");
+        position, created_at, carried_from from checkpoints \
+        where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
     let lane = LaneColumn(span.from);
-    let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(select_sizes)
+    let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(SIZES)
         .bind(thread.0)
         .bind(lane)
         .bind(last)
@@ -337,7 +332,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
     let Some((_, (end, _))) = fitting.last() else {
         return Ok(vec![]);
     };
-    Ok(on_engine!(tx, |conn| query_as(select)
+    Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(lane)
         .bind(last)

@@ -1,10 +1,11 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
+use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::{self, EntryColumns, NewCheckpoint};
+use super::checkpoints::{self, EntryColumns, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
 use super::{DbResult, Engine, Tx};
@@ -110,10 +111,13 @@ fn is_start_before(event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> bool {
 
 /// Returns whether the log of a thread has an event or step with this number.
 pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
-    const SQL: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2) \
-        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2) \
-        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2 + 1 and source = 'begin')";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    const EVENTS: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2)";
+    const STEPS: &str = " or exists (select 1 from checkpoints where thread_id = $1 and seq >= $2 and seq <= $2 + 1 \
+        and (seq = $2 or source = 'begin')";
+    const SQLITE: &str = concatcp!(EVENTS, STEPS, OF_MAIN_AGENTS, ")", STEPS, OF_SUBAGENTS, ")");
+    const POSTGRES: &str = concatcp!(EVENTS, STEPS, ")");
+    let sql = tx.either(SQLITE, POSTGRES);
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(thread.0)
         .bind(seq)
         .fetch_one(conn)
@@ -221,11 +225,14 @@ impl EventRow {
 
 /// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
-    const SQL: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
-        node, shown, carried_from from checkpoints where thread_id = $1 and seq > $2 \
-        union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, null \
-        from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(SQL)
+    const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
+        node, shown, carried_from from checkpoints where thread_id = $1 and seq > $2";
+    const EVENTS: &str = " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, \
+        null from events where thread_id = $1 and seq > $2 order by seq limit $3";
+    const SQLITE: &str = concatcp!(STEPS, OF_MAIN_AGENTS, " union all ", STEPS, OF_SUBAGENTS, EVENTS);
+    const POSTGRES: &str = concatcp!(STEPS, EVENTS);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(after)
         .bind(limit)
@@ -251,13 +258,18 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
 
 /// Returns the lowest and the highest number in the log of a thread; none when it is empty.
 pub async fn reach(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
-    const SQL: &str = "select min(first), max(last) from (\
-        select (select seq - case source when 'begin' then 1 else 0 end from checkpoints where thread_id = $1 \
-            order by seq limit 1) as first, \
-            (select max(seq) from checkpoints where thread_id = $1) as last \
-        union all select (select min(seq) from events where thread_id = $1), \
-            (select max(seq) from events where thread_id = $1)) as ends";
+    const FIRST: &str = "select (select seq - case source when 'begin' then 1 else 0 end from checkpoints \
+        where thread_id = $1";
+    const LAST: &str = " order by seq limit 1) as first, (select max(seq) from checkpoints where thread_id = $1";
+    const EVENTS: &str = ") as last union all select (select min(seq) from events where thread_id = $1), \
+        (select max(seq) from events where thread_id = $1)) as ends";
+    const ENDS: &str = "select min(first), max(last) from (";
+    const OF_MAIN: &str = concatcp!(FIRST, OF_MAIN_AGENTS, LAST, OF_MAIN_AGENTS);
+    const OF_OTHERS: &str = concatcp!(FIRST, OF_SUBAGENTS, LAST, OF_SUBAGENTS);
+    const SQLITE: &str = concatcp!(ENDS, OF_MAIN, ") as last union all ", OF_OTHERS, EVENTS);
+    const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, EVENTS);
+    let sql = tx.either(SQLITE, POSTGRES);
     let (first, last): (Option<i64>, Option<i64>) =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_one(conn).await)?;
+        on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
     Ok(first.zip(last))
 }

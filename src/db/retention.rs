@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer};
 use super::engine::{LaneColumn, on_engine};
-use super::{DbResult, Tx, checkpoints, events, interrupts, runs, threads};
+use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::stored::StoredWrites;
@@ -73,12 +73,23 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
 /// Deletes the log of a thread before a checkpoint, except for some lanes. Later entries stay, so that no number of the
 /// log is used twice.
 async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
-    for table in ["checkpoints", "events"] {
+    const CHECKPOINTS: &str = "delete from checkpoints where thread_id = ";
+    const EVENTS: &str = "delete from events where thread_id = ";
+    const SQLITE: &[(&str, &str)] = &[
+        (CHECKPOINTS, checkpoints::OF_MAIN_AGENTS),
+        (CHECKPOINTS, checkpoints::OF_SUBAGENTS),
+        (EVENTS, ""),
+    ];
+    const POSTGRES: &[(&str, &str)] = &[(CHECKPOINTS, ""), (EVENTS, "")];
+    let parts = match tx.engine() {
+        Engine::Sqlite => SQLITE,
+        Engine::Postgres => POSTGRES,
+    };
+    for (delete, condition) in parts {
         on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new("delete from ");
-            sql.push(table)
-                .push(" where thread_id = ")
-                .push_bind(thread.0)
+            let mut sql = QueryBuilder::new(*delete);
+            sql.push_bind(thread.0)
+                .push(condition)
                 .push(" and seq < ")
                 .push_bind(head.seq);
             if !kept.is_empty() {

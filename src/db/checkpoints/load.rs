@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
-use super::{EntryColumns, Head, TABLE, cell, lane_sql, missing_ancestor, of_lane, source_of};
+use super::{EntryColumns, Head, TABLE, cell, missing_ancestor, source_of};
 use crate::db::blobs::{self, StoredText};
 use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
@@ -203,7 +203,7 @@ async fn newest_steps(
     const OF_CHECKPOINT: &str = " from checkpoints upto where upto.thread_id = $2 and upto.checkpoint_id = $1 \
         and upto.lane = $3)";
     const UP_TO: &str = concatcp!(
-        "step.thread_id = $2 and step.lane = $3 and step.seq >= (select upto.segment",
+        " where step.thread_id = $2 and step.lane = $3 and step.seq >= (select upto.segment",
         OF_CHECKPOINT,
         " and step.seq <= (select upto.seq",
         OF_CHECKPOINT,
@@ -211,15 +211,8 @@ async fn newest_steps(
         OF_CHECKPOINT,
         " order by step.seq desc limit $4"
     );
-    const ANY: &str = concatcp!(SEGMENT, " where ", UP_TO);
-    // Without the hint, SQLite could choose the index in the order of the log, and pass over the steps of all other agents.
-    const CHILD: &str = concatcp!(
-        SEGMENT,
-        " indexed by checkpoints_of_children where step.lane <> x'' and ",
-        UP_TO
-    );
-    let sql = lane_sql(tx, lane, ANY, CHILD);
-    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = concatcp!(SEGMENT, UP_TO);
+    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
         .bind(LaneColumn(lane))
@@ -232,24 +225,16 @@ async fn newest_steps(
 
 /// Returns the steps in a part of a lane, oldest first, that belong to the segment with which the part begins.
 async fn ids_in_segment(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<StepId>> {
-    let sql = of_lane!(
-        tx,
-        span.lane,
-        "select checkpoint_id, parent_id, seq from checkpoints",
-        " and segment = $3 and seq >= $3 and seq <= $4 order by seq"
-    );
-    select_span(tx, sql, span).await
+    const SQL: &str = "select checkpoint_id, parent_id, seq from checkpoints \
+        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq <= $4 order by seq";
+    select_span(tx, SQL, span).await
 }
 
 /// Returns the first of these steps, oldest first.
 async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>> {
-    let sql = of_lane!(
-        tx,
-        steps.span.lane,
-        "select checkpoint_id, parent_id, seq, segment, writes from checkpoints",
-        " and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6"
-    );
-    Ok(on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = "select checkpoint_id, parent_id, seq, segment, writes from checkpoints \
+        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6";
+    Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(steps.span.thread.0)
         .bind(LaneColumn(steps.span.lane))
         .bind(steps.segment)
@@ -455,16 +440,19 @@ fn chunk_len(rows: &[RowSize]) -> usize {
 }
 
 async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
-    const SELECT_SIZES: &str = "select checkpoint_id, parent_id, seq, \
+    const SQL: &str = "select checkpoint_id, parent_id, seq, \
         cast(octet_length(writes) + octet_length(position) + (select coalesce(sum(held.chars), 0) from entry_blobs held \
-        where held.thread_id = checkpoints.thread_id and held.seq = checkpoints.seq) as bigint) as bytes from checkpoints";
-    let sql = of_lane!(tx, span.lane, SELECT_SIZES, " and seq >= $3 and seq <= $4 order by seq");
-    select_span(tx, sql, span).await
+        where held.thread_id = checkpoints.thread_id and held.seq = checkpoints.seq) as bigint) as bytes from checkpoints \
+        where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
+    select_span(tx, SQL, span).await
 }
 
 async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow>> {
-    let sql = of_lane!(tx, span.lane, SELECT, " and seq >= $3 and seq <= $4 order by seq");
-    select_span(tx, sql, span).await
+    const SQL: &str = concatcp!(
+        SELECT,
+        " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq"
+    );
+    select_span(tx, SQL, span).await
 }
 
 /// Runs `sql` with the parameters of a span: the thread, the lane, and the first and the last number.
@@ -616,8 +604,11 @@ pub async fn sketches(
     before: i64,
     limit: i64,
 ) -> DbResult<Vec<CheckpointSummary>> {
-    let sql = of_lane!(tx, lane, SELECT_SKETCH, " and seq < $3 order by seq desc limit $4");
-    let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = concatcp!(
+        SELECT_SKETCH,
+        " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
+    );
+    let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .bind(before)
@@ -629,8 +620,11 @@ pub async fn sketches(
 
 /// Returns the first step of a lane after number `seq` of the log.
 pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64) -> DbResult<Option<Entry>> {
-    let sql = of_lane!(tx, lane, SELECT, " and seq > $3 order by seq limit 1");
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = concatcp!(
+        SELECT,
+        " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1"
+    );
+    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .bind(seq)

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::super::blobs::{self, StoredText};
 use super::super::engine::{LaneColumn, on_engine};
-use super::{DbResult, Head, Tx, cell, find_head, head, load_state, of_lane};
+use super::{DbResult, Head, Tx, cell, find_head, head, load_state};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
@@ -85,13 +85,9 @@ struct InputRow {
 
 /// Returns the input of a subagent's lane; none if the lane has no checkpoint yet.
 pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Update>> {
-    let sql = of_lane!(
-        tx,
-        lane,
-        "select checkpoint_id, writes from checkpoints",
-        " and node = $3 and source = 'loop' order by seq limit 1"
-    );
-    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = "select checkpoint_id, writes from checkpoints \
+        where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
+    let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(LaneColumn(lane))
         .bind(START)

@@ -30,16 +30,31 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
 /// there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter has
 /// failed before its first step, and no interrupt has its answer.
 macro_rules! last_ended {
-    ($thread:literal) => {
+    // In two parts, see [`crate::db::checkpoints::OF_MAIN_AGENTS`].
+    ($thread:literal, sqlite) => {
+        last_ended!($thread, " and step.lane = x''", " and step.lane <> x''")
+    };
+    ($thread:literal, postgres) => {
+        last_ended!($thread, "")
+    };
+    (no_step, $of_lanes:literal) => {
+        concat!(
+            " and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
+             and step.seq >= ended.first_seq and step.run_id = ended.run_id",
+            $of_lanes,
+            ")"
+        )
+    };
+    ($thread:literal, $($of_lanes:literal),+) => {
         concat!(
             "select ended.run_id from runs ended where ended.thread_id = ",
             $thread,
             " and ended.depth = 0 and ended.status not in ('pending', 'running') \
              order by ended.first_seq is null or (coalesce(ended.turn, '') = 'answer' and ended.status = 'error' \
              and not exists (select 1 from interrupts answered \
-             where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id) \
-             and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
-             and step.seq >= ended.first_seq and step.run_id = ended.run_id)), \
+             where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id)",
+            $(last_ended!(no_step, $of_lanes),)+
+            "), \
              ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1"
         )
     };
@@ -56,7 +71,8 @@ pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
         no_question!("runs"),
         ") order by created_at desc, run_id desc limit 1"
     );
-    for sql in [IN_FLIGHT, last_ended!("$1")] {
+    let last_ended = tx.either(last_ended!("$1", sqlite), last_ended!("$1", postgres));
+    for sql in [IN_FLIGHT, last_ended] {
         let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
         if let Some(id) = id {
             return get_by_id(tx, RunId(id)).await;

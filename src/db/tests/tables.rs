@@ -393,22 +393,37 @@ async fn check_plans(db: &Db, id: &'static str) {
     }
 }
 
+/// Checks that SQLite reads a part of the log from its indexes, in order, and the history of an agent without the steps of
+/// other agents.
+async fn check_plans_of_log(db: &Db) {
+    const OF_MAIN: &str = "sqlite_autoindex_checkpoints_2 (thread_id=? AND lane=?";
+    const OF_SUBAGENTS: &str = "checkpoints_of_children (thread_id=?";
+    let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 and lane = x'' union all \
+        select seq from checkpoints where thread_id = x'00' and seq > 1 and lane <> x'' union all \
+        select seq from events where thread_id = x'00' and seq > 1 order by seq limit 9";
+    let merged = read!(db, |tx| plan(tx, page));
+    assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
+    for index in [OF_MAIN, OF_SUBAGENTS] {
+        assert!(merged.contains(&format!("{index} AND seq>?)")), "{merged}");
+    }
+    let head = "select * from checkpoints where thread_id = x'00' and lane = x'' order by seq desc limit 1";
+    let newest = read!(db, |tx| plan(tx, head));
+    assert!(newest.contains(OF_MAIN) && !newest.contains("TEMP B-TREE"), "{newest}");
+    let blobs = "delete from entry_blobs where thread_id = x'00' and not exists (select 1 from checkpoints found \
+        where found.thread_id = x'00' and found.seq = entry_blobs.seq and lane = x'') and not exists (select 1 \
+        from checkpoints found where found.thread_id = x'00' and found.seq = entry_blobs.seq and lane <> x'')";
+    let unused = read!(db, |tx| plan(tx, blobs));
+    for index in [OF_MAIN, OF_SUBAGENTS] {
+        assert!(unused.contains(&format!("{index} AND seq=?)")), "{unused}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queries_use_indexes_on_sqlite() {
     super::on_server(async {
         let db = super::open("sqlite::memory:").await;
         check_plans(&db, "x'00'").await;
-        let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 union all \
-        select seq from events where thread_id = x'00' and seq > 1 order by seq limit 9";
-        let of_subagent = "select * from checkpoints where thread_id = x'00' and lane = x'00' and lane <> x'' \
-            order by seq desc limit 1";
-        let found = read!(db, |tx| plan(tx, of_subagent));
-        assert!(
-            found.contains("checkpoints_of_children (thread_id=? AND lane=?)"),
-            "{found}"
-        );
-        let merged = read!(db, |tx| plan(tx, page));
-        assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
+        check_plans_of_log(&db).await;
         db.close().await;
     })
     .await;
