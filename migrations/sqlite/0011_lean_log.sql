@@ -2,6 +2,8 @@
 -- The log takes less space, and a step of a main agent is in one index less. The lane of a main agent is an empty blob, which is
 -- shorter than zeros; most rows have it. Such rows are in the index of histories only, where they are in the order of the log,
 -- too. Those of subagents are in a second index in that order.
+-- So a number is unique among the steps of main agents and among those of subagents, not among both: the one server that a file has
+-- counts them, and only while it holds the run.
 --
 -- The `source` of a checkpoint may be `begin`: that of an input before which its agent started anew. `started` is the event with
 -- the number before then, and has no row of its own.
