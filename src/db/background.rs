@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
-use super::runs::{LAST_ENDED, NO_QUESTION};
+use super::runs::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE, NO_QUESTION};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
@@ -235,18 +235,28 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// Returns idle threads whose agent may not know the outcome of a task.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = concatcp!(
+    const IDLE: &str = concatcp!(
         "select distinct t.parent_thread from background_tasks t \
          join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
          where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
          not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
          and (r.status = 'running' or r.status = 'pending' and ",
         str_replace!(NO_QUESTION, "{run}", "r"),
-        ")) and (t.told_run is null or t.told_run is distinct from (",
-        str_replace!(LAST_ENDED, "{thread}", "t.task_id"),
-        ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
-         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1"
+        ")) and (t.told_run is null or t.told_run is distinct from ("
     );
-    let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;
+    const REMOTE: &str = ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
+        and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
+    const SQLITE: &str = concatcp!(
+        IDLE,
+        str_replace!(LAST_ENDED_ON_SQLITE, "{thread}", "t.task_id"),
+        REMOTE
+    );
+    const POSTGRES: &str = concatcp!(
+        IDLE,
+        str_replace!(LAST_ENDED_ON_POSTGRES, "{thread}", "t.task_id"),
+        REMOTE
+    );
+    let sql = tx.either(SQLITE, POSTGRES);
+    let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(limit).fetch_all(conn).await)?;
     Ok(found.into_iter().map(ThreadId).collect())
 }

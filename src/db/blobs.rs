@@ -14,10 +14,12 @@ use std::ops::Range;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use const_format::concatcp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use sqlx::{QueryBuilder, query, query_as};
 
+use super::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, unless_corrupt};
 use super::sealing::{self, Sealer};
@@ -563,11 +565,15 @@ pub(super) async fn forget_request(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<
 /// Deletes the references of entries that are no longer in the log of a thread, and the blobs that nothing else refers
 /// to.
 pub(super) async fn forget_deleted_entries(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
-    const SQL: &str = "delete from entry_blobs where thread_id = $1 \
-        and not exists (select 1 from checkpoints found where found.thread_id = $1 and found.seq = entry_blobs.seq) \
-        and not exists (select 1 from events found where found.thread_id = $1 and found.seq = entry_blobs.seq) \
-        returning tenant, digest";
-    let freed: Vec<BlobKey> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    const DELETE: &str = "delete from entry_blobs where thread_id = $1 \
+        and not exists (select 1 from events found where found.thread_id = $1 and found.seq = entry_blobs.seq)";
+    const STEP: &str = " and not exists (select 1 from checkpoints found where found.thread_id = $1 \
+        and found.seq = entry_blobs.seq";
+    const FREED: &str = ") returning tenant, digest";
+    const SQLITE: &str = concatcp!(DELETE, STEP, OF_MAIN_AGENTS, ")", STEP, OF_SUBAGENTS, FREED);
+    const POSTGRES: &str = concatcp!(DELETE, STEP, FREED);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let freed: Vec<BlobKey> = on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_all(conn).await)?;
     delete_unreferenced(tx, freed).await
 }
 

@@ -25,7 +25,7 @@ pub use machine::{
 };
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::engine::on_engine;
+use super::engine::{Engine, LaneColumn, on_engine};
 use super::error::corrupt;
 use super::json::ColumnRef;
 use super::{DbError, DbResult, Tx};
@@ -39,7 +39,14 @@ const TABLE: &str = "checkpoints";
 /// The maximum number of rows in one insert; databases limit the number of bound values.
 const MAX_ROWS: usize = 200;
 
-/// Returns the stored id of a lane: the nil UUID for the main agent, else the run of the subagent.
+/// The condition on SQLite that a checkpoint is one of a main agent. In the order of the log, SQLite finds the
+/// checkpoints of main agents in one index and those of subagents in another. So a statement about a part of the log
+/// has two parts.
+pub(super) const OF_MAIN_AGENTS: &str = " and lane = x''";
+/// The condition on SQLite that a checkpoint is one of a subagent, see [`OF_MAIN_AGENTS`].
+pub(super) const OF_SUBAGENTS: &str = " and lane <> x''";
+
+/// Returns the id of a lane in the tables besides the log: the nil UUID for the main agent, else the run of the subagent.
 pub(super) fn lane_id(lane: Lane) -> Uuid {
     match lane {
         Lane::Main => Uuid::nil(),
@@ -56,7 +63,15 @@ pub(super) fn lane_of(id: Uuid) -> Lane {
     }
 }
 
+/// The stored source of an input before which its agent started anew. The event with the number before its checkpoint is
+/// [`Fact::started_anew`](crate::domain::event::Fact::started_anew), and has no row of its own.
+pub(super) const BEGIN: &str = "begin";
+
+/// Returns the source that is stored as `word`.
 pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
+    if word == BEGIN {
+        return Some(CheckpointSource::Input);
+    }
     [
         CheckpointSource::Input,
         CheckpointSource::Loop,
@@ -141,7 +156,8 @@ pub struct NewCheckpoint<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted: by the end of the transaction, see
-/// [`Statement::execute_later`](super::statement::Statement::execute_later).
+/// [`Statement::execute_later`](super::statement::Statement::execute_later). On SQLite a number that is taken by a step of
+/// the other kind, main agent or subagent, is not noticed.
 pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await
 }
@@ -152,6 +168,11 @@ pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
 /// # Errors
 /// As [`insert`].
 pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResult<i64> {
+    insert_begun(tx, placed, &[]).await
+}
+
+/// Stores checkpoints like [`insert_all`]. Those with a number in `begun` are stored with the source [`BEGIN`].
+pub(super) async fn insert_begun(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>], begun: &[i64]) -> DbResult<i64> {
     let mut last = 0;
     for batch in placed.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
@@ -168,7 +189,11 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResu
             before = Some((placed, segment));
             last = segment;
             let mut packer = Packer::of_thread(tx, placed.thread).await?;
-            rows.push(NewRow::new(placed, segment, &mut packer)?);
+            let source = match begun.contains(&placed.seq) {
+                true => BEGIN,
+                false => placed.entry.source.word(),
+            };
+            rows.push(NewRow::new(placed, segment, source, &mut packer)?);
             let holder = Holder::Entry {
                 thread: placed.thread,
                 seq: placed.seq,
@@ -194,7 +219,7 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
     let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(parent.0)
         .bind(placed.thread.0)
-        .bind(lane_id(placed.lane))
+        .bind(LaneColumn(placed.lane))
         .fetch_optional(conn)
         .await)?;
     match found {
@@ -210,13 +235,14 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64
 struct NewRow<'a> {
     placed: &'a NewCheckpoint<'a>,
     segment: i64,
+    source: &'static str,
     writes: String,
     shown: Option<String>,
     position: String,
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, packer: &mut Packer) -> DbResult<Self> {
+    fn new(placed: &'a NewCheckpoint<'a>, segment: i64, source: &'static str, packer: &mut Packer) -> DbResult<Self> {
         let entry = placed.entry;
         let at = |column| cell(column, &entry.id.0);
         let shown = if entry.logged_writes.is_empty() {
@@ -227,6 +253,7 @@ impl<'a> NewRow<'a> {
         Ok(Self {
             placed,
             segment,
+            source,
             writes: packer.encode(&at("writes"), &StoredWrites(&entry.writes))?,
             shown,
             position: packer.encode(&at("position"), placed.position)?,
@@ -241,6 +268,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         let NewRow {
             placed,
             segment,
+            source,
             writes,
             shown,
             position,
@@ -249,12 +277,12 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
         values
             .push_bind(entry.id.0)
             .push_bind(placed.thread.0)
-            .push_bind(lane_id(placed.lane))
+            .push_bind(LaneColumn(placed.lane))
             .push_bind(placed.seq)
             .push_bind(segment)
             .push_bind(entry.parent.map(|parent| parent.0))
             .push_bind(entry.step)
-            .push_bind(entry.source.word())
+            .push_bind(source)
             .push_bind(entry.node.as_str())
             .push_bind(placed.run.map(|run| run.0))
             .push_bind(writes)
@@ -326,7 +354,7 @@ pub struct Head {
 #[derive(sqlx::FromRow)]
 struct HeadRow {
     checkpoint_id: Uuid,
-    lane: Uuid,
+    lane: LaneColumn,
     seq: i64,
     segment: i64,
     step: i64,
@@ -353,7 +381,7 @@ impl TryFrom<HeadRow> for Head {
     fn try_from(row: HeadRow) -> DbResult<Self> {
         Ok(Self {
             id: CheckpointId(row.checkpoint_id),
-            lane: lane_of(row.lane),
+            lane: row.lane.0,
             seq: row.seq,
             segment: row.segment,
             step: row.step,
@@ -381,7 +409,7 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
     );
     let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .fetch_optional(conn)
         .await)?;
     let Some(row) = row else { return Ok(None) };
@@ -394,7 +422,7 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
         "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
@@ -407,7 +435,7 @@ pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i
         and source in ('fork', 'update') order by seq desc limit $4";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
-        .bind(lane_id(Lane::Main))
+        .bind(LaneColumn(Lane::Main))
         .bind(seq)
         .bind(limit)
         .fetch_all(conn)
@@ -449,7 +477,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
         and source = 'update' and run_id is null order by seq limit 1";
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(Lane::Main))
+        .bind(LaneColumn(Lane::Main))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;
@@ -472,11 +500,22 @@ pub struct LogSummary {
 
 /// Returns the summary of the log of a thread.
 pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
-    const SQL: &str = "select coalesce(max(seq), 0) as max_seq, \
-        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (\
-        select max(seq) as seq from checkpoints where thread_id = $1 \
-        union all select max(seq) as seq from events where thread_id = $1) newest";
-    Ok(on_engine!(tx, |conn| query_as(SQL)
+    const SUMMARY: &str = "select coalesce(max(seq), 0) as max_seq, \
+        exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
+    const STEPS: &str = "select max(seq) as seq from checkpoints where thread_id = $1";
+    const EVENTS: &str = " union all select max(seq) as seq from events where thread_id = $1) newest";
+    const SQLITE: &str = concatcp!(
+        SUMMARY,
+        STEPS,
+        OF_MAIN_AGENTS,
+        " union all ",
+        STEPS,
+        OF_SUBAGENTS,
+        EVENTS
+    );
+    const POSTGRES: &str = concatcp!(SUMMARY, STEPS, EVENTS);
+    let sql = tx.either(SQLITE, POSTGRES);
+    Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .fetch_one(conn)
         .await)?)
@@ -489,8 +528,18 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
     const EVENTS: &str = "delete from events where thread_id = $1 and run_id = $2 \
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
-    for sql in [CHECKPOINTS, EVENTS] {
-        on_engine!(tx, |conn| query(sql)
+    const SQLITE: &[&str] = &[
+        concatcp!(CHECKPOINTS, OF_MAIN_AGENTS),
+        concatcp!(CHECKPOINTS, OF_SUBAGENTS),
+        EVENTS,
+    ];
+    const POSTGRES: &[&str] = &[CHECKPOINTS, EVENTS];
+    let statements = match tx.engine() {
+        Engine::Sqlite => SQLITE,
+        Engine::Postgres => POSTGRES,
+    };
+    for sql in statements {
+        on_engine!(tx, |conn| query(*sql)
             .bind(thread.0)
             .bind(run.0)
             .execute(conn)

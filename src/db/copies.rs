@@ -7,8 +7,8 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::{cell, lane_id};
-use super::engine::on_engine;
+use super::checkpoints::cell;
+use super::engine::{LaneColumn, on_engine};
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
@@ -310,10 +310,12 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
         + (select coalesce(sum(held.chars), 0) from entry_blobs held where held.thread_id = checkpoints.thread_id \
         and held.seq = checkpoints.seq) as bigint) from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
-    const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
+    // A copy has no events, those without rows included.
+    const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, \
+        case source when 'begin' then 'input' else source end as source, node, run_id, writes, shown, \
         position, created_at, carried_from from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq";
-    let lane = lane_id(span.from);
+    let lane = LaneColumn(span.from);
     let sizes: Vec<(i64, i64)> = on_engine!(tx, |conn| query_as(SIZES)
         .bind(thread.0)
         .bind(lane)
@@ -342,7 +344,7 @@ async fn rows(tx: &mut Tx<'_>, thread: ThreadId, span: LaneSpan, last: i64) -> D
 async fn insert(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, rows: Vec<Row>) -> DbResult<()> {
     const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
         node, run_id, writes, shown, position, created_at, carried_from) ";
-    let lane = lane_id(lane);
+    let lane = LaneColumn(lane);
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
         sql.push_values(rows, |mut values, row| {

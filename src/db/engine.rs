@@ -26,12 +26,14 @@ use super::states::StateCache;
 use super::writer::{self, WriterParts};
 use super::{DbAddress, SpawnWriter, migration, reader, session_lock, upgrade};
 
+mod lane;
 mod lock;
 mod matches;
 mod postgres;
 mod sqlite;
 mod vector;
 
+pub(super) use lane::LaneColumn;
 pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;

@@ -1,16 +1,17 @@
 //! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
+use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::checkpoints::{self, EntryColumns, lane_id, lane_of};
-use super::engine::on_engine;
+use super::checkpoints::{self, EntryColumns, NewCheckpoint, OF_MAIN_AGENTS, OF_SUBAGENTS};
+use super::engine::{LaneColumn, on_engine};
 use super::json::ColumnRef;
-use super::{DbResult, Tx};
-use crate::domain::checkpoint::{Entry, Lane};
+use super::{DbResult, Engine, Tx};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "events";
@@ -71,7 +72,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
             row.push_bind(placed.thread.0)
                 .push_bind(placed.seq)
                 .push_bind(placed.run.0)
-                .push_bind(lane_id(placed.lane))
+                .push_bind(LaneColumn(placed.lane))
                 .push_bind(body)
                 .push_bind(placed.at.0);
         })
@@ -80,11 +81,43 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     Ok(())
 }
 
+/// Stores the steps and the other events of a commit. On SQLite, a start of an agent that its input follows has no row of its
+/// own: the row of the input says that it was there. On Postgres it has one, since servers of the former release look for it.
+///
+/// # Errors
+/// As [`insert`] and [`checkpoints::insert_all`].
+pub async fn insert_with_steps(tx: &mut Tx<'_>, steps: &[NewCheckpoint<'_>], facts: &[NewEvent<'_>]) -> DbResult<()> {
+    let leaves_out = tx.engine() == Engine::Sqlite;
+    let mut begun = vec![];
+    let mut others = Vec::with_capacity(facts.len());
+    for fact in facts {
+        let input = steps.iter().find(|step| leaves_out && is_start_before(fact, step));
+        match input {
+            Some(input) => begun.push(input.seq),
+            None => others.push(*fact),
+        }
+    }
+    checkpoints::insert_begun(tx, steps, &begun).await?;
+    insert(tx, &others).await
+}
+
+/// Returns whether an event is that an agent started anew, and all of it is in the step that follows, an input.
+fn is_start_before(event: &NewEvent<'_>, step: &NewCheckpoint<'_>) -> bool {
+    step.seq == event.seq + 1
+        && step.entry.source == CheckpointSource::Input
+        && (step.thread, step.lane, step.run, step.at) == (event.thread, event.lane, Some(event.run), event.at)
+        && *event.fact == Fact::started_anew(step.entry.parent)
+}
+
 /// Returns whether the log of a thread has an event or step with this number.
 pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
-    const SQL: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2) \
-        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2)";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+    const EVENTS: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2)";
+    const STEPS: &str = " or exists (select 1 from checkpoints where thread_id = $1 and seq >= $2 and seq <= $2 + 1 \
+        and (seq = $2 or source = 'begin')";
+    const SQLITE: &str = concatcp!(EVENTS, STEPS, OF_MAIN_AGENTS, ")", STEPS, OF_SUBAGENTS, ")");
+    const POSTGRES: &str = concatcp!(EVENTS, STEPS, ")");
+    let sql = tx.either(SQLITE, POSTGRES);
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
         .bind(thread.0)
         .bind(seq)
         .fetch_one(conn)
@@ -119,7 +152,7 @@ pub enum Logged {
 struct EventRow {
     seq: i64,
     run_id: Option<Uuid>,
-    lane: Uuid,
+    lane: LaneColumn,
     created_at: i64,
     body: String,
     /// Null for rows of `events`, like all columns below.
@@ -139,6 +172,18 @@ impl EventRow {
             Some(checkpoint) => checkpoint.to_string(),
             None => place(thread, self.seq),
         }
+    }
+
+    /// Returns the event with the number before, if it has no row of its own.
+    fn start(&self) -> Option<LoggedEvent> {
+        let begins = self.source.as_deref() == Some(checkpoints::BEGIN);
+        begins.then(|| LoggedEvent {
+            seq: self.seq - 1,
+            run: self.run_id.map(RunId),
+            lane: self.lane.0,
+            at: Timestamp(self.created_at),
+            what: Logged::Fact(Fact::started_anew(self.parent_id.map(CheckpointId))),
+        })
     }
 
     fn read(self, thread: ThreadId) -> DbResult<LoggedEvent> {
@@ -166,7 +211,7 @@ impl EventRow {
             }
         };
         let run = self.run_id.map(RunId);
-        let lane = lane_of(self.lane);
+        let lane = self.lane.0;
         let at = Timestamp(self.created_at);
         Ok(LoggedEvent {
             seq: self.seq,
@@ -180,11 +225,14 @@ impl EventRow {
 
 /// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
-    const SQL: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
-        node, shown, carried_from from checkpoints where thread_id = $1 and seq > $2 \
-        union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, null \
-        from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(SQL)
+    const STEPS: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
+        node, shown, carried_from from checkpoints where thread_id = $1 and seq > $2";
+    const EVENTS: &str = " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null, \
+        null from events where thread_id = $1 and seq > $2 order by seq limit $3";
+    const SQLITE: &str = concatcp!(STEPS, OF_MAIN_AGENTS, " union all ", STEPS, OF_SUBAGENTS, EVENTS);
+    const POSTGRES: &str = concatcp!(STEPS, EVENTS);
+    let sql = tx.either(SQLITE, POSTGRES);
+    let mut rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(after)
         .bind(limit)
@@ -199,17 +247,29 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         text: &mut row.body,
     });
     blobs::restore(tx, thread, texts.collect()).await?;
-    rows.into_iter().map(|row| row.read(thread)).collect()
+    let mut log = Vec::with_capacity(rows.len());
+    for row in rows {
+        log.extend(row.start().filter(|start| start.seq > after));
+        log.push(row.read(thread)?);
+    }
+    log.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    Ok(log)
 }
 
 /// Returns the lowest and the highest number in the log of a thread; none when it is empty.
 pub async fn reach(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
-    const SQL: &str = "select min(first), max(last) from (\
-        select (select min(seq) from checkpoints where thread_id = $1) as first, \
-            (select max(seq) from checkpoints where thread_id = $1) as last \
-        union all select (select min(seq) from events where thread_id = $1), \
-            (select max(seq) from events where thread_id = $1)) as ends";
+    const FIRST: &str = "select (select seq - case source when 'begin' then 1 else 0 end from checkpoints \
+        where thread_id = $1";
+    const LAST: &str = " order by seq limit 1) as first, (select max(seq) from checkpoints where thread_id = $1";
+    const EVENTS: &str = ") as last union all select (select min(seq) from events where thread_id = $1), \
+        (select max(seq) from events where thread_id = $1)) as ends";
+    const ENDS: &str = "select min(first), max(last) from (";
+    const OF_MAIN: &str = concatcp!(FIRST, OF_MAIN_AGENTS, LAST, OF_MAIN_AGENTS);
+    const OF_OTHERS: &str = concatcp!(FIRST, OF_SUBAGENTS, LAST, OF_SUBAGENTS);
+    const SQLITE: &str = concatcp!(ENDS, OF_MAIN, ") as last union all ", OF_OTHERS, EVENTS);
+    const POSTGRES: &str = concatcp!(ENDS, FIRST, LAST, EVENTS);
+    let sql = tx.either(SQLITE, POSTGRES);
     let (first, last): (Option<i64>, Option<i64>) =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_one(conn).await)?;
+        on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
     Ok(first.zip(last))
 }

@@ -4,9 +4,8 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::blobs::{self, Holder, Packer};
-use super::checkpoints::{self, lane_id};
-use super::engine::on_engine;
-use super::{DbResult, Tx, events, interrupts, runs, threads};
+use super::engine::{LaneColumn, on_engine};
+use super::{DbResult, Engine, Tx, checkpoints, events, interrupts, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::stored::StoredWrites;
@@ -15,8 +14,8 @@ use crate::domain::time::Timestamp;
 /// Prunes the history of a thread: keeps only the newest state of the main agent, as one checkpoint, and the histories
 /// of unfinished subagents. Returns false if the thread does not exist or has pending or running runs.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
-    const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
-        where checkpoint_id = $1 and thread_id = $3";
+    const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null, \
+        source = case source when 'begin' then 'input' else source end where checkpoint_id = $1 and thread_id = $3";
     const PRUNED: &str = "update threads set pruned_at = $2 where thread_id = $1";
     if threads::lock(tx, thread).await?.is_none() || !runs::count_in_flight(tx, thread).await?.is_none() {
         return Ok(false);
@@ -74,19 +73,30 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
 /// Deletes the log of a thread before a checkpoint, except for some lanes. Later entries stay, so that no number of the
 /// log is used twice.
 async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
-    for table in ["checkpoints", "events"] {
+    const CHECKPOINTS: &str = "delete from checkpoints where thread_id = ";
+    const EVENTS: &str = "delete from events where thread_id = ";
+    const SQLITE: &[(&str, &str)] = &[
+        (CHECKPOINTS, checkpoints::OF_MAIN_AGENTS),
+        (CHECKPOINTS, checkpoints::OF_SUBAGENTS),
+        (EVENTS, ""),
+    ];
+    const POSTGRES: &[(&str, &str)] = &[(CHECKPOINTS, ""), (EVENTS, "")];
+    let parts = match tx.engine() {
+        Engine::Sqlite => SQLITE,
+        Engine::Postgres => POSTGRES,
+    };
+    for (delete, condition) in parts {
         on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new("delete from ");
-            sql.push(table)
-                .push(" where thread_id = ")
-                .push_bind(thread.0)
+            let mut sql = QueryBuilder::new(*delete);
+            sql.push_bind(thread.0)
+                .push(condition)
                 .push(" and seq < ")
                 .push_bind(head.seq);
             if !kept.is_empty() {
                 sql.push(" and lane not in (");
                 let mut list = sql.separated(", ");
                 for lane in kept {
-                    list.push_bind(lane_id(*lane));
+                    list.push_bind(LaneColumn(*lane));
                 }
                 sql.push(")");
             }

@@ -24,7 +24,7 @@ pub use claims::{
     release, release_all, request_cancel, restore_children, set_child_status, set_first_seq, some_pending,
     some_running, stop_below, stop_children, unreported,
 };
-pub(super) use order::LAST_ENDED;
+pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_by, ended_among, latest};
 pub use queue::{QueueDepth, queue};
 pub(super) use turns::NO_QUESTION;

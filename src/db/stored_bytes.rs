@@ -1,12 +1,14 @@
 //! The sizes of what owners store. They are measured from time to time and not with each write. The checkpoints and
 //! events of a thread that were measured before are not read again.
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::access::push_owner;
+use super::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::on_engine;
-use super::{DbResult, Tx};
+use super::{DbResult, Engine, Tx};
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
@@ -44,6 +46,12 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
         from checkpoints where thread_id = $1 and seq > $2";
     const EVENTS: &str = "select cast(coalesce(sum(octet_length(body)), 0) as bigint), coalesce(max(seq), 0) \
         from events where thread_id = $1 and seq > $2";
+    const SQLITE: &[&str] = &[
+        concatcp!(CHECKPOINTS, OF_MAIN_AGENTS),
+        concatcp!(CHECKPOINTS, OF_SUBAGENTS),
+        EVENTS,
+    ];
+    const POSTGRES: &[&str] = &[CHECKPOINTS, EVENTS];
     const STORE: &str = "insert into thread_bytes (thread_id, tenant, owner, bytes, seq, measured_at) \
         select thread_id, tenant, owner, $2, $3, $4 from threads where thread_id = $1 \
         on conflict (thread_id) do update set bytes = excluded.bytes, seq = excluded.seq, \
@@ -52,8 +60,12 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
     let mut bytes = before.map_or(0, |before| before.0);
     let after = before.map_or(0, |before| before.1);
     let mut seq = after;
-    for sql in [CHECKPOINTS, EVENTS] {
-        let added: (i64, i64) = on_engine!(tx, |conn| query_as(sql)
+    let sums = match tx.engine() {
+        Engine::Sqlite => SQLITE,
+        Engine::Postgres => POSTGRES,
+    };
+    for sql in sums {
+        let added: (i64, i64) = on_engine!(tx, |conn| query_as(*sql)
             .bind(thread.0)
             .bind(after)
             .fetch_one(conn)

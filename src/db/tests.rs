@@ -13,6 +13,7 @@ mod idempotency;
 mod interrupts;
 mod items;
 mod jobs;
+mod lean_log;
 mod locks;
 mod mcp_logins;
 mod notifications;

@@ -245,9 +245,14 @@ pub struct ThreadChange {
 
 /// Changes a thread, if it exists.
 pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
+    const CHANGE: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
-        expires_at = $7 + ttl, state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
+        expires_at = $7 + ttl";
+    const THREAD: &str = " where thread_id = $1";
+    const OTHERS: &str = concatcp!(CHANGE, THREAD);
+    const STATE: &str = concatcp!(CHANGE, ", state_updated_at = $7", THREAD);
+    // SQLite writes the indexes of all columns that are set, also of those that keep their values.
+    let sql = if change.state_changed { STATE } else { OTHERS };
     let sealer = tx.sealer_of_thread(id).await?;
     let error = encode_error(&sealer, id, change.error.iter().flatten().next())?;
     let config = change
@@ -258,7 +263,7 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
     if let Some(metadata) = &change.metadata {
         terms::replace(tx, id, metadata).await?;
     }
-    tx.statement(SQL)
+    tx.statement(sql)
         .bind(id.0)
         .bind(change.status.map(ThreadStatus::word))
         .bind(config.map(Json))
@@ -266,7 +271,6 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
         .bind(error)
         .bind(change.metadata.map(Json))
         .bind(now.0)
-        .bind(change.state_changed)
         .execute_later()
         .await
 }

@@ -215,6 +215,17 @@ pub enum Fact {
 }
 
 impl Fact {
+    /// Creates the event for an agent that starts for the first time in its run, at the checkpoint `base` and with its next step.
+    pub fn started_anew(base: Option<CheckpointId>) -> Self {
+        Self::Started {
+            base,
+            carried_from: None,
+            attempt: 1,
+            resumed: false,
+            calls: vec![],
+        }
+    }
+
     /// Creates the event for an agent that stopped and does not wait.
     pub fn over(status: RunStatus, error: Option<Failure>) -> Self {
         Self::Ended {

@@ -442,6 +442,7 @@ impl Dispatcher {
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),
             ledger: OnceLock::new(),
+            has_first_seq: AtomicBool::new(false),
         }
     }
 

@@ -480,6 +480,9 @@ impl LaneJournal {
             tokio::time::sleep(pause).await;
             batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.count)));
         };
+        if matches!(outcome, Ok(Some(_))) {
+            self.run_context.has_first_seq.store(true, Ordering::Relaxed);
+        }
         for numbers in tried {
             self.run_context
                 .log

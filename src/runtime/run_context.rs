@@ -1,5 +1,6 @@
 //! The context of a run at work, shared by its journals.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use super::children::Children;
@@ -40,6 +41,8 @@ pub(super) struct RunContext {
     pub(super) parked: Arc<Children>,
     /// The budget that the run shares with runs on other threads, if it does.
     pub(super) ledger: OnceLock<Arc<BudgetLedger>>,
+    /// True once the row of the run is known to have the number of its first event.
+    pub(super) has_first_seq: AtomicBool,
 }
 
 impl RunContext {

@@ -9,9 +9,9 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
-use super::{EntryColumns, Head, TABLE, cell, lane_id, lane_of, missing_ancestor, source_of};
+use super::{EntryColumns, Head, TABLE, cell, missing_ancestor, source_of};
 use crate::db::blobs::{self, StoredText};
-use crate::db::engine::on_engine;
+use crate::db::engine::{LaneColumn, on_engine};
 use crate::db::fold::StateFold;
 use crate::db::json::ColumnRef;
 use crate::db::{DbResult, Tx};
@@ -229,14 +229,11 @@ async fn newest_steps(
         OF_CHECKPOINT,
         " order by step.seq desc limit $4"
     );
-    // Without the hint, SQLite chooses the index without the lane and reads the steps of subagents, too.
-    const SQLITE: &str = concatcp!(SEGMENT, " indexed by checkpoints_by_lane", UP_TO);
-    const POSTGRES: &str = concatcp!(SEGMENT, UP_TO);
-    let sql = tx.either(SQLITE, POSTGRES);
-    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
+    const SQL: &str = concatcp!(SEGMENT, UP_TO);
+    let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .bind(MAX_STEPS)
         .fetch_all(conn)
         .await)?;
@@ -257,7 +254,7 @@ async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>>
         where thread_id = $1 and lane = $2 and segment = $3 and seq >= $4 and seq <= $5 order by seq limit $6";
     Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(steps.span.thread.0)
-        .bind(lane_id(steps.span.lane))
+        .bind(LaneColumn(steps.span.lane))
         .bind(steps.segment)
         .bind(steps.span.first)
         .bind(steps.span.last)
@@ -269,7 +266,7 @@ async fn first_of(tx: &mut Tx<'_>, steps: UnreadSteps) -> DbResult<Vec<StepRow>>
 #[derive(sqlx::FromRow)]
 struct CheckpointRow {
     checkpoint_id: Uuid,
-    lane: Uuid,
+    lane: LaneColumn,
     seq: i64,
     segment: i64,
     parent_id: Option<Uuid>,
@@ -306,7 +303,7 @@ impl CheckpointRow {
         Ok(Checkpoint {
             entry,
             thread,
-            lane: lane_of(self.lane),
+            lane: self.lane.0,
             run: self.run_id.map(RunId),
             seq: self.seq,
             forks: self.segment == self.seq && self.parent_id.is_some(),
@@ -483,7 +480,7 @@ where
 {
     Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(span.thread.0)
-        .bind(lane_id(span.lane))
+        .bind(LaneColumn(span.lane))
         .bind(span.first)
         .bind(span.last)
         .fetch_all(conn)
@@ -606,7 +603,7 @@ pub async fn sketch(
     let row: Option<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(id.0)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .fetch_optional(conn)
         .await)?;
     row.map(CheckpointSummary::try_from).transpose()
@@ -631,7 +628,7 @@ pub async fn sketches(
     );
     let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .bind(before)
         .bind(limit)
         .fetch_all(conn)
@@ -647,7 +644,7 @@ pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64)
     );
     let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .bind(seq)
         .fetch_optional(conn)
         .await)?;

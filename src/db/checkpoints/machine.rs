@@ -4,8 +4,8 @@ use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
 use super::super::blobs::{self, StoredText};
-use super::super::engine::on_engine;
-use super::{DbResult, Head, Tx, cell, find_head, head, lane_id, load_state};
+use super::super::engine::{LaneColumn, on_engine};
+use super::{DbResult, Head, Tx, cell, find_head, head, load_state};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
@@ -89,7 +89,7 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
         where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(lane))
+        .bind(LaneColumn(lane))
         .bind(START)
         .fetch_optional(conn)
         .await)?;
@@ -106,7 +106,7 @@ pub async fn input_after(tx: &mut Tx<'_>, thread: ThreadId, before: CheckpointId
         order by seq limit 1";
     let row: Option<InputRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
-        .bind(lane_id(Lane::Main))
+        .bind(LaneColumn(Lane::Main))
         .bind(before.0)
         .bind(START)
         .fetch_optional(conn)

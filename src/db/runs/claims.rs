@@ -225,7 +225,8 @@ pub struct LeaseHolder {
 /// The changes to a run's row that go with a write for the run.
 #[derive(Debug, Clone, Copy)]
 pub struct RunRowUpdate<'a> {
-    /// The number of the first log entry that is written, if any. The row keeps the first one of the run.
+    /// The number of the first log entry that is written, if the row may not have that of an earlier one. The row keeps the
+    /// first one of the run.
     pub seq: Option<i64>,
     /// The usage of the run so far, if it is to be stored.
     pub usage: Option<&'a Usage>,
@@ -259,6 +260,9 @@ pub struct EndOfRun<'a> {
     pub waits: bool,
 }
 
+/// The condition that the worker `$2` holds the run `$1` by the claim `$3`.
+const HELD: &str = " where run_id = $1 and worker = $2 and fence = $3";
+
 /// The condition on run `$1` that locks its thread until the end of the transaction, with the strength `{lock}`. A condition
 /// holds before the row of the run is locked, so the two are locked [in their order](crate::db#the-order-of-locks) without a
 /// statement more.
@@ -268,22 +272,31 @@ const AND_THREAD_IS_LOCKED: &str = " and thread_id = (select threads.thread_id f
 /// Returns whether the worker still holds the run. If so, no other worker can claim it, and nobody can delete its thread,
 /// before the end of the transaction.
 pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<bool> {
-    const SQLITE: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
-        crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
-    const POSTGRES: &str = concatcp!(SQLITE, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
-    let sql = tx.either(SQLITE, POSTGRES);
+    const CHANGE: &str =
+        "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
+    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
+    // SQLite writes the indexes of all columns that are set, also of those that keep their values.
+    let sql = match trace.seq {
+        Some(_) => tx.either(
+            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $7)", HELD),
+            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $7)", LOCKED),
+        ),
+        None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
+    };
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
-    let held = on_engine!(tx, |conn| query(sql)
-        .bind(holder.run.0)
-        .bind(holder.worker.0)
-        .bind(holder.fence)
-        .bind(trace.at.0)
-        .bind(trace.seq)
-        .bind(usage)
-        .bind(trace.makes_progress)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
+    let held = on_engine!(tx, |conn| {
+        let mut update = query(sql)
+            .bind(holder.run.0)
+            .bind(holder.worker.0)
+            .bind(holder.fence)
+            .bind(trace.at.0)
+            .bind(usage)
+            .bind(trace.makes_progress);
+        if let Some(seq) = trace.seq {
+            update = update.bind(seq);
+        }
+        update.execute(conn).await.map(|done| done.rows_affected())
+    })?;
     Ok(held == 1)
 }
 
@@ -302,26 +315,34 @@ pub async fn end_fenced(
     end: EndOfRun<'_>,
     trace: RunRowUpdate<'_>,
 ) -> DbResult<bool> {
-    const SQLITE: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
-        usage = coalesce($8, usage), definition = case when $9 then definition end \
-        where run_id = $1 and worker = $2 and fence = $3";
-    const POSTGRES: &str = concatcp!(SQLITE, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update"));
-    let sql = tx.either(SQLITE, POSTGRES);
+    const CHANGE: &str = "update runs set updated_at = $4, status = $5, error = $6, usage = coalesce($7, usage), \
+        definition = case when $8 then definition end";
+    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update"));
+    // As in [`check_fence`].
+    let sql = match trace.seq {
+        Some(_) => tx.either(
+            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)", HELD),
+            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)", LOCKED),
+        ),
+        None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
+    };
     let error = encode_error(tx, holder.run, end.error).await?;
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
-    let held = on_engine!(tx, |conn| query(sql)
-        .bind(holder.run.0)
-        .bind(holder.worker.0)
-        .bind(holder.fence)
-        .bind(trace.at.0)
-        .bind(end.status.word())
-        .bind(error)
-        .bind(trace.seq)
-        .bind(usage)
-        .bind(end.waits)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
+    let held = on_engine!(tx, |conn| {
+        let mut update = query(sql)
+            .bind(holder.run.0)
+            .bind(holder.worker.0)
+            .bind(holder.fence)
+            .bind(trace.at.0)
+            .bind(end.status.word())
+            .bind(error)
+            .bind(usage)
+            .bind(end.waits);
+        if let Some(seq) = trace.seq {
+            update = update.bind(seq);
+        }
+        update.execute(conn).await.map(|done| done.rows_affected())
+    })?;
     Ok(held == 1)
 }
 

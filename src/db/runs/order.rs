@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::get_by_id;
 use super::turns::NO_QUESTION;
+use crate::db::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
@@ -30,14 +31,26 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
 /// The SQL query for the run of the main agent that ended last on the thread `{thread}`. Two kinds of runs are passed over,
 /// unless there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter
 /// has failed before its first step, and no interrupt has its answer.
-pub(in crate::db) const LAST_ENDED: &str = "select ended.run_id from runs ended where ended.thread_id = {thread} \
+pub(in crate::db) const LAST_ENDED_ON_POSTGRES: &str = concatcp!(ENDED, AND_NO_STEP, ")", NEWEST);
+/// The same on SQLite, see [`OF_MAIN_AGENTS`].
+pub(in crate::db) const LAST_ENDED_ON_SQLITE: &str = concatcp!(
+    ENDED,
+    AND_NO_STEP,
+    OF_MAIN_AGENTS,
+    ")",
+    AND_NO_STEP,
+    OF_SUBAGENTS,
+    ")",
+    NEWEST
+);
+const ENDED: &str = "select ended.run_id from runs ended where ended.thread_id = {thread} \
     and ended.depth = 0 and ended.status not in ('pending', 'running') \
     order by ended.first_seq is null or (coalesce(ended.turn, '') = 'answer' and ended.status = 'error' \
     and not exists (select 1 from interrupts answered \
-    where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id) \
-    and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
-    and step.seq >= ended.first_seq and step.run_id = ended.run_id)), \
-    ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1";
+    where answered.thread_id = ended.thread_id and answered.resumed_by = ended.run_id)";
+const AND_NO_STEP: &str = " and not exists (select 1 from checkpoints step where step.thread_id = ended.thread_id \
+    and step.seq >= ended.first_seq and step.run_id = ended.run_id";
+const NEWEST: &str = "), ended.updated_at desc, ended.created_at desc, ended.run_id desc limit 1";
 
 /// Returns the run whose status is that of the work on a thread: the newest one that is at work or may begin, or else the
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
@@ -48,8 +61,10 @@ pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
         str_replace!(NO_QUESTION, "{run}", "runs"),
         ") order by created_at desc, run_id desc limit 1"
     );
-    const ENDED: &str = str_replace!(LAST_ENDED, "{thread}", "$1");
-    for sql in [IN_FLIGHT, ENDED] {
+    const ON_SQLITE: &str = str_replace!(LAST_ENDED_ON_SQLITE, "{thread}", "$1");
+    const ON_POSTGRES: &str = str_replace!(LAST_ENDED_ON_POSTGRES, "{thread}", "$1");
+    let last_ended = tx.either(ON_SQLITE, ON_POSTGRES);
+    for sql in [IN_FLIGHT, last_ended] {
         let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(thread.0).fetch_optional(conn).await)?;
         if let Some(id) = id {
             return get_by_id(tx, RunId(id)).await;

@@ -1,12 +1,14 @@
 use std::sync::Arc;
 
 use serde_json::json;
+use sqlx::query_scalar;
 
 use super::copies::copy_for;
 use super::{Db, on_both, read, saying, stored_thread, texts, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
-use crate::db::events::{self, Logged, NewEvent};
-use crate::db::{DbError, DbResult, Tx};
+use crate::db::engine::on_engine;
+use crate::db::events::{self, Logged, LoggedEvent, NewEvent};
+use crate::db::{DbError, DbResult, Engine, Tx, retention};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
@@ -29,6 +31,9 @@ on_both!(
     a_checkpoint_needs_its_parent_and_a_free_number,
     many_checkpoints_are_stored_in_batches,
     the_log_has_steps_and_events_in_order,
+    a_start_that_an_input_follows_is_in_the_log,
+    a_start_without_a_row_goes_with_the_history_before_its_input,
+    a_start_that_its_input_does_not_tell_has_a_row,
     the_checkpoints_of_a_run_are_deleted
 );
 
@@ -542,6 +547,130 @@ async fn the_log_has_steps_and_events_in_order(db: Db) {
     };
     assert_eq!(seqs(1, 2).await, [2, 3]);
     assert_eq!(seqs(5, 10).await, Vec::<i64>::new());
+}
+
+/// Stores an event as number `seq`, and an input as the number that follows.
+async fn store_input(
+    db: &Db,
+    thread: ThreadId,
+    run: RunId,
+    seq: i64,
+    parent: Option<CheckpointId>,
+    fact: Fact,
+) -> Entry {
+    let input = Entry {
+        source: CheckpointSource::Input,
+        node: "__start__".to_owned(),
+        writes: vec![],
+        ..saying("", parent, 0)
+    };
+    let entry = input.clone();
+    write!(db, |tx| async {
+        let at = Timestamp(5);
+        let lane = Lane::Main;
+        let step = NewCheckpoint {
+            thread,
+            lane,
+            seq: seq + 1,
+            segment: None,
+            run: Some(run),
+            entry: &entry,
+            position: &Position::default(),
+            at,
+        };
+        let event = NewEvent {
+            thread,
+            seq,
+            run,
+            lane,
+            fact: &fact,
+            at,
+        };
+        events::insert_with_steps(tx, &[step], &[event]).await
+    });
+    input
+}
+
+async fn event_rows(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
+    const SQL: &str = "select count(*) from events where thread_id = $1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_one(conn)
+        .await)?)
+}
+
+async fn a_start_that_an_input_follows_is_in_the_log(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let first = saying("a", None, -1);
+    add(&db, thread, 1, &first).await;
+    let started = Fact::started_anew(Some(first.id));
+    let input = store_input(&db, thread, run, 2, Some(first.id), started.clone()).await;
+    let rows = match db.engine() {
+        Engine::Sqlite => 0,
+        Engine::Postgres => 1,
+    };
+    assert_eq!(read!(db, |tx| event_rows(tx, thread)), rows);
+    let log = read!(db, |tx| events::read(tx, thread, 1, 10));
+    let logged = |seq, what| LoggedEvent {
+        seq,
+        run: Some(run),
+        lane: Lane::Main,
+        at: Timestamp(5),
+        what,
+    };
+    let expected = [logged(2, Logged::Fact(started)), logged(3, Logged::Entry(input))];
+    assert_eq!(log, expected);
+    for (after, limit, page) in [
+        (0, 2, vec![1, 2]),
+        (1, 1, vec![2]),
+        (2, 1, vec![3]),
+        (0, 9, vec![1, 2, 3]),
+    ] {
+        let found = read!(db, |tx| events::read(tx, thread, after, limit));
+        let found: Vec<i64> = found.iter().map(|event| event.seq).collect();
+        assert_eq!(found, page, "{limit} after {after}");
+    }
+    for (seq, is_there) in [(1, true), (2, true), (3, true), (4, false)] {
+        assert_eq!(read!(db, |tx| events::is_stored(tx, thread, seq)), is_there, "{seq}");
+    }
+    let copy = copy_for(&db, thread, Ownership::default()).await;
+    let copied = read!(db, |tx| events::read(tx, copy, 0, 10));
+    assert!(
+        copied.iter().all(|event| matches!(event.what, Logged::Entry(_))),
+        "{copied:?}"
+    );
+    write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
+    assert_eq!(read!(db, |tx| events::reach(tx, thread)), Some((1, 1)));
+}
+
+async fn a_start_without_a_row_goes_with_the_history_before_its_input(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    store_input(&db, thread, run, 7, None, Fact::started_anew(None)).await;
+    assert_eq!(read!(db, |tx| events::reach(tx, thread)), Some((7, 8)));
+    assert!(write!(db, |tx| retention::keep_latest(tx, thread, Timestamp(9))));
+    assert_eq!(read!(db, |tx| events::reach(tx, thread)), Some((8, 8)));
+    let log = read!(db, |tx| events::read(tx, thread, 0, 10));
+    assert_eq!(log.iter().map(|event| event.seq).collect::<Vec<_>>(), [8]);
+}
+
+async fn a_start_that_its_input_does_not_tell_has_a_row(db: Db) {
+    let again = Fact::Started {
+        base: None,
+        carried_from: None,
+        attempt: 2,
+        resumed: false,
+        calls: vec![],
+    };
+    for fact in [again, Fact::started_anew(Some(CheckpointId::mint())), Fact::Paused] {
+        let thread = stored_thread(&db).await;
+        store_input(&db, thread, RunId::mint(), 1, None, fact.clone()).await;
+        assert_eq!(read!(db, |tx| event_rows(tx, thread)), 1, "{fact:?}");
+        let log = read!(db, |tx| events::read(tx, thread, 0, 10));
+        assert_eq!(log[0].what, Logged::Fact(fact));
+        assert_eq!(log.len(), 2);
+    }
 }
 
 async fn the_checkpoints_of_a_run_are_deleted(db: Db) {

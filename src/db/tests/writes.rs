@@ -1,15 +1,21 @@
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use sqlx::{Connection, SqliteConnection, raw_sql};
 use tokio::sync::Semaphore;
 
-use super::{Db, Refusal, on_both, read, stored_thread, thread_at, write};
+use super::{Db, Refusal, on_both, read, run_at, stored_thread, thread_at, write};
+use crate::db::runs::{self, LeaseHolder, RunRowUpdate};
+use crate::db::threads::ThreadChange;
 use crate::db::{DbError, DbResult, Tx, checkpoints, events, threads};
 use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::run::RunStatus;
+use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -282,6 +288,63 @@ async fn closing_finishes_accepted_writes() {
             )),
             21
         );
+        db.close().await;
+    })
+    .await;
+}
+
+/// Returns the number of pages that a write adds to the write-ahead log of the SQLite database in a folder.
+async fn pages_of(folder: &Path, write: impl Future<Output = ()>) -> u64 {
+    const HEADER: u64 = 32;
+    const PAGE: u64 = 24 + 4_096;
+    let url = format!("sqlite://{}/a.db", folder.display());
+    let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
+    raw_sql("pragma wal_checkpoint(truncate)")
+        .execute(&mut conn)
+        .await
+        .expect("an empty log");
+    write.await;
+    let log = std::fs::metadata(folder.join("a.db-wal")).expect("the log");
+    conn.close().await.expect("a clean close");
+    (log.len() - HEADER) / PAGE
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
+    super::on_server(async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let folder = directory.path();
+        let db = super::open(&format!("sqlite://{}/a.db", folder.display())).await;
+        let thread = stored_thread(&db).await;
+        let mut run = run_at(thread, 1);
+        run.status = RunStatus::Running;
+        let worker = WorkerId::mint();
+        let holder = LeaseHolder {
+            run: run.id,
+            worker,
+            fence: 0,
+        };
+        write!(db, |tx| runs::insert(tx, &run, Some(worker)));
+        // The row, and with the number of its first event the index of these numbers.
+        // Each time differs: SQLite writes no page for a row that stays the same.
+        for (seq, at, pages) in [(Some(1), 2, 2), (None, 3, 1)] {
+            let trace = RunRowUpdate {
+                seq,
+                ..RunRowUpdate::at(Timestamp(at))
+            };
+            let step = async { assert!(write!(db, |tx| runs::check_fence(tx, holder, trace))) };
+            assert_eq!(pages_of(folder, step).await, pages, "{seq:?}");
+        }
+        // The row and two indexes, and two more of the time at which the state changed.
+        for (state_changed, pages) in [(false, 3), (true, 5)] {
+            let change = ThreadChange {
+                status: Some(ThreadStatus::Busy),
+                state_changed,
+                ..ThreadChange::default()
+            };
+            let step = async { write!(db, |tx| threads::set(tx, thread, change, Timestamp(3))) };
+            assert_eq!(pages_of(folder, step).await, pages, "{state_changed}");
+        }
         db.close().await;
     })
     .await;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Rest;
 use crate::db::checkpoints::NewCheckpoint;
@@ -153,7 +154,7 @@ pub(super) async fn write_batch(
         None => DayUse::default(),
     };
     let trace = RunRowUpdate {
-        seq: Some(batch.first),
+        seq: (!run_context.has_first_seq.load(Ordering::Relaxed)).then_some(batch.first),
         usage,
         makes_progress: batch.makes_progress(),
         at,
@@ -205,22 +206,13 @@ pub(super) async fn write_rows(
     let root = run_context.run.id;
     let run = run_of(lane, root);
     let at = batch.at;
-    write_entries(tx, &run_context.run, lane, batch).await?;
+    write_log(tx, &run_context.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
     }
     for (checkpoint, position) in &batch.left {
         db::checkpoints::set_position(tx, thread, *checkpoint, position, root).await?;
     }
-    let facts = batch.facts.iter().map(|placed| NewEvent {
-        thread,
-        seq: placed.seq,
-        run: root,
-        lane: placed.lane,
-        fact: &placed.fact,
-        at,
-    });
-    db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
     if let Some(used) = batch.used.as_ref().filter(|_| lane != Lane::Main) {
         db::runs::set_usage(tx, run, used, root).await?;
     }
@@ -249,8 +241,16 @@ pub(super) async fn write_rows(
     Ok(())
 }
 
-/// Stores the steps of a batch as checkpoints of the history `lane`.
-async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch) -> DbResult<()> {
+/// Stores the steps of a batch as checkpoints of the history `lane`, and its other events.
+async fn write_log(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch) -> DbResult<()> {
+    let facts = batch.facts.iter().map(|placed| NewEvent {
+        thread: root.thread,
+        seq: placed.seq,
+        run: root.id,
+        lane: placed.lane,
+        fact: &placed.fact,
+        at: batch.at,
+    });
     let placed = batch.entries.iter().map(|laid| NewCheckpoint {
         thread: root.thread,
         lane,
@@ -261,9 +261,7 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBa
         position: &laid.position,
         at: batch.at,
     });
-    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>())
-        .await
-        .map(drop)
+    db::events::insert_with_steps(tx, &placed.collect::<Vec<_>>(), &facts.collect::<Vec<_>>()).await
 }
 
 /// Stores the end of a run of the main agent. Unless the run succeeded, the runs below it are stopped.

@@ -1,6 +1,7 @@
 //! The first commit of a run that begins where it is admitted: a part of the transaction that admits it.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
@@ -58,6 +59,7 @@ impl FirstCommit {
             begun,
             segment: _,
         } = self;
+        journal.run_context.has_first_seq.store(true, Ordering::Relaxed);
         let log = &journal.run_context.log;
         log.open(batch.first);
         log.reserve(batch.count);

@@ -142,7 +142,9 @@ async fn an_admission_that_is_not_stored_leaves_no_event_and_no_gap_in_the_log(s
     let run = alice.run(&post().await.ok());
     run.finishes().await;
     assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
-    let first = "select min(seq) from (select seq from events union all select seq from checkpoints) entries";
+    // On SQLite the row of the input is that of the start before it, too.
+    let first = "select min(seq) from (select seq from events union all \
+        select seq - case source when 'begin' then 1 else 0 end from checkpoints) entries";
     assert_eq!(server.number_in_database(first).await, 1);
 }
 
