@@ -69,7 +69,7 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
         .db
         .write(move |tx| Box::pin(async move { db::remote_runs::insert(tx, &work).await }));
     write.await?;
-    run_context.core.jobs.has_tasks(true);
+    run_context.core.jobs.has_tasks();
     Ok(())
 }
 

@@ -71,13 +71,18 @@ impl JobHandler for PollRemoteHandler {
                     store_polled(tx, &record, &work, condition).await.map(drop)
                 })
             });
-            let written = written.await;
-            if let (Ok(()), Some((record, status))) = (&written, &ended) {
-                log_lines::background_task_ended(record, *status);
-            }
-            if let Err(error) = written {
+            match written.await {
+                Ok(()) => {
+                    if let Some((record, status)) = &ended {
+                        log_lines::background_task_ended(record, *status);
+                    }
+                }
+                // The task is polled again soon.
+                Err(error) if error.is_transient() => return Err(error),
                 // The claim expires, and the task is polled again.
-                tracing::warn!(%task, %error, "could not note how a task on another server stands");
+                Err(error) => {
+                    tracing::warn!(%task, %error, "could not note how a task on another server stands");
+                }
             }
             if has_come {
                 runtime.core.jobs.discover();
