@@ -32,7 +32,10 @@ use crate::tool::background::BackgroundOrder;
 
 /// The longest time for which the start of a task is tried while the agent waits.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time between the end of that timeout and the first poll.
+/// The timeout of each request that starts a task. One that gets no answer, as when the other server is replaced meanwhile,
+/// leaves time for others, which find what it has started.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between the end of [`START_TIMEOUT`] and the first poll.
 const MARGIN: Duration = Duration::from_secs(60);
 /// The timeout of a poll.
 pub(in crate::runtime) const POLL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,7 +77,7 @@ impl BackgroundTasks {
             RemoteWork { seen: None, .. } => {}
         }
         let place = match self.remote_thread_of_task(&record).await {
-            Ok((place, _)) => in_trace(place, scope),
+            Ok((place, _)) => for_start(place, scope),
             Err(reason) => return Err(self.store_not_started(scope, &record, reason, true).await),
         };
         let request = request(scope, order, &record);
@@ -100,7 +103,7 @@ impl BackgroundTasks {
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let key = format!("{}-{}", record.task, task_ids(scope)?.1);
-        let place = in_trace(self.remote_thread_of_task(&record).await?.0, scope);
+        let place = for_start(self.remote_thread_of_task(&record).await?.0, scope);
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
             let runs = place
                 .runs()
@@ -503,9 +506,13 @@ async fn continue_task(
     Ok(())
 }
 
-/// Returns the thread of a task, with the trace of the call in the requests to its server.
-fn in_trace(thread: RemoteThread, scope: &Scope) -> RemoteThread {
-    let peer = thread.peer.with_trace(scope.trace.context());
+/// Returns the thread of a task for the requests of a call to its server: with the trace of the call, and a short timeout of
+/// each.
+fn for_start(thread: RemoteThread, scope: &Scope) -> RemoteThread {
+    let peer = thread
+        .peer
+        .with_trace(scope.trace.context())
+        .with_timeout(ATTEMPT_TIMEOUT);
     RemoteThread { peer, ..thread }
 }
 

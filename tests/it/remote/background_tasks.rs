@@ -1,7 +1,9 @@
 //! Background tasks on another server: starting, checking, updating and cancelling them, and the notification of their
 //! end.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use adjutant::shutdown::Shutdown;
 use axum::extract::{Path, RawQuery};
@@ -71,8 +73,9 @@ fn there(peer: &Peer, task: &Value) -> Human {
     )
 }
 
-/// Starts a server that records its requests and answers as a server without agents.
-async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
+/// Starts a server that records its requests and answers as a server without agents. If it `loses_first`, it never answers
+/// the first request for a thread.
+async fn listening_server(around: &Shutdown, loses_first: bool) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
     let heard: Arc<Mutex<Vec<(HeaderMap, Value)>>> = Arc::default();
     let ear = Arc::clone(&heard);
     let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
@@ -86,11 +89,15 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
         false => Json(json!([{"run_id": id, "status": "success"}])),
     };
     let messages = json!([{"type": "ai", "content": "all is well"}]);
+    let loses_next = Arc::new(AtomicBool::new(loses_first));
+    let create = async move |Json(body): Json<Value>| {
+        if loses_next.swap(false, Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        Json(json!({"thread_id": body["thread_id"]}))
+    };
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create))
         .route("/threads/{thread}/runs", get(list).post(begin))
         .route(
             "/threads/{thread}/state",
@@ -196,6 +203,7 @@ on_both_engines! {
     a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled,
     a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled,
     a_task_fails_when_its_server_stays_unreachable,
+    a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -917,9 +925,25 @@ async fn a_task_fails_when_its_server_stays_unreachable(server: TestServer) {
     peer.finish().await;
 }
 
+async fn a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task(server: TestServer) {
+    let around = Shutdown::default();
+    let (base, heard) = listening_server(&around, true).await;
+    let patient = chief(&base, "").replace("patience_s = 1.0", "patience_s = 60.0");
+    server.is_configured_with(&patient).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("it is under way"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
+    eventually(async || notifications(&alice).await.len() == 1).await;
+    assert_eq!(heard.lock().unwrap().len(), 1);
+    around.force();
+}
+
 async fn headers_and_metadata_reach_the_remote_server_only(server: TestServer) {
     let around = Shutdown::default();
-    let (base, heard) = listening_server(&around).await;
+    let (base, heard) = listening_server(&around, false).await;
     server.is_configured_with(&chief(&base, "")).await;
     let alice = server.human("away").await;
     let run_body = alice.run_body(
@@ -1016,6 +1040,25 @@ async fn a_remote_task_whose_first_commits_are_lost_is_started() {
         eventually(async || notifications(&alice).await.len() == 1).await;
         let task = the_task(&alice).await;
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
+        peer.finish().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_remote_task_is_polled_again_soon_when_its_state_was_not_stored() {
+    // The state of a task; no step has it.
+    play_behind_proxy("\"media\":[]", async |server, door| {
+        let peer = peer_of(&server, "").await;
+        let (alice, _) = with_a_task(&server, &peer, "far").await;
+        door.commits(Commits::OfMarkedGetLost);
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        peer.server.tools.let_go("lookup");
+        // The lease of the claim on a poll is half a minute.
+        let reported = eventually(async || notifications(&alice).await.len() == 1);
+        let reported = tokio::time::timeout(Duration::from_secs(20), reported).await;
+        reported.expect("it is polled soon");
         peer.finish().await;
     })
     .await;
