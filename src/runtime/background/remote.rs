@@ -31,12 +31,12 @@ use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
 /// The longest time for which the start of a task is tried while the agent waits.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
+pub(in crate::runtime) const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The timeout of each request that starts a task. One that gets no answer, as when the other server is replaced meanwhile,
 /// leaves time for others, which find what it has started.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time between the end of [`START_TIMEOUT`] and the first poll.
-const MARGIN: Duration = Duration::from_secs(60);
+/// The time after [`START_TIMEOUT`] in which the other server may still start the task.
+pub(in crate::runtime) const MARGIN: Duration = Duration::from_secs(60);
 /// The timeout of a poll.
 pub(in crate::runtime) const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two polls of work that was cancelled.

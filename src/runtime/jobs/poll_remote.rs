@@ -12,10 +12,12 @@ use tokio::time::timeout;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::background::remote::WorkCondition;
 use crate::db::{self, DbResult};
-use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
+use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
-use crate::runtime::background::remote::{POLL_TIMEOUT, deleted_snapshot, stop, store_polled, unavailable};
+use crate::runtime::background::remote::{
+    MARGIN, POLL_TIMEOUT, START_TIMEOUT, deleted_snapshot, stop, store_polled, unavailable,
+};
 use crate::runtime::{BackgroundTasks, RuntimeHandles, log_lines};
 
 /// The lease of a claim: longer than a poll can take.
@@ -112,6 +114,22 @@ impl BackgroundTasks {
         };
         let seen = match (seen, &work.seen) {
             (Ok(None), None) => return None,
+            (Ok(None), Some(_)) if self.may_still_start(record) => {
+                let attempts = work.attempts.saturating_add(1);
+                let pause = self
+                    .core
+                    .registry
+                    .factory
+                    .peers
+                    .poll_policy()
+                    .pause(attempts, record.task.0);
+                return Some(RemoteWork {
+                    attempts,
+                    lost_since: None,
+                    due_at: Some(self.core.clock.now().plus(pause)),
+                    ..work.clone()
+                });
+            }
             (Ok(None), Some(before)) => Ok(deleted_snapshot(before.run.clone())),
             (Ok(Some(seen)), _) => Ok(seen),
             (Err(reason), _) => Err(reason),
@@ -135,6 +153,18 @@ impl BackgroundTasks {
             false => place.snapshot(before).await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
+    }
+
+    /// Returns whether a task of which nothing was seen may start yet, although the agent was told that it was not started: the
+    /// other server may not have read the last request. Then it is to be cancelled.
+    fn may_still_start(&self, record: &TaskRecord) -> bool {
+        let work = &record.remote;
+        let was_given_up = work.seen.as_ref().is_some_and(|seen| {
+            let is_unseen = seen.run.is_empty();
+            is_unseen && seen.status == TaskStatus::Error
+        });
+        let until = record.created_at.plus(START_TIMEOUT + MARGIN);
+        work.cancel_requested && was_given_up && self.core.clock.now() < until
     }
 
     /// Returns whether the call that starts a task may still be in progress.

@@ -178,6 +178,53 @@ async fn slow_server(around: &Shutdown, refuses: bool) -> (String, Arc<watch::Se
     (starts_service("slow server", router, around).await, work)
 }
 
+/// The work of a server that answers each request for a run with an error.
+#[derive(Clone, Default)]
+struct LateWork {
+    /// True once the run has started all the same.
+    has_begun: bool,
+    /// The number of times that its runs were listed.
+    polls: usize,
+    is_cancelled: bool,
+}
+
+impl LateWork {
+    fn runs(&self) -> Value {
+        let status = if self.is_cancelled { "interrupted" } else { "running" };
+        match self.has_begun {
+            true => json!([{"run_id": SLOW_RUNS[0], "status": status}]),
+            false => json!([]),
+        }
+    }
+}
+
+/// Starts a server that answers each request for a run with an error, and starts the run when the test says so.
+async fn late_server(around: &Shutdown) -> (String, Arc<watch::Sender<LateWork>>) {
+    let work = Arc::new(watch::Sender::new(LateWork::default()));
+    let listed = Arc::clone(&work);
+    let list = async move || {
+        listed.send_modify(|work| work.polls += 1);
+        let runs = listed.borrow().runs();
+        Json(runs)
+    };
+    let stopped = Arc::clone(&work);
+    let cancel = async move || {
+        stopped.send_modify(|work| work.is_cancelled = true);
+        StatusCode::OK
+    };
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route(
+            "/threads/{thread}/runs",
+            get(list).post(async || StatusCode::SERVICE_UNAVAILABLE),
+        )
+        .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
+    (starts_service("late server", router, around).await, work)
+}
+
 on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
@@ -204,6 +251,7 @@ on_both_engines! {
     a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled,
     a_task_fails_when_its_server_stays_unreachable,
     a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task,
+    a_remote_task_that_starts_after_it_was_given_up_is_cancelled,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -938,6 +986,24 @@ async fn a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_
     assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
     eventually(async || notifications(&alice).await.len() == 1).await;
     assert_eq!(heard.lock().unwrap().len(), 1);
+    around.force();
+}
+
+async fn a_remote_task_that_starts_after_it_was_given_up_is_cancelled(server: TestServer) {
+    let around = Shutdown::default();
+    let (base, work) = late_server(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("what a pity"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].contains("The task was not started."), "{said:#?}");
+    let polls = work.borrow().polls;
+    eventually(async || work.borrow().polls > polls).await;
+    work.send_modify(|work| work.has_begun = true);
+    eventually(async || work.borrow().is_cancelled).await;
+    assert_eq!(notifications(&alice).await.len(), 0);
     around.force();
 }
 
