@@ -156,7 +156,7 @@ pub(super) struct JobQueue {
     kinds: Vec<KindState>,
 }
 
-/// What is known about background tasks and work on other servers.
+/// The knowledge of this process about background tasks and work on other servers.
 #[derive(Debug, Default)]
 struct KnownTasks {
     /// True when there may be tasks whose outcome is not known, or work on other servers.
