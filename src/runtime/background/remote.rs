@@ -170,6 +170,8 @@ impl BackgroundTasks {
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
             Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot(record.remote.seen.as_ref())).await {
+                // The job that polls the task looks again before it takes the task for deleted.
+                Ok(Ok(None)) if record.remote.lost_since.is_none() => not_found(record),
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -582,6 +584,11 @@ pub(in crate::runtime) fn deleted_snapshot(run: String) -> TaskSnapshot {
         error: Some(DELETED.to_owned()),
         ..TaskSnapshot::of(run, TaskStatus::Error)
     }
+}
+
+/// Returns a sentence that says that the other server does not know a task.
+pub(in crate::runtime) fn not_found(record: &TaskRecord) -> String {
+    format!("The agent `{}`: its server does not know the task.", record.graph_id)
 }
 
 /// Returns a sentence that says why a remote agent could not be used.

@@ -16,7 +16,7 @@ use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot, TaskStatus
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::runtime::background::remote::{
-    MARGIN, POLL_TIMEOUT, START_TIMEOUT, deleted_snapshot, stop, store_polled, unavailable,
+    MARGIN, POLL_TIMEOUT, START_TIMEOUT, deleted_snapshot, not_found, stop, store_polled, unavailable,
 };
 use crate::runtime::{BackgroundTasks, RuntimeHandles, log_lines};
 
@@ -130,6 +130,8 @@ impl BackgroundTasks {
                     ..work.clone()
                 });
             }
+            // For a moment, something before the other server may answer in its place.
+            (Ok(None), Some(_)) if work.lost_since.is_none() => Err(not_found(record)),
             (Ok(None), Some(before)) => Ok(deleted_snapshot(before.run.clone())),
             (Ok(Some(seen)), _) => Ok(seen),
             (Err(reason), _) => Err(reason),

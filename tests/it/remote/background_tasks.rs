@@ -225,6 +225,38 @@ async fn late_server(around: &Shutdown) -> (String, Arc<watch::Sender<LateWork>>
     (starts_service("late server", router, around).await, work)
 }
 
+/// Starts a server that does not know the task in the first poll, which makes two requests, as when something before it answers
+/// in its place.
+async fn server_that_is_replaced(around: &Shutdown) -> String {
+    let work = Arc::new(watch::Sender::new(LateWork::default()));
+    let begun = Arc::clone(&work);
+    let begin = async move || {
+        begun.send_modify(|work| work.has_begun = true);
+        Json(json!({"run_id": SLOW_RUNS[0], "status": "running"}))
+    };
+    let list = async move || {
+        work.send_modify(|work| work.polls += usize::from(work.has_begun));
+        let polls = work.borrow().polls;
+        match polls {
+            0 => Ok(Json(json!([]))),
+            1 | 2 => Err(StatusCode::NOT_FOUND),
+            _ => Ok(Json(json!([{"run_id": SLOW_RUNS[0], "status": "success"}]))),
+        }
+    };
+    let messages = json!([{"type": "ai", "content": "all is well"}]);
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route("/threads/{thread}/runs", get(list).post(begin))
+        .route(
+            "/threads/{thread}/state",
+            get(async move || Json(json!({"values": {"messages": messages}}))),
+        );
+    starts_service("replaced server", router, around).await
+}
+
 on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
@@ -252,6 +284,7 @@ on_both_engines! {
     a_task_fails_when_its_server_stays_unreachable,
     a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task,
     a_remote_task_that_starts_after_it_was_given_up_is_cancelled,
+    a_remote_task_that_is_not_found_once_goes_on,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -1004,6 +1037,19 @@ async fn a_remote_task_that_starts_after_it_was_given_up_is_cancelled(server: Te
     work.send_modify(|work| work.has_begun = true);
     eventually(async || work.borrow().is_cancelled).await;
     assert_eq!(notifications(&alice).await.len(), 0);
+    around.force();
+}
+
+async fn a_remote_task_that_is_not_found_once_goes_on(server: TestServer) {
+    let around = Shutdown::default();
+    let base = server_that_is_replaced(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("it is under way"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    assert_eq!(the_task(&alice).await["status"], "success");
     around.force();
 }
 
