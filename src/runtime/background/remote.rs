@@ -171,7 +171,7 @@ impl BackgroundTasks {
         let lost = match self.remote_thread_of_task(record).await {
             Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot(record.remote.seen.as_ref())).await {
                 // The job that polls the task looks again before it takes the task for deleted.
-                Ok(Ok(None)) if record.remote.lost_since.is_none() => not_found(record),
+                Ok(Ok(None)) if !was_missed(record) => not_found(record),
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -584,6 +584,11 @@ pub(in crate::runtime) fn deleted_snapshot(run: String) -> TaskSnapshot {
         error: Some(DELETED.to_owned()),
         ..TaskSnapshot::of(run, TaskStatus::Error)
     }
+}
+
+/// Returns whether the last poll has not found the task.
+fn was_missed(record: &TaskRecord) -> bool {
+    record.remote.seen.as_ref().is_some_and(|seen| seen.missed)
 }
 
 /// Returns a sentence that says that the other server does not know a task.

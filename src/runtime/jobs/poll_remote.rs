@@ -73,7 +73,12 @@ impl JobHandler for PollRemoteHandler {
                     store_polled(tx, &record, &work, condition).await.map(drop)
                 })
             });
-            match written.await {
+            let written = written.await;
+            if has_come {
+                // It may be stored although the database did not say so.
+                runtime.core.jobs.discover();
+            }
+            match written {
                 Ok(()) => {
                     if let Some((record, status)) = &ended {
                         log_lines::background_task_ended(record, *status);
@@ -85,9 +90,6 @@ impl JobHandler for PollRemoteHandler {
                 Err(error) => {
                     tracing::warn!(%task, %error, "could not note how a task on another server stands");
                 }
-            }
-            if has_come {
-                runtime.core.jobs.discover();
             }
             Ok(JobOutcome::Settled)
         })
@@ -104,6 +106,7 @@ impl BackgroundTasks {
     /// Polls a task. Returns its new state, or none if the task was never started.
     async fn polled(&self, record: &TaskRecord) -> Option<RemoteWork> {
         let work = &record.remote;
+        let polling = self.core.registry.factory.peers.poll_policy();
         if work.seen.is_none() && self.is_at_work(record).await {
             let due_at = Some(self.core.clock.now().plus(BEGINNING));
             return Some(RemoteWork { due_at, ..work.clone() });
@@ -116,22 +119,18 @@ impl BackgroundTasks {
             (Ok(None), None) => return None,
             (Ok(None), Some(_)) if self.may_still_start(record) => {
                 let attempts = work.attempts.saturating_add(1);
-                let pause = self
-                    .core
-                    .registry
-                    .factory
-                    .peers
-                    .poll_policy()
-                    .pause(attempts, record.task.0);
                 return Some(RemoteWork {
                     attempts,
                     lost_since: None,
-                    due_at: Some(self.core.clock.now().plus(pause)),
+                    due_at: Some(self.core.clock.now().plus(polling.pause(attempts, record.task.0))),
                     ..work.clone()
                 });
             }
-            // For a moment, something before the other server may answer in its place.
-            (Ok(None), Some(_)) if work.lost_since.is_none() => Err(not_found(record)),
+            (Ok(None), Some(before)) if !before.missed => {
+                tracing::debug!(task = %record.task, "another server does not know a task");
+                let reason = not_found(record);
+                return Some(work.after_missed(reason, record.task.0, self.core.clock.now(), polling));
+            }
             (Ok(None), Some(before)) => Ok(deleted_snapshot(before.run.clone())),
             (Ok(Some(seen)), _) => Ok(seen),
             (Err(reason), _) => Err(reason),
@@ -139,12 +138,7 @@ impl BackgroundTasks {
         if let Err(reason) = &seen {
             tracing::debug!(task = %record.task, reason, "could not read the status of a task on another server");
         }
-        Some(work.after(
-            seen,
-            record.task.0,
-            self.core.clock.now(),
-            self.core.registry.factory.peers.poll_policy(),
-        ))
+        Some(work.after(seen, record.task.0, self.core.clock.now(), polling))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {

@@ -225,8 +225,8 @@ async fn late_server(around: &Shutdown) -> (String, Arc<watch::Sender<LateWork>>
     (starts_service("late server", router, around).await, work)
 }
 
-/// Starts a server that does not know the task in the first poll, which makes two requests, as when something before it answers
-/// in its place.
+/// Starts a server that is out of reach in the first poll, and does not know the task in the second one, which makes two
+/// requests, as when something before it answers in its place.
 async fn server_that_is_replaced(around: &Shutdown) -> String {
     let work = Arc::new(watch::Sender::new(LateWork::default()));
     let begun = Arc::clone(&work);
@@ -239,7 +239,8 @@ async fn server_that_is_replaced(around: &Shutdown) -> String {
         let polls = work.borrow().polls;
         match polls {
             0 => Ok(Json(json!([]))),
-            1 | 2 => Err(StatusCode::NOT_FOUND),
+            1 => Err(StatusCode::SERVICE_UNAVAILABLE),
+            2 | 3 => Err(StatusCode::NOT_FOUND),
             _ => Ok(Json(json!([{"run_id": SLOW_RUNS[0], "status": "success"}]))),
         }
     };
