@@ -286,6 +286,8 @@ on_both_engines! {
     a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task,
     a_remote_task_that_starts_after_it_was_given_up_is_cancelled,
     a_remote_task_that_is_not_found_once_goes_on,
+    a_remote_task_is_cancelled_when_its_conversation_is_deleted,
+    a_remote_task_of_a_stateless_run_goes_on,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -1052,6 +1054,37 @@ async fn a_remote_task_that_is_not_found_once_goes_on(server: TestServer) {
     eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
     assert_eq!(the_task(&alice).await["status"], "success");
     around.force();
+}
+
+async fn a_remote_task_is_cancelled_when_its_conversation_is_deleted(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    peer.door.is(ProxyState::Shut);
+    alice.client().delete(&alice.path("")).await;
+    let records = "select count(*) from background_tasks";
+    assert_eq!(server.number_in_database(records).await, 0);
+    peer.door.is(ProxyState::Open);
+    eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
+    eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_remote_task_of_a_stateless_run_goes_on(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    peer.server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let text = script().calls(start("a1", "far", work)).says("it is under way");
+    let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
+    let body = json!({"assistant_id": "away", "input": input});
+    server.client().post("/runs/wait", body).await.ok();
+    peer.server.tools.called("lookup", 1).await;
+    eventually(async || server.number_in_database("select count(*) from threads").await == 0).await;
+    assert_eq!(server.number_in_database("select count(*) from remote_runs").await, 0);
+    peer.server.tools.let_go("lookup");
+    let there = || peer.server.client().post("/threads/search", json!({}));
+    eventually(async || there().await.ok()[0]["status"] == "idle").await;
+    peer.finish().await;
 }
 
 async fn headers_and_metadata_reach_the_remote_server_only(server: TestServer) {
