@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::background::delete_thread;
 use super::dispatcher::Dispatcher;
 use super::run_context::RunContext;
 use super::shared::Core;
@@ -83,11 +82,10 @@ impl Dispatcher {
             }
         }
         let thread = run_context.run.thread;
-        let now = self.core.clock.now();
         let deleted = self
             .core
             .db
-            .write(move |tx| Box::pin(delete_thread(tx, thread, now)))
+            .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
             .await;
         // A server that stops also leaves the thread to the sweeper.
         if let Err(error) = deleted

@@ -13,15 +13,15 @@ use crate::domain::run::{AssignedAgent, Run};
 use crate::domain::time::Timestamp;
 
 /// Deletes a thread. Returns whether it existed. The tasks on other servers that were started on it are cancelled there, but for
-/// those of a stateless run, whose thread is deleted in any case.
+/// those of a stateless run, whose thread goes with it in any case.
 ///
 /// # Errors
 /// Returns an error when the database fails.
 pub(in crate::runtime) async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
     let mut left = vec![];
     for record in db::background::remote::polled(tx, thread).await? {
-        // What cannot be read does not keep the thread from being deleted.
-        let Some(starter) = db::unless_corrupt(starter_of(tx, &record).await)? else {
+        // What cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such tasks are rare.
+        let Some(starter) = db::unless_corrupt(Box::pin(starter_of(tx, &record)).await)? else {
             continue;
         };
         if starter.is_stateless && !record.remote.cancel_requested {

@@ -1082,8 +1082,8 @@ async fn a_remote_task_of_a_stateless_run_goes_on(server: TestServer) {
     eventually(async || server.number_in_database("select count(*) from threads").await == 0).await;
     assert_eq!(server.number_in_database("select count(*) from remote_runs").await, 0);
     peer.server.tools.let_go("lookup");
-    let there = || peer.server.client().post("/threads/search", json!({}));
-    eventually(async || there().await.ok()[0]["status"] == "idle").await;
+    let there = peer.server.client();
+    eventually(async || there.post("/threads/search", json!({})).await.ok()[0]["status"] == "idle").await;
     peer.finish().await;
 }
 
