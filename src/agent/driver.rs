@@ -158,17 +158,25 @@ impl Loop<'_> {
         pending: PendingWrites,
         failure: Failure,
     ) -> Result<LoopOutcome, ExitReason> {
+        if self.lineage.depth > 0 {
+            self.release_parked_children(machine);
+        }
         machine.position.failure = Some(failure.clone());
         self.end(machine, pending, LoopOutcome::Failed(failure)).await
+    }
+
+    /// Takes back from the budget the subagents that wait below a subagent: they end with it.
+    fn release_parked_children(&self, machine: &Machine) {
+        machine
+            .parked_children()
+            .iter()
+            .for_each(|_| self.scope.budget.child_done());
     }
 
     /// Ends a run that was cancelled while its caller continues.
     pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<LoopOutcome, ExitReason> {
         let failure = Failure::cancelled();
-        machine
-            .parked_children()
-            .iter()
-            .for_each(|_| self.scope.budget.child_done());
+        self.release_parked_children(machine);
         machine.position.failure = Some(failure.clone());
         let over = Fact::over(RunStatus::Interrupted, Some(failure.clone()));
         self.journal.commit(machine, vec![PendingWrite::Fact(over)]).await?;

@@ -342,8 +342,8 @@ pub struct Loop<'a> {
     pub breakpoints: Breakpoints,
     /// The depth from which the agent's levels of delegation are counted.
     pub base: u32,
-    /// Cancelled when the server shuts down: the loop ends at the next commit. Unlike `scope.stop` it does not abort
-    /// a call that cannot be repeated.
+    /// Cancelled when the server shuts down, or has lost the run: the loop ends at the next commit, and another process goes
+    /// on. Unlike `scope.stop` it does not abort a call that cannot be repeated.
     pub leave: CancellationToken,
     /// The size of the state.
     pub state_size: StateSize,

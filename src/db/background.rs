@@ -233,12 +233,14 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Returns idle threads whose agent may not know the outcome of a task.
+/// Returns idle threads whose agent may not know the outcome of a task, but not those that have a job for that: agents that
+/// could not be told yet must not hide the others.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
     const IDLE: &str = concatcp!(
         "select distinct t.parent_thread from background_tasks t \
          join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
-         where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
+         where t.watched and p.status in ('idle', 'error') and not exists (select 1 from jobs j \
+         where j.kind = 'notify_parent' and j.key = t.parent_thread) and case when w.url is null then \
          not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
          and (r.status = 'running' or r.status = 'pending' and ",
         str_replace!(NO_QUESTION, "{run}", "r"),

@@ -175,6 +175,23 @@ pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> 
         .map(|done| done.rows_affected()))?)
 }
 
+/// Makes the jobs due again that `worker` has claimed, except those that it is `at_work` on. Returns their number.
+pub async fn free_left(tx: &mut Tx<'_>, worker: WorkerId, at_work: &[JobId], now: Timestamp) -> DbResult<u64> {
+    Ok(on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("update jobs set worker = null, due_at = ");
+        sql.push_bind(now.0).push(" where worker = ").push_bind(worker.0);
+        if !at_work.is_empty() {
+            sql.push(" and job_id not in (");
+            let mut list = sql.separated(", ");
+            for job in at_work {
+                list.push_bind(job.0);
+            }
+            sql.push(")");
+        }
+        sql.build().execute(conn).await.map(|done| done.rows_affected())
+    })?)
+}
+
 /// Deletes a job that is done. Returns false if another worker has claimed the job, or it was rescheduled.
 pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
     const SQL: &str = "delete from jobs where job_id = $1 and fence = $2";

@@ -1,5 +1,5 @@
 //! The table of remote runs: work of agents on other servers, kept until that server has nothing left of the work.
-//! For background tasks see [`background`](super::background).
+//! For background tasks see [`background`](super::background); here are those that were deleted with their conversation.
 
 use const_format::{concatcp, str_replace};
 use sqlx::{query, query_as, query_scalar};
@@ -22,6 +22,7 @@ struct RemoteRunRow {
     parent_definition: Option<String>,
     agent_name: String,
     url: String,
+    unwanted: bool,
     lost_since: Option<i64>,
 }
 
@@ -34,6 +35,7 @@ impl From<RemoteRunRow> for RemoteRun {
             definition: row.parent_definition.map(Digest),
             agent: row.agent_name,
             url: row.url,
+            of_deleted_task: row.unwanted,
             lost_since: row.lost_since.map(Timestamp),
         }
     }
@@ -107,10 +109,28 @@ pub async fn insert(tx: &mut Tx<'_>, work: &RemoteRun) -> DbResult<()> {
     Ok(())
 }
 
-/// Returns the remote run of a run.
+/// Stores what a background task may have left on its server, once the task is deleted, with the job that cancels it at
+/// `due_at`. A tenant can store that, but not read it.
+pub async fn insert_of_deleted_task(tx: &mut Tx<'_>, work: &RemoteRun, due_at: Timestamp) -> DbResult<()> {
+    // Without `on conflict`, for which Postgres would have to read the row.
+    const SQL: &str = "insert into remote_runs (remote_run_id, url, agent_name, parent_graph_id, parent_definition, \
+        unwanted, attempts, version) values ($1, $2, $3, $4, $5, true, 0, 0)";
+    on_engine!(tx, |conn| query(SQL)
+        .bind(work.run.0)
+        .bind(&work.url)
+        .bind(&work.agent)
+        .bind(&work.graph_id)
+        .bind(work.definition.as_ref().map(|digest| digest.0.as_str()))
+        .execute(conn)
+        .await
+        .map(drop))?;
+    jobs::ensure(tx, JobKind::CancelRemote, work.run.0, JobOwner::default(), due_at).await
+}
+
+/// Returns the remote run of a run, or of a deleted task.
 pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
-    const SQL: &str = "select remote_run_id, first_run, parent_graph_id, parent_definition, agent_name, url, lost_since \
-        from remote_runs where remote_run_id = $1 and task_id is null";
+    const SQL: &str = "select remote_run_id, first_run, parent_graph_id, parent_definition, agent_name, url, unwanted, \
+        lost_since from remote_runs where remote_run_id = $1 and task_id is null";
     let row: Option<RemoteRunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
     Ok(row.map(RemoteRun::from))
 }

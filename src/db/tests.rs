@@ -2,6 +2,7 @@
 
 mod assistants;
 mod audit;
+mod background;
 mod blobs;
 mod checkpoints;
 mod copies;

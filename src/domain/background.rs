@@ -374,6 +374,10 @@ pub struct TaskSnapshot {
     /// the last successful check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
+    /// True if the last poll did not find the task, of which the other fields show what was seen before. Only for tasks on other
+    /// servers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missed: bool,
     /// The usage of the whole task, if the server reports it. Only for tasks on other servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Usage>,
@@ -400,6 +404,7 @@ impl TaskSnapshot {
             earlier: vec![],
             past: vec![],
             lost: None,
+            missed: false,
             used: None,
             since: None,
             answered,

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -363,8 +364,18 @@ impl Extend<Arc<Message>> for MessageList {
 }
 
 impl Serialize for MessageList {
+    /// Serialises all messages. Only one part is decompressed at a time.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.all().iter())
+        let mut list = serializer.serialize_seq(Some(self.len()))?;
+        for part in &self.earlier {
+            for message in part.messages() {
+                list.serialize_element(&message)?;
+            }
+        }
+        for message in &self.recent {
+            list.serialize_element(message)?;
+        }
+        list.end()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs on other servers that a run of this one waits for.
+//! Runs on other servers that a run of this one waits for, and those that a deleted background task has left there.
 
 use super::id::{Digest, RunId};
 use super::time::Timestamp;
@@ -6,7 +6,7 @@ use super::time::Timestamp;
 /// A run on another server, stored so that it can be cancelled when its result is not needed any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteRun {
-    /// The run of the agent on this server: a subagent's, or the main agent's.
+    /// The run of the agent on this server: a subagent's, or the main agent's. Of a deleted task: its id.
     pub run: RunId,
     /// The run whose work it is: the same, or the first of the runs of a main agent that continue each other.
     pub first: RunId,
@@ -18,6 +18,9 @@ pub struct RemoteRun {
     pub agent: String,
     /// The address of the other server.
     pub url: String,
+    /// True if a background task has left it, whose record was deleted with its conversation: the thread there has the id of the
+    /// task.
+    pub of_deleted_task: bool,
     /// The time since which that server is unreachable.
     pub lost_since: Option<Timestamp>,
 }

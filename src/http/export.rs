@@ -36,7 +36,6 @@ use crate::domain::event::Fact;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::item::{ItemFilter, ItemSearch, Namespace};
-use crate::domain::state::State;
 use crate::domain::time::Timestamp;
 
 /// The number of rows of a page.
@@ -333,9 +332,7 @@ async fn thread_lines(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Vec<Line>> {
         return Ok(vec![]);
     };
     let values = match checkpoints::head(tx, id, Lane::Main).await? {
-        Some(head) => Some(State::values(
-            &checkpoints::load_state(tx, id, Lane::Main, &head).await?,
-        )),
+        Some(head) => Some(checkpoints::shared_state(tx, id, Lane::Main, &head).await?),
         None => None,
     };
     let view = ThreadView::new(thread, values, Map::new());

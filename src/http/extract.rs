@@ -507,6 +507,11 @@ impl Select {
         }
     }
 
+    /// Returns true if all columns are selected.
+    pub fn is_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns true if the column is selected.
     pub fn has(&self, column: &str) -> bool {
         self.0.is_empty() || self.names(column)

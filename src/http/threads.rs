@@ -63,7 +63,7 @@ pub(super) async fn create(
 
 /// The response to a request that creates a thread.
 fn created_response(new: &CreatedThread) -> StoredResponse {
-    let values = new.state.as_ref().map(Fields::values);
+    let values = new.state.clone().map(Arc::new);
     let view = ThreadView::new(new.thread.clone(), values, by_task(&new.interrupts));
     idempotency::stored_response(&view, Some(new.thread.id))
 }
@@ -296,7 +296,12 @@ async fn encode_item(
     extract: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, ApiError> {
     let needs_values = select.has("values") || !extract.is_empty();
-    let whole = wire::json(&summary.view(api, needs_values).await?);
+    let view = summary.view(api, needs_values).await?;
+    if select.is_all() && extract.is_empty() {
+        // A long state would be several times as large as a tree of values.
+        return serde_json::to_vec(&view).map_err(|error| ApiError::fault(&error));
+    }
+    let whole = wire::json(&view);
     let extracted: Object = extract
         .iter()
         .map(|(name, path)| (name.clone(), extract_path(&whole, path)))
@@ -353,11 +358,10 @@ impl ThreadSummary {
     async fn view(self, api: &Api, with_values: bool) -> Result<ThreadView, ApiError> {
         // The thread is shown even if its state cannot be read: one corrupt thread must not hide the others of a list.
         let head = self.head.filter(|_| with_values);
-        let state = match head {
+        let values = match head {
             Some(head) => db::unless_corrupt(api.events.state_at(self.thread.id, head).await)?,
             None => None,
         };
-        let values = state.map(|state| state.values());
         Ok(ThreadView::new(self.thread, values, by_task(&self.interrupts)))
     }
 }

@@ -278,6 +278,13 @@ impl Peer {
         self
     }
 
+    /// Returns this client with a timeout of each request of at most `limit`.
+    #[must_use]
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        self.timeout = self.timeout.min(limit);
+        self
+    }
+
     /// Creates a thread, unless it exists.
     ///
     /// # Errors

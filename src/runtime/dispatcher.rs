@@ -96,7 +96,18 @@ pub(super) struct Dispatcher {
 /// A run at work in this process.
 pub(super) struct Active {
     pub(super) stop: CancellationToken,
+    /// Cancelled when this process leaves the run to the next one, as it also does on shutdown.
+    leave: CancellationToken,
     wanted: Option<CancelAction>,
+}
+
+impl Active {
+    /// Stops the work on the run in this process, which has lost the run: another one goes on with it, and with what was begun
+    /// for it elsewhere.
+    pub(super) fn lose(&self) {
+        self.leave.cancel();
+        self.stop.cancel();
+    }
 }
 
 impl Dispatcher {
@@ -369,8 +380,10 @@ impl Dispatcher {
     ) {
         let run = &run_context.run;
         let stop = self.core.shutdown.hard().child_token();
+        let leave = self.core.shutdown.soft().child_token();
         let active = Active {
             stop: stop.clone(),
+            leave: leave.clone(),
             wanted: None,
         };
         let late = self.enter(run.id, active);
@@ -391,7 +404,7 @@ impl Dispatcher {
                 this.at_rest(|other| other == id).await;
                 this.active().insert(id, active);
             }
-            let work = AssertUnwindSafe(this.work(&run_context, first_step, stop)).catch_unwind();
+            let work = AssertUnwindSafe(this.work(&run_context, first_step, stop, leave)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
                 let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
@@ -415,7 +428,7 @@ impl Dispatcher {
     fn enter(&self, run: RunId, new: Active) -> Option<Active> {
         let mut active = self.active();
         if let Some(old) = active.get(&run) {
-            old.stop.cancel();
+            old.lose();
             return Some(new);
         }
         active.insert(run, new);
@@ -452,6 +465,7 @@ impl Dispatcher {
         run_context: &Arc<RunContext>,
         first_step: Option<Box<FirstStep>>,
         stop: CancellationToken,
+        leave: CancellationToken,
     ) {
         let run = &run_context.run;
         let begun = first_step.map(|first_step| first_step.publish());
@@ -501,7 +515,7 @@ impl Dispatcher {
                 before: run.request.interrupt_before.clone(),
                 after: run.request.interrupt_after.clone(),
             },
-            leave: self.core.shutdown.soft().clone(),
+            leave,
             base: 0,
         };
         let driven = if only_notes {

@@ -3,7 +3,8 @@
 //! The database may store a commit long after it was given up here, such as one that waits for a standby. Its effects are
 //! looked for: often at first, and then from time to time. [`unfollowed_runs`](super::unfollowed_runs) look for the runs of
 //! clients that were not answered, each by its id; the dispatcher looks for
-//! [claims of this process](super::dispatcher::Dispatcher::release_undriven), of which nothing but the result is known.
+//! [claims of this process on runs](super::dispatcher::Dispatcher::release_undriven), and the loop of jobs for
+//! [those on jobs](super::jobs), of which nothing but the result is known.
 
 use std::time::Duration;
 

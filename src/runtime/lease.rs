@@ -119,7 +119,7 @@ impl Dispatcher {
         }
         let mut stopped = 0;
         for active in self.active().values().filter(|active| !active.stop.is_cancelled()) {
-            active.stop.cancel();
+            active.lose();
             stopped += 1;
         }
         if stopped > 0 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
+use super::background::delete_thread;
 use super::retry::write_while_busy;
 use super::shared::Core;
 use super::state_update::{self, History};
@@ -123,9 +124,10 @@ impl Threads {
             self.runs.stop_and_wait(&run).await?;
         }
         self.deliveries.forget_thread(thread).await?;
-        let write = write_while_busy(&self.core.db, move |tx| Box::pin(db::threads::delete(tx, thread)));
+        let now = self.core.clock.now();
+        let write = write_while_busy(&self.core.db, move |tx| Box::pin(delete_thread(tx, thread, now)));
         let is_deleted = write.await?;
-        // Its sandboxes are to end.
+        // Its sandboxes are to end, and the work on other servers.
         self.core.jobs.discover();
         Ok(is_deleted)
     }

@@ -76,7 +76,8 @@ where
 pub struct ProgramScope {
     /// The number of questions that the program has asked so far: the same when it runs again after a crash.
     pub asked: u32,
-    /// Cancelled when this server stops. Another process continues the run, so work on other servers is left as it is.
+    /// Cancelled when this server stops, or has lost the run. Another process continues the run, so work on other servers is left
+    /// as it is.
     pub leave: CancellationToken,
     output: Option<mpsc::Sender<ProgramOutput>>,
 }

@@ -61,6 +61,17 @@ pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResu
     readable(rows)
 }
 
+/// Returns the tasks of a thread of which work may go on on their servers, or may begin there: those that are polled.
+pub async fn polled(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
+    const SQL: &str = concat!(
+        select!(),
+        " where t.parent_thread = $1 and w.url is not null and exists (select 1 from jobs j where j.kind = 'poll_remote' \
+         and j.key = t.task_id)"
+    );
+    let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(parent.0).fetch_all(conn).await)?;
+    readable(rows)
+}
+
 /// The condition under which the state of a task is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkCondition {

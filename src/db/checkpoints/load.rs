@@ -71,7 +71,7 @@ struct UnreadSteps {
     count: usize,
 }
 
-/// The maximum number of steps whose writes are in memory at once.
+/// The maximum number of steps whose writes, or ids, are in memory at once.
 const MAX_STEPS: i64 = 256;
 /// The maximum size of the texts of steps with their blobs in memory at once, in bytes. A larger text is read alone.
 const MAX_RESTORED_BYTES: usize = 4 << 20;
@@ -173,25 +173,12 @@ async fn steps_to(
                 first: segment,
                 last: seq - 1,
             };
-            let mut older = ids_in_segment(tx, before).await?;
-            if let Some(first) = older.first() {
-                last = first.parent_id.map(CheckpointId);
+            let older = older_steps(tx, before).await?;
+            if older.is_any {
+                last = older.parent;
             }
-            base = nearest_state(tx, &older, |row| row.checkpoint_id).map(|(at, state)| {
-                older.drain(..=at);
-                state
-            });
-            if let (Some(first), Some(newest)) = (older.first(), older.last()) {
-                parts.push(Steps::Unread(UnreadSteps {
-                    segment,
-                    span: Span {
-                        first: first.seq,
-                        last: newest.seq,
-                        ..before
-                    },
-                    count: older.len(),
-                }));
-            }
+            base = older.base;
+            parts.extend(older.unread.map(Steps::Unread));
         }
         if base.is_some() {
             break;
@@ -241,11 +228,68 @@ async fn newest_steps(
     Ok(rows)
 }
 
-/// Returns the steps in a part of a lane, oldest first, that belong to the segment with which the part begins.
-async fn ids_in_segment(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<StepId>> {
+/// The steps of a segment before those that were read.
+#[derive(Default)]
+struct OlderSteps {
+    /// True if there are any.
+    is_any: bool,
+    /// The checkpoint before the oldest of them that was looked at.
+    parent: Option<CheckpointId>,
+    /// The nearest state in the cache.
+    base: Option<Arc<State>>,
+    /// The steps after that state, or all.
+    unread: Option<UnreadSteps>,
+}
+
+/// Returns the steps in a part of a lane that belong to the segment with which the part begins, back to the nearest state in
+/// the cache. A lane may have tens of thousands of steps, so only some of their ids are in memory at once.
+async fn older_steps(tx: &mut Tx<'_>, span: Span) -> DbResult<OlderSteps> {
+    let mut older = OlderSteps::default();
+    let mut left = span;
+    loop {
+        let mut ids = newest_ids(tx, left).await?;
+        let Some(oldest) = ids.first() else { break };
+        older.is_any = true;
+        older.parent = oldest.parent_id.map(CheckpointId);
+        left.last = oldest.seq - 1;
+        let is_full = ids.len() >= usize::try_from(MAX_STEPS).unwrap_or(usize::MAX);
+        older.base = nearest_state(tx, &ids, |row| row.checkpoint_id).map(|(at, state)| {
+            ids.drain(..=at);
+            state
+        });
+        if let (Some(oldest), Some(newest)) = (ids.first(), ids.last()) {
+            let unread = older.unread.get_or_insert(UnreadSteps {
+                segment: span.first,
+                span: Span {
+                    last: newest.seq,
+                    ..span
+                },
+                count: 0,
+            });
+            unread.span.first = oldest.seq;
+            unread.count += ids.len();
+        }
+        if older.base.is_some() || !is_full {
+            break;
+        }
+    }
+    Ok(older)
+}
+
+/// Returns the newest of the steps in a part of a lane that belong to the segment with which the part begins, oldest first.
+async fn newest_ids(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<StepId>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq from checkpoints \
-        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq <= $4 order by seq";
-    select_span(tx, SQL, span).await
+        where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq <= $4 order by seq desc limit $5";
+    let mut ids: Vec<StepId> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(span.thread.0)
+        .bind(lane_id(span.lane))
+        .bind(span.first)
+        .bind(span.last)
+        .bind(MAX_STEPS)
+        .fetch_all(conn)
+        .await)?;
+    ids.reverse();
+    Ok(ids)
 }
 
 /// Returns the first of these steps, oldest first.

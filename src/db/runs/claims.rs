@@ -423,9 +423,13 @@ pub async fn mark_unreported(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
     Ok(())
 }
 
-/// Clears the mark of [`mark_unreported`]: the caller of the subagent is notified of its cancellation.
+/// Clears the marks of [`mark_unreported`] of a subagent's run that has ended and of the runs below it: its caller is notified
+/// of its end, and nobody waits for those below it any more.
 pub async fn mark_reported(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
-    const SQL: &str = "update runs set cancel = null where run_id = $1 and cancel is not null";
+    const SQL: &str = concatcp!(
+        WITH_TREE,
+        "update runs set cancel = null where run_id in (select member from tree) and cancel is not null"
+    );
     on_engine!(tx, |conn| query(SQL).bind(child.0).execute(conn).await.map(drop))?;
     Ok(())
 }

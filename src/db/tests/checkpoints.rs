@@ -259,7 +259,16 @@ async fn long_branches_are_folded_from_any_state_in_memory(db: Db) {
         assert_eq!(texts(&state), said[cached + 1..], "{cached}");
         assert_eq!(state.fields["from"], json!("memory"), "{cached}");
     }
-    assert_eq!(texts_at(&db, thread, trunk[599]).await.len(), 600);
+    let end = trunk[599];
+    assert_eq!(texts_at(&db, thread, end).await.len(), 600);
+    // Their ids are read in parts, too: those of 344 to 599, of 88 to 343, and of the others.
+    for cached in [0, 86, 87, 88, 89, 342, 343, 344] {
+        db.states().clear();
+        db.states().put(trunk[cached], Arc::default());
+        let said: Vec<String> = (cached + 2..=600).map(|seq| seq.to_string()).collect();
+        let state = read!(db, |tx| state_at(tx, thread, end));
+        assert_eq!(texts(&state), said, "{cached}");
+    }
 }
 
 /// Adds the checkpoints `a` to `f`, one after the other: `a`, `b`, `c` and `f`, and from `a` on `d` and `e`.

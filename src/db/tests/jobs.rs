@@ -13,6 +13,7 @@ on_both!(
     are_claimed_by_one_the_longest_due_first,
     are_claimed_by_kind,
     are_freed_when_their_worker_dies,
+    are_given_back_by_a_worker_that_does_not_work_on_them,
     are_settled_by_who_has_them,
     are_not_given_back_once_they_are_settled,
     are_made_sure_of_without_being_disturbed,
@@ -97,6 +98,30 @@ async fn are_freed_when_their_worker_dies(db: Db) {
     assert!(read!(db, |tx| jobs::any_orphans(tx, other)));
     assert_eq!(write!(db, |tx| jobs::free_orphans(tx, other, Timestamp(11))), 1);
     assert_eq!(keys(&claim(&db, other, JobKind::Webhook, 11).await), [key]);
+}
+
+async fn are_given_back_by_a_worker_that_does_not_work_on_them(db: Db) {
+    let worker = WorkerId::mint();
+    let other = WorkerId::mint();
+    let first = scheduled(&db, JobKind::Webhook, 1).await;
+    let second = scheduled(&db, JobKind::Webhook, 2).await;
+    let of_other = scheduled(&db, JobKind::Cron, 3).await;
+    write!(db, |tx| workers::renew_lease(
+        tx,
+        other,
+        Duration::from_secs(1000),
+        None
+    ));
+    assert_eq!(keys(&claim(&db, other, JobKind::Cron, 5).await), [of_other]);
+    let claimed = claim(&db, worker, JobKind::Webhook, 5).await;
+    assert_eq!(keys(&claimed), [first, second]);
+    let at_work = [claimed[0].id];
+    let freed = write!(db, |tx| jobs::free_left(tx, worker, &at_work, Timestamp(6)));
+    assert_eq!(freed, 1);
+    assert_eq!(keys(&claim(&db, worker, JobKind::Webhook, 6).await), [second]);
+    assert_eq!(write!(db, |tx| jobs::free_left(tx, worker, &[], Timestamp(7))), 2);
+    assert_eq!(keys(&claim(&db, worker, JobKind::Webhook, 7).await), [first, second]);
+    assert_eq!(claim(&db, worker, JobKind::Cron, 7).await, [], "it is not its own");
 }
 
 async fn are_settled_by_who_has_them(db: Db) {

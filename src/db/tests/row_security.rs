@@ -278,6 +278,25 @@ async fn a_tenant_cannot_insert_rows_of_another_tenant() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_leaves_the_work_of_a_deleted_task_to_the_server() {
+    on_filled(async |db, _| {
+        let left = "insert into remote_runs (remote_run_id, url, agent_name, unwanted, attempts, version) \
+            values (md5('left')::uuid, '', '', true, 0, 0)";
+        let insert = execute(db, left.to_owned());
+        assert_eq!(tenant("acme").scope(insert).await.expect("a row"), 1);
+        for name in TENANTS {
+            assert_eq!(tenant(name).scope(count(db, "remote_runs")).await, 1, "{name}");
+        }
+        assert_eq!(count(db, "remote_runs").await, 3);
+        let awaited = left.replace("'left'", "'awaited'").replace("true", "false");
+        let refused = tenant("acme").scope(execute(db, awaited)).await;
+        let refused = refused.expect_err("no run of its own");
+        assert!(refused.to_string().contains("row-level security policy"), "{refused}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_reads_the_assistants_of_the_server_and_cannot_change_them() {
     on_filled(async |db, _| {
         let give = "update assistants set tenant = '*' where tenant = 'other'";

@@ -729,6 +729,11 @@ async fn stopping_a_run_stops_the_runs_below_it(db: Db) {
             Some(status)
         );
     }
+    write!(db, |tx| runs::mark_unreported(tx, below));
+    assert_eq!(read!(db, |tx| runs::unreported(tx, thread)), [below]);
+    write!(db, |tx| runs::mark_reported(tx, first));
+    let left = read!(db, |tx| runs::unreported(tx, thread));
+    assert_eq!(left, [], "nobody waits below a run that has ended");
 }
 
 async fn an_undone_run_leaves_the_subagents_of_earlier_runs_as_it_found_them(db: Db) {

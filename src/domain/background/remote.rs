@@ -157,6 +157,9 @@ impl RemoteWork {
                     lost_since: Some(since),
                     ..self.clone()
                 };
+                if let Some(seen) = &mut work.seen {
+                    seen.missed = false;
+                }
                 if now.since(since) >= polling.patience {
                     let run = self.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
                     let error = format!(
@@ -175,6 +178,17 @@ impl RemoteWork {
                 work
             }
         }
+    }
+
+    /// Returns the data after a poll that has not found the task for the first time. For a moment, something before the other
+    /// server may have answered in its place, so until the next poll it counts as unreachable; `reason` says so.
+    #[must_use]
+    pub fn after_missed(&self, reason: String, task: Uuid, now: Timestamp, polling: &PollPolicy) -> Self {
+        let mut work = self.after(Err(reason), task, now, polling);
+        if let Some(seen) = work.seen.as_mut().filter(|_| work.due_at.is_some()) {
+            seen.missed = true;
+        }
+        work
     }
 }
 
@@ -250,5 +264,23 @@ mod tests {
         assert_eq!(seen.run.as_str(), "r1");
         assert_eq!(gone.due_at, None);
         assert!(seen.error.is_some_and(|error| error.contains("for 100 seconds")));
+    }
+
+    #[test]
+    fn a_task_is_missed_until_another_poll_has_a_result() {
+        let missed = |work: &RemoteWork, at: i64| work.after_missed("not there".to_owned(), TASK, second(at), &POLLING);
+        let is_missed = |work: &RemoteWork| work.seen.as_ref().is_some_and(|seen| seen.missed);
+        let running = || Ok(TaskSnapshot::of("r1", TaskStatus::Running));
+        let work = after(&RemoteWork::default(), running(), 0);
+        let unreachable = after(&work, Err("it could not be reached".to_owned()), 1);
+        assert!(!is_missed(&unreachable));
+        let once = missed(&unreachable, 2);
+        assert!(is_missed(&once));
+        assert!(!once.is_unchanged(&TaskSnapshot::of("r1", TaskStatus::Running)));
+        assert!(!is_missed(&after(&once, running(), 3)));
+        assert!(!is_missed(&after(&once, Err("it could not be reached".to_owned()), 3)));
+        let over = missed(&once, 101);
+        assert_eq!(over.due_at, None, "it was out of reach for too long");
+        assert!(!is_missed(&over));
     }
 }

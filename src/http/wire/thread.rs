@@ -1,6 +1,7 @@
 //! Threads on the wire.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,6 +14,7 @@ use crate::db::threads as rows;
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::ThreadId;
+use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
@@ -343,7 +345,7 @@ pub struct ThreadView {
     pub config: Object,
     /// The state of the main agent; null before the first step.
     #[schema(value_type = Option<Object>)]
-    pub values: Option<Object>,
+    pub values: Option<Arc<State>>,
     /// The error `{error, message}` of the last run, if it failed.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
@@ -357,7 +359,7 @@ pub struct ThreadView {
 
 impl ThreadView {
     /// Creates the view of `thread` with its state and open interrupts.
-    pub fn new(thread: Thread, values: Option<Object>, interrupts: Object) -> Self {
+    pub fn new(thread: Thread, values: Option<Arc<State>>, interrupts: Object) -> Self {
         Self {
             thread_id: thread.id.0,
             created_at: thread.created_at.to_string(),

@@ -28,6 +28,7 @@ pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, ur
         definition,
         agent: run.lineage.agent().to_owned(),
         url: url.to_owned(),
+        of_deleted_task: false,
         lost_since: None,
     };
     db::remote_runs::insert(tx, &work).await
@@ -62,6 +63,7 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
         definition: Some(known.digest.clone()),
         agent: known.name.clone(),
         url: remote.url.clone(),
+        of_deleted_task: false,
         lost_since: None,
     };
     let write = run_context
@@ -69,7 +71,7 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
         .db
         .write(move |tx| Box::pin(async move { db::remote_runs::insert(tx, &work).await }));
     write.await?;
-    run_context.core.jobs.has_tasks(true);
+    run_context.core.jobs.has_tasks();
     Ok(())
 }
 
@@ -113,7 +115,14 @@ impl BackgroundTasks {
             .and_then(|known| known.remote_subagent(&work.agent, &work.url));
         let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
         let peer = registry.factory.peers.peer(&work.url, &agent.headers.0, is_owners);
-        let place = remote_agent::remote_thread(peer.map_err(|invalid| invalid.to_string())?, work.first);
+        let peer = peer.map_err(|invalid| invalid.to_string())?;
+        let place = match work.of_deleted_task {
+            true => RemoteThread {
+                peer,
+                thread: work.run.0,
+            },
+            false => remote_agent::remote_thread(peer, work.first),
+        };
         Ok((place, agent.clone()))
     }
 }

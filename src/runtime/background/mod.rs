@@ -9,7 +9,7 @@
 //! stored, so that notification works alike for both.
 //!
 //! A task belongs to the conversation and not to the run that started it, so cancelling that run does not stop the
-//! task. Undoing that run undoes the task with it, see `undone.rs`. A subagent that started a task is notified while it
+//! task. Undoing that run undoes the task with it, see `undone.rs`; for deleted conversations see `deleted.rs`. A subagent that started a task is notified while it
 //! works, and after that the main agent is notified.
 
 use std::sync::Arc;
@@ -36,6 +36,7 @@ use crate::tool::Scope;
 use crate::tool::background::{BackgroundOrder, Tasks};
 
 mod awaited_runs;
+mod deleted;
 mod limits;
 mod local;
 pub(super) mod remote;
@@ -43,6 +44,7 @@ pub(super) mod status;
 mod undone;
 
 pub(super) use awaited_runs::{insert_remote_run, insert_remote_run_of_main};
+pub(super) use deleted::delete_thread;
 pub use status::known_status;
 pub(super) use undone::{UndoneTasks, undo_tasks};
 

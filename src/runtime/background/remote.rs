@@ -32,9 +32,12 @@ use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
 /// The longest time for which the start of a task is tried while the agent waits.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time between the end of that timeout and the first poll.
-const MARGIN: Duration = Duration::from_secs(60);
+pub(in crate::runtime) const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The timeout of each request that starts a task. One that gets no answer, as when the other server is replaced meanwhile,
+/// leaves time for others, which find what it has started.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time after [`START_TIMEOUT`] in which the other server may still start the task.
+pub(in crate::runtime) const MARGIN: Duration = Duration::from_secs(60);
 /// The timeout of a poll.
 pub(in crate::runtime) const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two polls of work that was cancelled.
@@ -75,7 +78,7 @@ impl BackgroundTasks {
             RemoteWork { seen: None, .. } => {}
         }
         let place = match self.remote_thread_of_task(&record).await {
-            Ok((place, _)) => in_trace(place, scope),
+            Ok((place, _)) => for_start(place, scope),
             Err(reason) => return Err(self.store_not_started(scope, &record, reason, true).await),
         };
         let request = request(scope, order, &record);
@@ -101,7 +104,7 @@ impl BackgroundTasks {
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let key = format!("{}-{}", record.task, task_ids(scope)?.1);
-        let place = in_trace(self.remote_thread_of_task(&record).await?.0, scope);
+        let place = for_start(self.remote_thread_of_task(&record).await?.0, scope);
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
             let runs = place
                 .runs()
@@ -168,6 +171,8 @@ impl BackgroundTasks {
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
             Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot(record.remote.seen.as_ref())).await {
+                // The job that polls the task looks again before it takes the task for deleted.
+                Ok(Ok(None)) if !was_missed(record) => not_found(record),
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -349,7 +354,7 @@ impl BackgroundTasks {
         let is_wanted = retry_until_available(record.parent_run, store)
             .await
             .map_err(storage_error)?;
-        self.core.jobs.has_tasks(true);
+        self.core.jobs.has_tasks();
         self.core.jobs.wake();
         match is_wanted {
             true => Ok(run),
@@ -504,9 +509,13 @@ async fn continue_task(
     Ok(())
 }
 
-/// Returns the thread of a task, with the trace of the call in the requests to its server.
-fn in_trace(thread: RemoteThread, scope: &Scope) -> RemoteThread {
-    let peer = thread.peer.with_trace(scope.trace.context());
+/// Returns the thread of a task for the requests of a call to its server: with the trace of the call, and a short timeout of
+/// each.
+fn for_start(thread: RemoteThread, scope: &Scope) -> RemoteThread {
+    let peer = thread
+        .peer
+        .with_trace(scope.trace.context())
+        .with_timeout(ATTEMPT_TIMEOUT);
     RemoteThread { peer, ..thread }
 }
 
@@ -576,6 +585,16 @@ pub(in crate::runtime) fn deleted_snapshot(run: String) -> TaskSnapshot {
         error: Some(DELETED.to_owned()),
         ..TaskSnapshot::of(run, TaskStatus::Error)
     }
+}
+
+/// Returns whether the last poll has not found the task.
+fn was_missed(record: &TaskRecord) -> bool {
+    record.remote.seen.as_ref().is_some_and(|seen| seen.missed)
+}
+
+/// Returns a sentence that says that the other server does not know a task.
+pub(in crate::runtime) fn not_found(record: &TaskRecord) -> String {
+    format!("The agent `{}`: its server does not know the task.", record.graph_id)
 }
 
 /// Returns a sentence that says why a remote agent could not be used.

@@ -4,7 +4,8 @@
 //! A claim holds until its lease expires or its worker dies; then another worker claims the job. So a job may run
 //! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
 //! the claim still holds. Such a transaction may be stored although the database did not say so, so a job that has failed is
-//! given back only if it is still claimed.
+//! given back only if it is still claimed. A claim that was stored without an answer of the database, or whose end was not
+//! stored, is given back, too, see [`left_claims`].
 //!
 //! The loop sleeps until the next job is due, and at most for [`Core::longest_sleep`]. A process that schedules a job wakes
 //! its own loop; one that has no loop notifies the other processes instead. After the longest sleep the loop also finds what
@@ -16,8 +17,8 @@
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -36,6 +37,7 @@ mod cancel_remote;
 mod cron;
 mod end_sandbox;
 mod expire_interrupts;
+mod left_claims;
 mod notify_parent;
 mod poll_remote;
 mod sweep;
@@ -43,6 +45,8 @@ mod sweep_deliveries;
 mod sweep_items;
 mod watch_interrupt;
 mod webhook;
+
+use left_claims::LeftClaims;
 
 pub use webhook::Deliveries;
 
@@ -148,10 +152,21 @@ pub(super) struct JobQueue {
     wakeup: Notify,
     /// True when the loop is to call [`JobHandler::find_unscheduled`].
     discovers: AtomicBool,
-    /// True when there may be background tasks whose outcome is not known, or work on other servers.
-    has_tasks: AtomicBool,
+    tasks: Mutex<KnownTasks>,
+    left_claims: LeftClaims,
     /// The states of the kinds, in the order of [`JobKind::ALL`].
     kinds: Vec<KindState>,
+}
+
+/// The knowledge of this process about background tasks and work on other servers.
+#[derive(Debug, Default)]
+struct KnownTasks {
+    /// True when there may be tasks whose outcome is not known, or work on other servers.
+    may_be_any: bool,
+    /// The number of times that one was begun in this process.
+    begun: u64,
+    /// That number when the loop began to look for facts last.
+    begun_before_look: u64,
 }
 
 #[derive(Debug)]
@@ -177,7 +192,8 @@ impl Default for JobQueue {
         Self {
             wakeup: Notify::new(),
             discovers: AtomicBool::new(true),
-            has_tasks: AtomicBool::new(false),
+            tasks: Mutex::default(),
+            left_claims: LeftClaims::default(),
             kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
         }
     }
@@ -195,17 +211,38 @@ impl JobQueue {
         self.wake();
     }
 
-    /// Stores whether there may be background tasks whose outcome is not known, or work on other servers.
-    pub(super) fn has_tasks(&self, has: bool) {
-        self.has_tasks.store(has, Ordering::Release);
+    /// Notes that there is a background task whose outcome is not known, or work on another server.
+    pub(super) fn has_tasks(&self) {
+        let mut tasks = self.tasks();
+        tasks.may_be_any = true;
+        tasks.begun += 1;
     }
 
     /// Wakes the loop after the end of a run, if there may be an agent to notify, or work on another server to end. `of_task`
     /// is true for the run of a background task.
     pub(super) fn run_ended(&self, of_task: bool) {
-        if of_task || self.has_tasks.load(Ordering::Acquire) {
+        if of_task || self.tasks().may_be_any {
             self.discover();
         }
+    }
+
+    /// Begins a look for facts. Returns the number of tasks that had begun before the look before it.
+    fn begin_look(&self) -> u64 {
+        let mut tasks = self.tasks();
+        let begun = tasks.begun;
+        std::mem::replace(&mut tasks.begun_before_look, begun)
+    }
+
+    /// Stores whether there may be tasks, as a look has found them. What is known stays during the look, which may not read
+    /// the end of a run that comes meanwhile. `known` tasks are those that the look had to find; those that began later may not
+    /// have been stored yet.
+    fn looked(&self, known: u64, any: bool) {
+        let mut tasks = self.tasks();
+        tasks.may_be_any = any || tasks.begun != known;
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, KnownTasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no job is at work in this process.
@@ -302,14 +339,12 @@ impl JobRunner {
     /// Schedules the jobs that are due because of facts that schedule none. Returns the time at which the next such fact is
     /// known to come.
     async fn discover_jobs(&self) -> Option<Timestamp> {
-        // A task that is started meanwhile sets it again.
-        self.core.jobs.has_tasks(false);
+        let known = self.core.jobs.begin_look();
         let found = self.look_for_facts().await;
+        let any = found.iter().any(|(_, facts)| facts.comes_with_runs);
+        self.core.jobs.looked(known, any);
         let mut next = None;
         for (kind, facts) in found {
-            if facts.comes_with_runs {
-                self.core.jobs.has_tasks(true);
-            }
             next = earliest(next, facts.next);
             if !facts.any {
                 continue;
@@ -367,11 +402,12 @@ impl JobRunner {
     async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
         let worker = self.core.id;
         let now = self.core.clock.now();
+        self.give_left_claims_back(now).await?;
         let read = self.core.db.read(move |tx| {
             Box::pin(async move { Ok((jobs::next_due(tx).await?, jobs::any_orphans(tx, worker).await?)) })
         });
         let (due, any_orphans) = read.await?;
-        let mut next = None;
+        let mut next = self.core.jobs.left_claims.may_be_any().then(|| now.plus(RETRY_PAUSE));
         if any_orphans {
             let free = self
                 .core
@@ -392,10 +428,33 @@ impl JobRunner {
             // More of them may be due than could be claimed.
             next = earliest(next, Some(now.plus(RETRY_PAUSE)));
             if let Err(error) = self.start_jobs(state, now).await {
+                self.core.jobs.left_claims.note(&error);
                 warn_of!(error, kind = state.kind.word(), "could not claim jobs");
             }
         }
         Ok(next)
+    }
+
+    /// Makes the jobs due again whose claims by this process are [left](left_claims).
+    async fn give_left_claims_back(&self, now: Timestamp) -> DbResult<()> {
+        let Some(look) = self.core.jobs.left_claims.begin_look() else {
+            return Ok(());
+        };
+        let worker = self.core.id;
+        let at_work = look.at_work.clone();
+        let free = self
+            .core
+            .db
+            .write(move |tx| Box::pin(async move { jobs::free_left(tx, worker, &at_work, now).await }));
+        let count = free.await?;
+        if count > 0 {
+            tracing::info!(
+                count,
+                "gave back jobs whose claims were left when the database did not answer"
+            );
+        }
+        self.core.jobs.left_claims.looked(&look);
+        Ok(())
     }
 
     /// Claims as many jobs of a kind as there are free slots, and starts them. The end of a batch wakes the loop.
@@ -412,7 +471,9 @@ impl JobRunner {
             .core
             .db
             .write(move |tx| Box::pin(jobs::claim(tx, worker, kind, now, until, limit)));
-        for batch in claim.await?.chunks(state.limits.batch) {
+        let claimed = claim.await?;
+        self.core.jobs.left_claims.begin(&claimed);
+        for batch in claimed.chunks(state.limits.batch) {
             let permit = Arc::clone(&state.slots).try_acquire_owned().ok();
             let work = self.clone().run_batch(kind, batch.to_vec(), permit);
             drop(self.core.spawn(kind.word(), work));
@@ -432,9 +493,11 @@ impl JobRunner {
             let outcome = handler(kind).run(&self.runtime, &job).await;
             has_failed |= outcome.is_err();
             if let Err(error) = self.settle_job(&job, outcome).await {
-                // The claim expires, and the job runs again.
+                // The claim is given back, or expires, and the job runs again.
+                self.core.jobs.left_claims.note(&error);
                 warn_of!(error, kind = kind.word(), key = %job.key, "could not settle a job");
             }
+            self.core.jobs.left_claims.end(job.id);
         }
         if has_failed {
             // The job stays due. The pause prevents an immediate retry, whatever the clocks of the servers say.
@@ -487,6 +550,35 @@ fn pause_until(next: Option<Timestamp>, now: Timestamp, longest: Duration) -> Du
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_run_during_a_look_wakes_the_loop() {
+        let queue = JobQueue::default();
+        let is_woken = |queue: &JobQueue| queue.discovers.swap(false, Ordering::AcqRel);
+        assert!(is_woken(&queue), "it looks at its start");
+        queue.run_ended(false);
+        assert!(!is_woken(&queue), "there are no tasks");
+        queue.has_tasks();
+        for _ in 0..3 {
+            let known = queue.begin_look();
+            queue.run_ended(false);
+            assert!(is_woken(&queue), "the look may have read before");
+            queue.looked(known, true);
+        }
+        let known = queue.begin_look();
+        queue.looked(known, false);
+        queue.run_ended(false);
+        assert!(!is_woken(&queue), "they are over");
+        queue.has_tasks();
+        let early = queue.begin_look();
+        queue.looked(early, false);
+        queue.run_ended(false);
+        assert!(is_woken(&queue), "the task may be stored after the look");
+        let late = queue.begin_look();
+        queue.looked(late, false);
+        queue.run_ended(false);
+        assert!(!is_woken(&queue), "it is over, too");
+    }
 
     #[test]
     fn the_loop_sleeps_until_something_is_due_and_not_too_long() {

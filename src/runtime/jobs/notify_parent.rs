@@ -16,6 +16,7 @@ use super::{JobHandler, JobLimits, JobOutcome, Unscheduled};
 use crate::db::jobs::JobOwner;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, FIELD, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
+use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -31,6 +32,8 @@ use crate::runtime::{AssistantRef, NewRun, RuntimeHandles, Target};
 const AT_ONCE: i64 = 64;
 /// The lease of a claim: longer than it takes to start the runs.
 const LEASE: Duration = Duration::from_secs(60);
+/// The pauses after failures.
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_secs(1), Duration::from_secs(60));
 
 pub(super) struct NotifyParentHandler;
 
@@ -86,13 +89,15 @@ impl JobHandler for NotifyParentHandler {
             let parent = ThreadId(job.key);
             if let Err(error) = wake_parent(runtime, parent).await {
                 tracing::warn!(thread = %parent, %error, "could not report the outcome of a background task to its agent");
-                if error.is_corrupt() {
-                    let write = runtime
-                        .core
-                        .db
-                        .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
-                    write.await?;
+                if !error.is_corrupt() {
+                    let pause = BACKOFF.spread_pause(job.attempts, job.key);
+                    return Ok(JobOutcome::Again(runtime.core.clock.now().plus(pause)));
                 }
+                let write = runtime
+                    .core
+                    .db
+                    .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
+                write.await?;
             }
             // If more outcomes are left, the agent is found again.
             Ok(JobOutcome::Done)

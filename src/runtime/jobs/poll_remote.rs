@@ -12,10 +12,12 @@ use tokio::time::timeout;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::background::remote::WorkCondition;
 use crate::db::{self, DbResult};
-use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
+use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
-use crate::runtime::background::remote::{POLL_TIMEOUT, deleted_snapshot, stop, store_polled, unavailable};
+use crate::runtime::background::remote::{
+    MARGIN, POLL_TIMEOUT, START_TIMEOUT, deleted_snapshot, not_found, stop, store_polled, unavailable,
+};
 use crate::runtime::{BackgroundTasks, RuntimeHandles, log_lines};
 
 /// The lease of a claim: longer than a poll can take.
@@ -72,15 +74,22 @@ impl JobHandler for PollRemoteHandler {
                 })
             });
             let written = written.await;
-            if let (Ok(()), Some((record, status))) = (&written, &ended) {
-                log_lines::background_task_ended(record, *status);
-            }
-            if let Err(error) = written {
-                // The claim expires, and the task is polled again.
-                tracing::warn!(%task, %error, "could not note how a task on another server stands");
-            }
             if has_come {
+                // It may be stored although the database did not say so.
                 runtime.core.jobs.discover();
+            }
+            match written {
+                Ok(()) => {
+                    if let Some((record, status)) = &ended {
+                        log_lines::background_task_ended(record, *status);
+                    }
+                }
+                // The task is polled again soon.
+                Err(error) if error.is_transient() => return Err(error),
+                // The claim expires, and the task is polled again.
+                Err(error) => {
+                    tracing::warn!(%task, %error, "could not store the status of a background task on another server");
+                }
             }
             Ok(JobOutcome::Settled)
         })
@@ -97,6 +106,7 @@ impl BackgroundTasks {
     /// Polls a task. Returns its new state, or none if the task was never started.
     async fn polled(&self, record: &TaskRecord) -> Option<RemoteWork> {
         let work = &record.remote;
+        let polling = self.core.registry.factory.peers.poll_policy();
         if work.seen.is_none() && self.is_at_work(record).await {
             let due_at = Some(self.core.clock.now().plus(BEGINNING));
             return Some(RemoteWork { due_at, ..work.clone() });
@@ -107,6 +117,20 @@ impl BackgroundTasks {
         };
         let seen = match (seen, &work.seen) {
             (Ok(None), None) => return None,
+            (Ok(None), Some(_)) if self.may_still_start(record) => {
+                let attempts = work.attempts.saturating_add(1);
+                return Some(RemoteWork {
+                    attempts,
+                    lost_since: None,
+                    due_at: Some(self.core.clock.now().plus(polling.pause(attempts, record.task.0))),
+                    ..work.clone()
+                });
+            }
+            (Ok(None), Some(before)) if !before.missed => {
+                tracing::debug!(task = %record.task, "another server does not know a task");
+                let reason = not_found(record);
+                return Some(work.after_missed(reason, record.task.0, self.core.clock.now(), polling));
+            }
             (Ok(None), Some(before)) => Ok(deleted_snapshot(before.run.clone())),
             (Ok(Some(seen)), _) => Ok(seen),
             (Err(reason), _) => Err(reason),
@@ -114,12 +138,7 @@ impl BackgroundTasks {
         if let Err(reason) = &seen {
             tracing::debug!(task = %record.task, reason, "could not read the status of a task on another server");
         }
-        Some(work.after(
-            seen,
-            record.task.0,
-            self.core.clock.now(),
-            self.core.registry.factory.peers.poll_policy(),
-        ))
+        Some(work.after(seen, record.task.0, self.core.clock.now(), polling))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
@@ -130,6 +149,18 @@ impl BackgroundTasks {
             false => place.snapshot(before).await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
+    }
+
+    /// Returns whether a task of which nothing was seen may start yet, although the agent was told that it was not started: the
+    /// other server may not have read the last request. Then it is to be cancelled.
+    fn may_still_start(&self, record: &TaskRecord) -> bool {
+        let work = &record.remote;
+        let was_given_up = work.seen.as_ref().is_some_and(|seen| {
+            let is_unseen = seen.run.is_empty();
+            is_unseen && seen.status == TaskStatus::Error
+        });
+        let until = record.created_at.plus(START_TIMEOUT + MARGIN);
+        work.cancel_requested && was_given_up && self.core.clock.now() < until
     }
 
     /// Returns whether the call that starts a task may still be in progress.

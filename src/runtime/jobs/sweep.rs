@@ -15,6 +15,7 @@ use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::RuntimeHandles;
+use crate::runtime::background::delete_thread;
 use crate::runtime::quotas;
 use crate::runtime::shared::Core;
 use crate::runtime::sweeper::sweep_copies;
@@ -140,7 +141,7 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
         return Ok(false);
     }
     match ttl.strategy {
-        TtlStrategy::Delete => db::threads::delete(tx, id).await,
+        TtlStrategy::Delete => delete_thread(tx, id, now).await,
         TtlStrategy::KeepLatest => {
             db::retention::rest(tx, id).await?;
             db::retention::keep_latest(tx, id, now).await
@@ -157,7 +158,7 @@ async fn end_history(tx: &mut Tx<'_>, id: ThreadId, ttl: Ttl, now: Timestamp) ->
         return Ok(false);
     }
     match ttl.strategy {
-        TtlStrategy::Delete => db::threads::delete(tx, id).await,
+        TtlStrategy::Delete => delete_thread(tx, id, now).await,
         TtlStrategy::KeepLatest => db::retention::keep_latest(tx, id, now).await,
     }
 }

@@ -101,7 +101,7 @@ pub(super) async fn admit(
     }
     background::insert_remote_run(tx, &run, url.as_deref()).await?;
     if url.is_some() {
-        run_context.core.jobs.has_tasks(true);
+        run_context.core.jobs.has_tasks();
     }
     Ok(AdmittedChild::Admitted(Box::new(run)))
 }

@@ -288,13 +288,14 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
     }
 }
 
-/// Stores the end of a subagent run. If the run was cancelled, the runs below it are stopped, including those that
-/// wait.
+/// Stores the end of a subagent run. If the run was cancelled, or has failed, the runs below it are stopped, including those
+/// that wait. Nobody can answer their questions any more, nor those of the run itself: its caller goes on without it.
 async fn end_child(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     db::runs::set_child_status(tx, run, end.status, end.error.as_ref(), root, at).await?;
-    if end.status == RunStatus::Interrupted && end.error.is_some() {
+    // A run that waits has no error.
+    if end.error.is_some() {
         db::runs::mark_reported(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;
         interrupts::drop_of_subagents(tx, thread, run, root, at).await?;

@@ -1,5 +1,7 @@
 //! Background tasks: starting, checking, updating and cancelling them, and the notification of their end.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};
@@ -911,6 +913,30 @@ async fn a_task_whose_start_is_not_acknowledged_is_started_once() {
         assert!(said[2].starts_with(&begun), "{said:#?}");
         knows_an_outcome(&alice).await;
         assert_eq!(worker(&alice, &task).runs().await.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outcome_is_reported_soon_although_the_claim_on_its_job_is_not_acknowledged() {
+    // The kind of the job, which is in the transactions that schedule and claim it.
+    play_behind_proxy("notify_parent", async |server, door| {
+        server.is_configured_with(&boss("")).await;
+        let alice = server.human("boss").await;
+        server.tools.hold("lookup");
+        let work = script().calls(lookup("l1", "x")).says("the long text");
+        alice
+            .says(script().calls(start("a1", "writer", work)).says("it is under way"))
+            .await;
+        server.tools.called("lookup", 1).await;
+        door.commits(Commits::OfMarkedAreNotAcknowledged);
+        server.tools.let_go("lookup");
+        let claimed = "select count(*) from jobs where kind = 'notify_parent' and worker is not null";
+        eventually(async || server.number_in_database(claimed).await == 1).await;
+        door.commits(Commits::Arrive);
+        // The lease of the claim is a minute.
+        let reported = tokio::time::timeout(Duration::from_secs(20), knows_an_outcome(&alice)).await;
+        reported.expect("it is reported soon");
     })
     .await;
 }

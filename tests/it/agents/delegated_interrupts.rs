@@ -4,7 +4,37 @@ use serde_json::{Map, Value, json};
 
 use crate::support::actors::Question;
 use crate::support::sse::Frame;
-use crate::support::{Human, TestServer, approval, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, approval, call, lookup, mail, on_both_engines, script, task};
+
+/// An agent whose subagents ask, delegate, and have a tool that fails them.
+pub(crate) const BRITTLE: &str = r#"
+[agents.brittle]
+name = "brittle-agent"
+model = "scripted:lab"
+system_prompt = "You are brittle."
+tools = ["send_email", "fail_hard"]
+max_subagent_depth = 3
+interrupt_on = { send_email = true }
+
+[[agents.brittle.subagents]]
+name = "worker"
+description = "Works until a tool fails."
+system_prompt = "You are the worker."
+tools = ["send_email", "fail_hard"]
+ask_user = true
+"#;
+
+/// Returns the calls of an agent with two subagents: that of `t1` fails while one below it, that of `t3`, waits for a human,
+/// and that of `t2` waits, too.
+pub(crate) fn one_fails_above_a_question() -> [Value; 2] {
+    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+    let fails = script().calls_all([task("t3", "worker", mailer("m1", "ann")), fail_hard()]);
+    [task("t1", "worker", fails), task("t2", "worker", mailer("m2", "bob"))]
+}
+
+fn fail_hard() -> Value {
+    call("f1", "fail_hard", json!({"why": "on purpose"}))
+}
 
 /// Returns the script of an agent that runs two mailers and a researcher in parallel.
 fn two_mailers() -> String {
@@ -73,6 +103,8 @@ on_both_engines! {
     an_interrupt_of_a_subagent_survives_a_kill,
     an_interrupt_of_a_subagent_survives_a_restart,
     a_subagent_that_the_answering_assistant_does_not_have_is_an_error_result,
+    a_subagent_that_fails_takes_the_questions_below_it_along,
+    a_subagent_that_fails_takes_its_own_questions_along,
 }
 
 async fn a_subagent_asks_through_the_thread_of_its_parent(server: TestServer) {
@@ -363,4 +395,72 @@ async fn a_subagent_that_the_answering_assistant_does_not_have_is_an_error_resul
     let child = alice.run(&run.children().await[0]).record().await;
     assert_eq!(child["error"]["error"], "AgentNotFoundError");
     assert!(server.tools.recipients().is_empty());
+}
+
+/// Returns the interrupt of this call, with its events.
+async fn asked_for(human: &Human, call: &str) -> Value {
+    let list = human.client().get(&human.path("/interrupts?include=audit")).await.ok();
+    let all = list["interrupts"].as_array().expect("a list");
+    let of_call = |asked: &&Value| asked["task_call_id"] == call;
+    all.iter().find(of_call).expect("it was raised").clone()
+}
+
+/// Checks that this interrupt was dropped, and cannot be answered.
+async fn is_dropped(human: &Human, asked: Value) {
+    assert_eq!(asked["status"], "dropped");
+    let events: Vec<&Value> = asked["audit"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|event| &event["event"])
+        .collect();
+    assert_eq!(events, ["raised", "dropped"]);
+    let late = human.resolves(&Question(asked), approval()).await;
+    assert_eq!(late.status, 409, "{late:?}");
+}
+
+async fn a_subagent_that_fails_takes_the_questions_below_it_along(server: TestServer) {
+    server.is_configured_with(BRITTLE).await;
+    let alice = server.human("brittle").await;
+    let text = script().calls_all(one_fails_above_a_question()).says("done");
+    let run = alice.asks(text).await;
+    run.finishes().await;
+    let left = alice.question().await;
+    assert_eq!(left.0["task_call_id"], "t2");
+    let thread = alice.record().await;
+    assert_eq!(thread["status"], "interrupted");
+    assert_eq!(thread["interrupts"].as_object().map(Map::len), Some(1));
+    assert_eq!(
+        alice.state().await["interrupts"].as_array().map(Vec::len),
+        Some(1),
+        "that of its sibling"
+    );
+    is_dropped(&alice, asked_for(&alice, "t3").await).await;
+    let children = run.children().await;
+    let failed = children.iter().find(|child| child["task_call_id"] == "t1");
+    let failed = alice.run(failed.expect("a child"));
+    assert_eq!(failed.status().await, "error");
+    assert_eq!(failed.children().await[0]["status"], "interrupted");
+    alice.approves(&left).await.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("task failed: The subagent `worker` failed"),
+        "{said:#?}"
+    );
+    assert_eq!(said[3..], ["task: bob knows", "ai: done"]);
+    assert_eq!(server.tools.recipients(), ["bob"]);
+    assert_eq!(alice.status().await, "idle");
+}
+
+async fn a_subagent_that_fails_takes_its_own_questions_along(server: TestServer) {
+    server.is_configured_with(BRITTLE).await;
+    let alice = server.human("brittle").await;
+    let question = json!({"questions": [{"question": "Why?", "type": "text"}]});
+    let work = script().calls_all([call("q1", "ask_user", question), fail_hard()]);
+    alice
+        .says(script().calls(task("t1", "worker", work)).says("done"))
+        .await;
+    is_dropped(&alice, asked_for(&alice, "t1").await).await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
+    assert_eq!(alice.status().await, "idle");
 }

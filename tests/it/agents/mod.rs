@@ -9,7 +9,7 @@ mod cancelled_trees;
 mod cancelled_while_waiting;
 mod configurable;
 mod copied_questions;
-mod delegated_interrupts;
+pub(crate) mod delegated_interrupts;
 mod delegating_tools;
 mod embedding;
 #[cfg(target_os = "linux")]

@@ -12,7 +12,7 @@ use crate::support::actors::Run;
 use crate::support::proxy::{Proxy, ProxyState};
 use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{
-    Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, starts_service, task,
+    Human, TestServer, call, eventually, lookup, mail, on_both_engines, on_postgres, script, starts_service, task,
 };
 
 /// A second server, whose agents are subagents of the server under test.
@@ -178,6 +178,10 @@ on_both_engines! {
     headers_for_another_server_are_not_shown,
     an_invalid_remote_response_is_an_error_result,
     a_definition_of_a_client_cannot_use_private_addresses,
+}
+
+on_postgres! {
+    a_remote_run_goes_on_when_the_waiting_server_has_lost_its_lease,
 }
 
 async fn a_remote_agent_executes_a_task(server: TestServer) {
@@ -520,4 +524,32 @@ async fn a_definition_of_a_client_cannot_use_private_addresses(server: TestServe
         .is_configured_with("[peers]\nprivate_hosts = [\"127.0.0.1\"]\n")
         .await;
     client.put("/agents/curious", definition).await.ok();
+}
+
+async fn a_remote_run_goes_on_when_the_waiting_server_has_lost_its_lease(server: TestServer) {
+    let peer = Peer::of(&server).await;
+    server.moves_into_a_process().await;
+    peer.server.tools.hold("lookup");
+    let (alice, run) = asks(&server, research()).await;
+    peer.server.tools.called("lookup", 1).await;
+    server.is_suspended().await;
+    let with_lease = "select count(*) from workers \
+        where alive_until > cast(extract(epoch from clock_timestamp()) * 1000000 as bigint)";
+    eventually(async || server.number_in_database(with_lease).await == 0).await;
+    server.is_continued().await;
+    server.log().gets_one_of(&["the lease of this process is over"]).await;
+    eventually(async || {
+        server
+            .number_in_database("select count(*) from runs where attempt > 1")
+            .await
+            == 1
+    })
+    .await;
+    peer.server.tools.let_go("lookup");
+    run.finishes().await;
+    assert_eq!(alice.transcript().await, DONE);
+    assert_eq!(peer.server.tools.calls_of("lookup").len(), 1);
+    let there: Vec<Value> = peer.runs().await.iter().map(|run| run["status"].clone()).collect();
+    assert_eq!(there, ["success"]);
+    peer.finish().await;
 }

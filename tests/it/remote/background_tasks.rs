@@ -1,7 +1,9 @@
 //! Background tasks on another server: starting, checking, updating and cancelling them, and the notification of their
 //! end.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use adjutant::shutdown::Shutdown;
 use axum::extract::{Path, RawQuery};
@@ -71,8 +73,9 @@ fn there(peer: &Peer, task: &Value) -> Human {
     )
 }
 
-/// Starts a server that records its requests and answers as a server without agents.
-async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
+/// Starts a server that records its requests and answers as a server without agents. If it `loses_first`, it never answers
+/// the first request for a thread.
+async fn listening_server(around: &Shutdown, loses_first: bool) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
     let heard: Arc<Mutex<Vec<(HeaderMap, Value)>>> = Arc::default();
     let ear = Arc::clone(&heard);
     let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
@@ -86,11 +89,15 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
         false => Json(json!([{"run_id": id, "status": "success"}])),
     };
     let messages = json!([{"type": "ai", "content": "all is well"}]);
+    let loses_next = Arc::new(AtomicBool::new(loses_first));
+    let create = async move |Json(body): Json<Value>| {
+        if loses_next.swap(false, Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        Json(json!({"thread_id": body["thread_id"]}))
+    };
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create))
         .route("/threads/{thread}/runs", get(list).post(begin))
         .route(
             "/threads/{thread}/state",
@@ -171,6 +178,86 @@ async fn slow_server(around: &Shutdown, refuses: bool) -> (String, Arc<watch::Se
     (starts_service("slow server", router, around).await, work)
 }
 
+/// The work of a server that answers each request for a run with an error.
+#[derive(Clone, Default)]
+struct LateWork {
+    /// True once the run has started all the same.
+    has_begun: bool,
+    /// The number of times that its runs were listed.
+    polls: usize,
+    is_cancelled: bool,
+}
+
+impl LateWork {
+    fn runs(&self) -> Value {
+        let status = if self.is_cancelled { "interrupted" } else { "running" };
+        match self.has_begun {
+            true => json!([{"run_id": SLOW_RUNS[0], "status": status}]),
+            false => json!([]),
+        }
+    }
+}
+
+/// Starts a server that answers each request for a run with an error, and starts the run when the test says so.
+async fn late_server(around: &Shutdown) -> (String, Arc<watch::Sender<LateWork>>) {
+    let work = Arc::new(watch::Sender::new(LateWork::default()));
+    let listed = Arc::clone(&work);
+    let list = async move || {
+        listed.send_modify(|work| work.polls += 1);
+        let runs = listed.borrow().runs();
+        Json(runs)
+    };
+    let stopped = Arc::clone(&work);
+    let cancel = async move || {
+        stopped.send_modify(|work| work.is_cancelled = true);
+        StatusCode::OK
+    };
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route(
+            "/threads/{thread}/runs",
+            get(list).post(async || StatusCode::SERVICE_UNAVAILABLE),
+        )
+        .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
+    (starts_service("late server", router, around).await, work)
+}
+
+/// Starts a server that is out of reach in the first poll, and does not know the task in the second one, which makes two
+/// requests, as when something before it answers in its place.
+async fn server_that_is_replaced(around: &Shutdown) -> String {
+    let work = Arc::new(watch::Sender::new(LateWork::default()));
+    let begun = Arc::clone(&work);
+    let begin = async move || {
+        begun.send_modify(|work| work.has_begun = true);
+        Json(json!({"run_id": SLOW_RUNS[0], "status": "running"}))
+    };
+    let list = async move || {
+        work.send_modify(|work| work.polls += usize::from(work.has_begun));
+        let polls = work.borrow().polls;
+        match polls {
+            0 => Ok(Json(json!([]))),
+            1 => Err(StatusCode::SERVICE_UNAVAILABLE),
+            2 | 3 => Err(StatusCode::NOT_FOUND),
+            _ => Ok(Json(json!([{"run_id": SLOW_RUNS[0], "status": "success"}]))),
+        }
+    };
+    let messages = json!([{"type": "ai", "content": "all is well"}]);
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route("/threads/{thread}/runs", get(list).post(begin))
+        .route(
+            "/threads/{thread}/state",
+            get(async move || Json(json!({"values": {"messages": messages}}))),
+        );
+    starts_service("replaced server", router, around).await
+}
+
 on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
@@ -197,6 +284,11 @@ on_both_engines! {
     a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_cancelled,
     a_message_that_arrives_late_does_not_go_on_with_a_remote_task_that_is_to_be_cancelled,
     a_task_fails_when_its_server_stays_unreachable,
+    a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task,
+    a_remote_task_that_starts_after_it_was_given_up_is_cancelled,
+    a_remote_task_that_is_not_found_once_goes_on,
+    a_remote_task_is_cancelled_when_its_conversation_is_deleted,
+    a_remote_task_of_a_stateless_run_goes_on,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -953,9 +1045,87 @@ async fn a_task_fails_when_its_server_stays_unreachable(server: TestServer) {
     peer.finish().await;
 }
 
+async fn a_request_without_an_answer_does_not_use_up_the_time_to_start_a_remote_task(server: TestServer) {
+    let around = Shutdown::default();
+    let (base, heard) = listening_server(&around, true).await;
+    let patient = chief(&base, "").replace("patience_s = 1.0", "patience_s = 60.0");
+    server.is_configured_with(&patient).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("it is under way"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("start_async_task: Started"), "{said:#?}");
+    eventually(async || notifications(&alice).await.len() == 1).await;
+    assert_eq!(heard.lock().unwrap().len(), 1);
+    around.force();
+}
+
+async fn a_remote_task_that_starts_after_it_was_given_up_is_cancelled(server: TestServer) {
+    let around = Shutdown::default();
+    let (base, work) = late_server(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("what a pity"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].contains("The task was not started."), "{said:#?}");
+    let polls = work.borrow().polls;
+    eventually(async || work.borrow().polls > polls).await;
+    work.send_modify(|work| work.has_begun = true);
+    eventually(async || work.borrow().is_cancelled).await;
+    assert_eq!(notifications(&alice).await.len(), 0);
+    around.force();
+}
+
+async fn a_remote_task_that_is_not_found_once_goes_on(server: TestServer) {
+    let around = Shutdown::default();
+    let base = server_that_is_replaced(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("it is under way"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    assert_eq!(the_task(&alice).await["status"], "success");
+    around.force();
+}
+
+async fn a_remote_task_is_cancelled_when_its_conversation_is_deleted(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    peer.door.is(ProxyState::Shut);
+    alice.client().delete(&alice.path("")).await;
+    let records = "select count(*) from background_tasks";
+    assert_eq!(server.number_in_database(records).await, 0);
+    peer.door.is(ProxyState::Open);
+    eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
+    eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_remote_task_of_a_stateless_run_goes_on(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    peer.server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let text = script().calls(start("a1", "far", work)).says("it is under way");
+    let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
+    let body = json!({"assistant_id": "away", "input": input});
+    server.client().post("/runs/wait", body).await.ok();
+    peer.server.tools.called("lookup", 1).await;
+    eventually(async || server.number_in_database("select count(*) from threads").await == 0).await;
+    assert_eq!(server.number_in_database("select count(*) from remote_runs").await, 0);
+    peer.server.tools.let_go("lookup");
+    let there = peer.server.client();
+    eventually(async || there.post("/threads/search", json!({})).await.ok()[0]["status"] == "idle").await;
+    peer.finish().await;
+}
+
 async fn headers_and_metadata_reach_the_remote_server_only(server: TestServer) {
     let around = Shutdown::default();
-    let (base, heard) = listening_server(&around).await;
+    let (base, heard) = listening_server(&around, false).await;
     server.is_configured_with(&chief(&base, "")).await;
     let alice = server.human("away").await;
     let run_body = alice.run_body(
@@ -1052,6 +1222,25 @@ async fn a_remote_task_whose_first_commits_are_lost_is_started() {
         eventually(async || notifications(&alice).await.len() == 1).await;
         let task = the_task(&alice).await;
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
+        peer.finish().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_remote_task_is_polled_again_soon_when_its_state_was_not_stored() {
+    // The state of a task; no step has it.
+    play_behind_proxy("\"media\":[]", async |server, door| {
+        let peer = peer_of(&server, "").await;
+        let (alice, _) = with_a_task(&server, &peer, "far").await;
+        door.commits(Commits::OfMarkedGetLost);
+        eventually(async || door.broken() > 0).await;
+        door.commits(Commits::Arrive);
+        peer.server.tools.let_go("lookup");
+        // The lease of the claim on a poll is half a minute.
+        let reported = eventually(async || notifications(&alice).await.len() == 1);
+        let reported = tokio::time::timeout(Duration::from_secs(20), reported).await;
+        reported.expect("it is polled soon");
         peer.finish().await;
     })
     .await;

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
+use crate::agents::delegated_interrupts::{BRITTLE, one_fails_above_a_question};
 use crate::streams::v2::find;
 use crate::support::sse::Frame;
 use crate::support::viewer::{Viewer, data, depth, in_short, is_terminal, name, until_ends};
@@ -15,6 +16,7 @@ on_both_engines! {
     the_run_that_answers_one_of_two_questions_requests_the_other_again,
     input_to_an_interrupted_thread_is_the_answer,
     an_invalid_answer_is_refused_and_the_interrupt_stays_pending,
+    an_interrupt_below_a_subagent_that_failed_is_not_pending,
 }
 
 async fn an_interrupt_is_answered_from_the_stream(server: TestServer) {
@@ -164,4 +166,25 @@ async fn an_invalid_answer_is_refused_and_the_interrupt_stays_pending(server: Te
     let frames = stream.until(is_terminal).await;
     assert_eq!(data(frames.last().unwrap())["event"], "completed");
     assert_eq!(server.tools.keys_of("send_email"), Vec::<String>::new());
+}
+
+async fn an_interrupt_below_a_subagent_that_failed_is_not_pending(server: TestServer) {
+    server.is_configured_with(BRITTLE).await;
+    let viewer = Viewer::of_new(&server);
+    let calls = one_fails_above_a_question();
+    viewer.starts("brittle", script().calls_all(calls).says("done")).await;
+    let mut stream = viewer.opens_all().await;
+    let frames = until_ends(&mut stream, 1).await;
+    let asked: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();
+    assert_eq!(asked.len(), 2);
+    let of_depth = |wanted: usize| asked.iter().find(|frame| depth(frame) == wanted).expect("one");
+    let gone = json!({
+        "interrupt_id": data(of_depth(2))["interrupt_id"],
+        "response": {"decisions": [{"type": "approve"}]},
+    });
+    assert_eq!(viewer.refused("input.respond", gone).await, "no_such_interrupt");
+    viewer.responds(of_depth(1), json!([{"type": "approve"}])).await;
+    let frames = until_ends(&mut stream, 1).await;
+    assert_eq!(data(frames.last().unwrap())["event"], "completed");
+    assert_eq!(server.tools.recipients(), ["bob"]);
 }

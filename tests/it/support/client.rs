@@ -70,6 +70,11 @@ impl Client {
         self.address.borrow().base.clone()
     }
 
+    /// Returns whether the test has stopped the server, whose port another one may have taken since.
+    pub(crate) fn is_down(&self) -> bool {
+        self.address.borrow().is_down
+    }
+
     /// Sets the new address of the server.
     pub(crate) fn moved_to(&self, base: &str) {
         self.address.send_modify(|address| {

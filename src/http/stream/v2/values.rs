@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::domain::message::{Content, Message, Role};
+use crate::domain::message_list::MessageList;
 use crate::domain::state::{State, Update};
 
 /// A state.
@@ -21,7 +22,7 @@ impl Serialize for StreamedValues<'_> {
             rules: _,
         } = self.0;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("messages", &MessagesJson(&messages.all()))?;
+        map.serialize_entry("messages", &ListJson(messages))?;
         map.serialize_entry("files", files)?;
         for (name, value) in fields.iter().filter(|(name, _)| !self.0.hides(name)) {
             map.serialize_entry(name, value)?;
@@ -65,6 +66,24 @@ impl Serialize for Writes<'_> {
             map.serialize_entry(name, value)?;
         }
         map.end()
+    }
+}
+
+/// The messages of a state. Only one compressed part of them is decompressed at a time.
+struct ListJson<'a>(&'a MessageList);
+
+impl Serialize for ListJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
+        for part in self.0.earlier() {
+            for message in part.messages() {
+                list.serialize_element(&MessageJson(&message))?;
+            }
+        }
+        for message in self.0.recent() {
+            list.serialize_element(&MessageJson(message))?;
+        }
+        list.end()
     }
 }
 
@@ -174,4 +193,29 @@ pub(super) fn reasoning(message: &Message) -> Option<&str> {
         .get("reasoning_content")
         .and_then(Value::as_str);
     text.filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::summarization;
+
+    #[test]
+    fn messages_that_are_compressed_are_streamed_like_the_others() {
+        let said = |id: usize| {
+            let author = if id.is_multiple_of(2) {
+                Message::human("said")
+            } else {
+                Message::ai("said")
+            };
+            author.with_id(format!("m{id}"))
+        };
+        let mut state = State::default();
+        state.apply(&Update::messages((0..300).map(said)));
+        let plain = json!(StreamedValues(&state))["messages"].clone();
+        let event = json!({"last_message_id": "m290", "summary_message": {"type": "human", "content": "S"}});
+        state.apply(&Update::field(summarization::EVENT, event));
+        assert!(state.messages.earlier_len() > 0);
+        assert_eq!(json!(StreamedValues(&state))["messages"], plain);
+    }
 }
