@@ -63,8 +63,8 @@ pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResu
 
 /// Returns the tasks of a thread of which work may go on on their servers, or may begin there: those that are polled.
 pub async fn polled(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where t.parent_thread = $1 and w.url is not null and exists (select 1 from jobs j where j.kind = 'poll_remote' \
          and j.key = t.task_id)"
     );

@@ -282,7 +282,7 @@ async fn newest_ids(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<StepId>> {
         where thread_id = $1 and lane = $2 and segment = $3 and seq >= $3 and seq <= $4 order by seq desc limit $5";
     let mut ids: Vec<StepId> = on_engine!(tx, |conn| query_as(SQL)
         .bind(span.thread.0)
-        .bind(lane_id(span.lane))
+        .bind(LaneColumn(span.lane))
         .bind(span.first)
         .bind(span.last)
         .bind(MAX_STEPS)

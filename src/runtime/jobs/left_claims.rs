@@ -57,7 +57,8 @@ impl LeftClaims {
 
     /// Notes that a claim, or the end of one, has failed with this error. The claim may be left.
     pub(super) fn note(&self, error: &DbError) {
-        if error.may_be_committed() {
+        // A claim whose end found the database busy is left, too.
+        if error.may_be_committed() || matches!(error, DbError::Busy) {
             self.claims().failed_at = Some(Instant::now());
         }
     }
