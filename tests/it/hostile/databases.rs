@@ -177,8 +177,7 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
             let reads = (0..20).map(|_| client.get(&thread));
             let writes = (0..20).map(|_| client.post("/threads", json!({})));
             let database_requests = async {
-                let replies =
-                    futures::future::join(futures::future::join_all(reads), futures::future::join_all(writes)).await;
+                let replies = futures::future::join(join_all(reads), join_all(writes)).await;
                 (replies, begun.elapsed())
             };
             let other_requests = async {
@@ -199,8 +198,8 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
         door.forwards_again();
         // All of its connections are of use again, for reads and for writes, and not only one of them.
         eventually(async || {
-            let reads = futures::future::join_all((0..32).map(|_| client.get(&thread)));
-            let writes = futures::future::join_all((0..32).map(|_| client.post("/threads", json!({}))));
+            let reads = join_all((0..32).map(|_| client.get(&thread)));
+            let writes = join_all((0..32).map(|_| client.post("/threads", json!({}))));
             let (reads, writes) = futures::future::join(reads, writes).await;
             reads.iter().chain(&writes).all(|reply| reply.status == 200)
         })
