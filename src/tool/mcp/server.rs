@@ -311,7 +311,7 @@ impl McpServer {
             match opened {
                 Ok(Ok(connection)) => {
                     least_pause = Duration::ZERO;
-                    self.stay_connected(&connection, &soft).await;
+                    Box::pin(self.stay_connected(&connection, &soft)).await;
                 }
                 Ok(Err(error)) => self.note_error(&error),
                 Err(_) => {
