@@ -212,10 +212,10 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
     Ok(page.finish())
 }
 
-/// What is about a user in a part of the audit of a tenant.
+/// The entries about a user, or their ids, in a part of the audit of a tenant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartOfUser<T> {
-    /// What was found, oldest first.
+    /// The entries, oldest first.
     pub found: Vec<T>,
     /// The id of the last entry of the part; none if the part goes up to the newest one.
     pub end: Option<Uuid>,

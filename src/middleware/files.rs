@@ -196,7 +196,7 @@ fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String
     })
 }
 
-/// What the path of a part has before its number. The names of files that are made of ids have no dot.
+/// The text before the number in the path of a part. The names of files that are made of ids have no dot.
 const PART: &str = ".part";
 
 /// Returns the path of a part of the result at `path`, from 1 on. No other file of a result has such a name.

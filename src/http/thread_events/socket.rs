@@ -102,7 +102,7 @@ pub(in crate::http) struct SocketLimits {
     pub(in crate::http) rates: Arc<RateLimits>,
 }
 
-/// What counts a socket for as long as it is open.
+/// The permits that a socket holds for as long as it is open.
 struct HeldBySocket {
     messages: MessageLimit,
     _stream: StreamPermit,

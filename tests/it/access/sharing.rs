@@ -123,7 +123,7 @@ async fn a_repeated_request_shows_no_run_of_a_thread_that_is_shared_no_more(serv
     let run = bob.run_body(script().says("for both"), json!({}));
     let repeats = async |tail: &str| {
         let request = bob.client().request(Method::POST, &bob.path(tail));
-        reply(request.header("Idempotency-Key", "once").json(&run)).await
+        reply(request.header("Idempotency-Key", tail).json(&run)).await
     };
     for tail in ["/runs/wait", "/runs/stream"] {
         for _ in 0..2 {

@@ -159,10 +159,8 @@ fn missing_keys_are_reported_by_check_and_once_at_the_start() {
     let said = served.stops();
     assert_eq!(said.matches("without it these fail").count(), 1, "{said}");
     assert!(said.contains("missing_keys=\"OPENAI_API_KEY\""), "{said}");
-    assert!(
-        said.contains("the program `no-such-program-anywhere` is not in PATH"),
-        "{said}"
-    );
+    let program = "mcp_servers.docs.command: `no-such-program-anywhere`: is not in PATH";
+    assert_eq!(said.matches(program).count(), 1, "{said}");
 }
 
 #[test]
