@@ -288,4 +288,5 @@ FACTS = {
 
 def _neutral(text: str) -> str:
     """Returns the text without what is different in each run."""
-    return re.sub(r"session_[0-9a-f]{16,}", "session_ID", text)
+    text = re.sub(r"session_[0-9a-f]{16,}", "session_ID", text)
+    return re.sub(r"(/large_tool_results/\w+)-[0-9a-f]{16}\b", r"\1-TASK", text)
