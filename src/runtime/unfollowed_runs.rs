@@ -366,11 +366,7 @@ async fn following_of(tx: &mut Tx<'_>, runs: &[(RunId, bool)], own: WorkerId) ->
 
 /// Returns the processes with followers of a run. `own` is this process.
 async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId) -> DbResult<Following> {
-    let found = db::runs::get_by_id(tx, run).await?;
-    let Some(run) = found.filter(|run| !run.status.is_final()) else {
-        return Ok(Following::Settled);
-    };
-    let followers = run.request.followers;
+    let followers = db::runs::followers(tx, run).await?;
     if followers.is_empty() || followers.contains(&own) {
         return Ok(Following::Settled);
     }
