@@ -23,4 +23,6 @@ pub struct RemoteRun {
     pub of_deleted_task: bool,
     /// The time since which that server is unreachable.
     pub lost_since: Option<Timestamp>,
+    /// True if the last attempt to cancel it did not find it there.
+    pub was_missed: bool,
 }

@@ -93,5 +93,6 @@ fn work_of(record: TaskRecord, described: AssignedAgent) -> RemoteRun {
         url: record.url.unwrap_or_default(),
         of_deleted_task: true,
         lost_since: None,
+        was_missed: false,
     }
 }
