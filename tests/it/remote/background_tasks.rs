@@ -18,6 +18,7 @@ use crate::agents::background_tasks::{
 };
 use crate::remote::awaited::Peer;
 use crate::support::actors::Question;
+use crate::support::command::{command, said};
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::proxy::ProxyState;
 use crate::support::{
@@ -321,6 +322,7 @@ on_both_engines! {
     a_remote_task_that_starts_after_it_was_given_up_is_cancelled,
     a_remote_task_that_is_not_found_once_goes_on,
     a_remote_task_is_cancelled_when_its_conversation_is_deleted,
+    a_remote_task_is_cancelled_when_a_command_deletes_its_tenant,
     a_remote_task_that_is_not_found_once_is_cancelled,
     a_remote_task_of_a_stateless_run_goes_on,
     headers_and_metadata_reach_the_remote_server_only,
@@ -1136,6 +1138,19 @@ async fn a_remote_task_is_cancelled_when_its_conversation_is_deleted(server: Tes
     peer.door.is(ProxyState::Open);
     eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
     eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_remote_task_is_cancelled_when_a_command_deletes_its_tenant(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    server.is_protected().await;
+    let (_, task) = with_a_task(&server, &peer, "far").await;
+    server.is_stopped().await;
+    let deleted = said(&command(&server, &["delete-tenant", "acme"]));
+    assert!(!deleted.contains("threads deleted: 0"), "{deleted}");
+    server.is_stopped_and_started_again().await;
+    eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
     peer.server.tools.let_go("lookup");
     peer.finish().await;
 }
