@@ -1147,7 +1147,7 @@ async fn a_remote_task_is_cancelled_when_a_command_deletes_its_tenant(server: Te
     server.is_protected().await;
     let (_, task) = with_a_task(&server, &peer, "far").await;
     server.is_stopped().await;
-    let deleted = said(&command(&server, &["delete-tenant", "acme"]));
+    let deleted = said(&command(&server, &["delete-tenant", "default"]));
     assert!(!deleted.contains("threads deleted: 0"), "{deleted}");
     server.is_stopped_and_started_again().await;
     eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
