@@ -3,7 +3,8 @@
 //! Each server has a task that connects to it when it is first needed, or at the start, lists its tools, and reconnects when
 //! the connection is lost. The tools of the last list stay on offer meanwhile; a call waits for the connection for a limited
 //! time. Before the first list a run waits, and fails when the attempt to connect does, unless the server is not required.
-//! The set of servers may change at any time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
+//! The set of servers may change at any time. It also holds the services of [`super::remote::server`], whose tools are named
+//! in the same way.
 //!
 //! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
 //! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a
