@@ -240,8 +240,8 @@ pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         .await)?)
 }
 
-/// Stores the time since which the server of a remote run is out of reach, and whether the last attempt to cancel the run did
-/// not find it there.
+/// Stores the time since which attempts to cancel a remote run have not ended it, and whether the last one did not find it on
+/// its server.
 pub async fn set_lost(tx: &mut Tx<'_>, run: RunId, since: Timestamp, was_missed: bool) -> DbResult<()> {
     const SQL: &str = "update remote_runs set lost_since = $2, seen_status = $3 where remote_run_id = $1";
     on_engine!(tx, |conn| query(SQL)

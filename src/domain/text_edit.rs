@@ -62,7 +62,7 @@ impl TextEdit<'_> {
                 continue;
             }
             if old == new {
-                if text.contains(old) {
+                if new == self.new && text.contains(new) {
                     return Err(EditError::HasLineBreaks);
                 }
                 continue;
@@ -145,6 +145,8 @@ mod tests {
         assert_eq!(edited("a\nb", "a\nb", "a\r\nb").as_deref(), Ok("a\r\nb"));
         let not_found = Err(EditError::NotFound { without_newline: false });
         assert_eq!(edited("a\nc", "a\nb", "a\r\nb"), not_found);
+        // The text has the line breaks of neither.
+        assert_eq!(edited("a\nb\nc", "a\r\nb\nc", "a\r\nb\r\nc"), not_found);
     }
 
     #[test]

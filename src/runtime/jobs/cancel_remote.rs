@@ -96,6 +96,9 @@ impl JobHandler for CancelRemoteHandler {
                 Err(_) => false,
             };
             let is_over = is_stopped || now.since(since) >= looks.patience;
+            if is_over && !is_stopped {
+                tracing::warn!(%run, agent = %work.agent, "gave up cancelling a run on another server");
+            }
             let due_at = now.plus(looks.pause(job.attempts, run.0));
             let claimed = job.clone();
             let write = runtime.core.db.write(move |tx| {
