@@ -77,7 +77,7 @@ struct UnfollowedRun {
     since: Instant,
     /// True if the run is cancelled only if no process with followers is left.
     may_be_followed: bool,
-    /// True if there was a process with followers at the last look.
+    /// True if there was a process with followers at the last look, or a client of this process has followed it since.
     was_followed: bool,
     written: CommitFlag,
     /// The time of the first look that the database answered.
@@ -233,9 +233,13 @@ impl UnfollowedRuns {
         self.unfollowed().runs.remove(&run);
     }
 
-    /// Counts a client of this process that follows a run.
+    /// Counts a client of this process that follows a run. If it leaves before the next look, it may still come back.
     fn enter(&self, run: RunId) {
-        *self.unfollowed().here.entry(run).or_default() += 1;
+        let mut unfollowed = self.unfollowed();
+        *unfollowed.here.entry(run).or_default() += 1;
+        if let Some(known) = unfollowed.runs.get_mut(&run) {
+            known.was_followed = true;
+        }
     }
 
     /// Counts a client of this process that follows a run no more.
@@ -545,6 +549,20 @@ mod tests {
         assert!(unfollowed.note_followers(run, Following::Nowhere));
         assert!(!unfollowed.note_followers(run, Following::Settled));
         assert_eq!(unfollowed.pause(LONGEST), None, "it is not looked for any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_is_left_alone_for_a_while_after_a_client_has_followed_it_between_two_looks() {
+        let unfollowed = UnfollowedRuns::default();
+        let run = RunId::mint();
+        unfollowed.add_left(run);
+        unfollowed.enter(run);
+        unfollowed.leave(run);
+        tokio::time::advance(REJOIN).await;
+        assert!(!unfollowed.note_followers(run, Following::Nowhere));
+        assert!(unfollowed.due().is_empty());
+        tokio::time::advance(REJOIN).await;
+        assert!(unfollowed.note_followers(run, Following::Nowhere));
     }
 
     #[test]
