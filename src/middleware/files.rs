@@ -212,7 +212,7 @@ fn digest_of(id: &str) -> String {
     hex::encode(&Sha256::digest(id)[..DIGEST_BYTES])
 }
 
-/// What the path of a part has before its number. The names of files that are made of ids have no dot.
+/// The text before the number in the path of a part. The names of files that are made of ids have no dot.
 const PART: &str = ".part";
 
 /// Returns the path of a part of the result at `path`, from 1 on. No other file of a result has such a name.
