@@ -207,11 +207,6 @@ fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String
     })
 }
 
-/// Returns what tells an id from others of the same name.
-fn digest_of(id: &str) -> String {
-    hex::encode(&Sha256::digest(id)[..DIGEST_BYTES])
-}
-
 /// The text before the number in the path of a part. The names of files that are made of ids have no dot.
 const PART: &str = ".part";
 
@@ -262,6 +257,11 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(&str, String)> {
 /// Returns the beginning of the path of the file with the long result of a call.
 pub(super) fn common_result_path(call: &str) -> String {
     format!("{FOLDER}/{}", file_name(call))
+}
+
+/// Returns what tells an id from others of the same name.
+fn digest_of(id: &str) -> String {
+    hex::encode(&Sha256::digest(id)[..DIGEST_BYTES])
 }
 
 /// Returns `message` with a notice instead of its `text`, which is in these files. Blocks that are not text stay.
