@@ -99,6 +99,7 @@ pub fn edit(bytes: &[u8]) {
             Err(EditError::Ambiguous(count)) => assert!(!replace_all && count > 1),
             Err(EditError::TooLong(length)) => assert!(length > LONGEST),
             Err(EditError::NotFound { .. }) => assert!(!text.contains(old)),
+            Err(EditError::HasLineBreaks) => assert_eq!(old.replace("\r\n", "\n"), new.replace("\r\n", "\n")),
             Err(EditError::Empty) => assert!(old.is_empty()),
             Err(EditError::Unchanged) => assert_eq!(old, new),
         }

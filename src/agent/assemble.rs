@@ -45,7 +45,7 @@ use crate::peer::Peers;
 use crate::tool::execute::CommandLauncher;
 use crate::tool::mcp::McpServers;
 use crate::tool::sandboxes::SandboxServices;
-use crate::tool::{ArgumentCheck, Runnable, Tool, Toolbox};
+use crate::tool::{Runnable, Tool, Toolbox};
 
 mod choices;
 mod draft;
@@ -592,11 +592,7 @@ impl AgentFactory {
         let own_files = draft.files(&self.sandboxes);
         let fallbacks = self.fallbacks(&draft.spec);
         let is_fork = draft.fork_prompt.is_some();
-        let checks: HashMap<_, _> = toolbox
-            .specs()
-            .iter()
-            .map(|spec| (spec.name.clone(), ArgumentCheck::new(spec)))
-            .collect();
+        let checks = toolbox.argument_checks();
         let declared = DeclaredFields::new(&draft.spec.state);
         let rules = if draft.background.is_empty() {
             declared.rules()

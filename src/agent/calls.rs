@@ -321,8 +321,8 @@ impl Loop<'_> {
     /// Runs the tool: the innermost layer. An unknown tool or invalid arguments give an error result.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let Some(tool) = self.agent.tool(&call.name) else {
-            // It may be a tool of a server that is not there.
-            if let Some(problem) = self.agent.model_loop().and_then(|own| own.toolbox.problem()) {
+            let own = self.agent.model_loop();
+            if let Some(problem) = own.and_then(|own| own.toolbox.problem_with(&call.name)) {
                 let text = format!("The call to `{}` failed: {}", call.name, problem.message);
                 return Ok(CallOutcome::Answer(ToolOutput::error(call, text).with_failure(problem)));
             }

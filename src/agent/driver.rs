@@ -11,6 +11,7 @@ use super::answer::AnswerStream;
 use super::fallback::{ModelAttempt, ModelStep};
 use super::hook_calls::ToolsOfHook;
 use super::journal::{ExitReason, PendingWrite};
+use super::state_size::without_summaries;
 use super::waiting::WaitedFor;
 use super::{Breakpoints, Loop, LoopOutcome, end_fact};
 use crate::domain::call_ids::CallIdAllocator;
@@ -266,7 +267,12 @@ impl Loop<'_> {
         };
         if self.state_size.check(&machine.state).is_err() {
             self.make_room(machine, pending).await?;
-            self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+            let checked = self.state_size.check(&machine.state);
+            let checked = match own.summarization {
+                Some(_) => checked,
+                None => checked.map_err(without_summaries),
+            };
+            checked.map_err(Halt::Fail)?;
         }
         self.journal.publish_start(AgentWork::Model);
         self.tools_ready().await?;

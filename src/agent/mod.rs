@@ -116,7 +116,7 @@ pub struct ModelLoop {
     pub stack: Vec<Arc<dyn Middleware>>,
     /// The tools.
     pub toolbox: Toolbox,
-    /// The checks of the tools' arguments, by tool name.
+    /// The checks of arguments, by tool name. Tools of servers, which come and go, make their own.
     pub checks: HashMap<String, ArgumentCheck>,
     /// The state fields of the middleware, besides the messages.
     pub fields: Vec<Field>,

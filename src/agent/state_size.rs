@@ -106,6 +106,16 @@ impl StateSize {
     }
 }
 
+/// Returns the failure of [`StateSize::check`] for an agent that does not summarise its conversations.
+pub(super) fn without_summaries(failure: Failure) -> Failure {
+    let hint = "The agent does not summarise the conversation (`summarization = false`), so no older messages leave it; if it \
+                does, they can.";
+    Failure {
+        message: format!("{} {hint}", failure.message),
+        ..failure
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,13 +12,15 @@ use futures::future::{BoxFuture, LocalBoxFuture};
 use super::builder::Prepared;
 use crate::config::DataCommand;
 use crate::db::erasure::{self, DataSubject, ErasedRows, ErasureRequest};
-use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget, threads};
+use crate::db::{Db, DbResult, RekeyProgress, RekeyTarget};
 use crate::domain::access::Ownership;
 use crate::domain::account::{Account, QuotaLevel};
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
+use crate::domain::time::{Clock, SystemClock};
 use crate::http::export;
 use crate::http::users::{erasure_of_user, idempotency_prefix};
+use crate::runtime::delete_thread;
 
 /// The time for tasks of the database to finish.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -112,14 +114,16 @@ fn owner(tenant: &str, user: &str) -> anyhow::Result<Ownership> {
     })
 }
 
-/// Erases data. No server is at work on the threads, so their rows are all that there is.
+/// Erases data. No server is at work on the threads, so their rows are all that there is. What they have left on other servers
+/// is cancelled by the next server of this database.
 async fn erase(db: &Db, request: ErasureRequest) -> DbResult<ErasedRows> {
     let of_threads = db.clone();
-    let delete_thread = move |thread: ThreadId| -> BoxFuture<'static, DbResult<bool>> {
+    let delete = move |thread: ThreadId| -> BoxFuture<'static, DbResult<bool>> {
         let db = of_threads.clone();
-        Box::pin(async move { db.write(move |tx| Box::pin(threads::delete(tx, thread))).await })
+        let now = SystemClock.now();
+        Box::pin(async move { db.write(move |tx| Box::pin(delete_thread(tx, thread, now))).await })
     };
-    db.erase(request, delete_thread).await
+    db.erase(request, delete).await
 }
 
 async fn rekey(db: &Db, target: RekeyTarget, output: &mut (dyn Write + Send)) -> anyhow::Result<()> {

@@ -24,7 +24,11 @@ struct RemoteRunRow {
     url: String,
     unwanted: bool,
     lost_since: Option<i64>,
+    seen_status: Option<String>,
 }
+
+/// The status of a remote run that the last attempt to cancel it did not find. It has no other status.
+const MISSED: &str = "missed";
 
 impl From<RemoteRunRow> for RemoteRun {
     fn from(row: RemoteRunRow) -> Self {
@@ -37,6 +41,7 @@ impl From<RemoteRunRow> for RemoteRun {
             url: row.url,
             of_deleted_task: row.unwanted,
             lost_since: row.lost_since.map(Timestamp),
+            was_missed: row.seen_status.as_deref() == Some(MISSED),
         }
     }
 }
@@ -130,7 +135,7 @@ pub async fn insert_of_deleted_task(tx: &mut Tx<'_>, work: &RemoteRun, due_at: T
 /// Returns the remote run of a run, or of a deleted task.
 pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
     const SQL: &str = "select remote_run_id, first_run, parent_graph_id, parent_definition, agent_name, url, unwanted, \
-        lost_since from remote_runs where remote_run_id = $1 and task_id is null";
+        lost_since, seen_status from remote_runs where remote_run_id = $1 and task_id is null";
     let row: Option<RemoteRunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
     Ok(row.map(RemoteRun::from))
 }
@@ -235,12 +240,14 @@ pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         .await)?)
 }
 
-/// Stores the time since which the server of a remote run is out of reach.
-pub async fn set_lost(tx: &mut Tx<'_>, run: RunId, since: Timestamp) -> DbResult<()> {
-    const SQL: &str = "update remote_runs set lost_since = $2 where remote_run_id = $1";
+/// Stores the time since which attempts to cancel a remote run have not ended it, and whether the last one did not find it on
+/// its server.
+pub async fn set_lost(tx: &mut Tx<'_>, run: RunId, since: Timestamp, was_missed: bool) -> DbResult<()> {
+    const SQL: &str = "update remote_runs set lost_since = $2, seen_status = $3 where remote_run_id = $1";
     on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(since.0)
+        .bind(was_missed.then_some(MISSED))
         .execute(conn)
         .await
         .map(drop))?;

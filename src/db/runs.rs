@@ -410,6 +410,28 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
     }))
 }
 
+/// Returns the server processes with followers of a run, see [`RunRequest::followers`]. There are none if the run has ended, or
+/// does not exist. Nothing else of its request is read, and no blobs: it may be large.
+pub async fn followers(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<WorkerId>> {
+    const SQL: &str = "select request from runs where run_id = $1 and status in ('pending', 'running')";
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct OnlyFollowers {
+        followers: Vec<WorkerId>,
+    }
+    let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
+    let Some(stored) = found else {
+        return Ok(vec![]);
+    };
+    let cell = cell("request", &run);
+    let request = cell.open(&stored).and_then(|text| {
+        let read = serde_json::from_str::<OnlyFollowers>(blobs::without_blobs(&text));
+        read.map_err(|_| cell.corrupt())
+    });
+    let OnlyFollowers { followers } = request.inspect_err(log_unreadable).unwrap_or_default();
+    Ok(followers)
+}
+
 /// Returns the runs of the main agent on a thread, newest first.
 pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> {
     const ALL: &str = concatcp!(

@@ -79,6 +79,9 @@ pub struct McpServerDefinition {
     pub start_timeout_s: f64,
     /// True if the server is connected when adjutant starts, and not only when an agent that has its tools first runs.
     pub connect_at_start: bool,
+    /// True if the runs of agents that have its tools fail while it has never listed them. With false they go on without
+    /// these tools until it has.
+    pub required: bool,
     /// The handling of a call that was started before a crash.
     pub after_crash: AfterCrash,
     /// The effect of an error of one of its tools on the run.
@@ -109,6 +112,7 @@ impl Default for McpServerDefinition {
             timeout_s: 30.0,
             start_timeout_s: 10.0,
             connect_at_start: false,
+            required: true,
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
             elicitation: false,

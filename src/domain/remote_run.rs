@@ -21,6 +21,8 @@ pub struct RemoteRun {
     /// True if a background task has left it, whose record was deleted with its conversation: the thread there has the id of the
     /// task.
     pub of_deleted_task: bool,
-    /// The time since which that server is unreachable.
+    /// The time since which attempts to cancel it have not ended it.
     pub lost_since: Option<Timestamp>,
+    /// True if the last attempt to cancel it did not find it there.
+    pub was_missed: bool,
 }

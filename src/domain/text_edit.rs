@@ -27,6 +27,8 @@ pub enum EditError {
     Empty,
     /// The text to replace is the same as the new one.
     Unchanged,
+    /// The text to replace differs from the new one in its line breaks alone, and occurs with those of the new one.
+    HasLineBreaks,
     /// The text to replace does not occur.
     NotFound {
         /// True if it would be found without the newline at its end.
@@ -57,6 +59,12 @@ impl TextEdit<'_> {
         ];
         for (old, new) in &others {
             if old == self.old {
+                continue;
+            }
+            if old == new {
+                if new == self.new && text.contains(new) {
+                    return Err(EditError::HasLineBreaks);
+                }
                 continue;
             }
             let other = TextEdit { old, new, ..*self };
@@ -128,6 +136,17 @@ mod tests {
         for (text, old, new, expected) in cases {
             assert_eq!(edited(text, old, new).as_deref(), Ok(expected), "{old:?} in {text:?}");
         }
+    }
+
+    #[test]
+    fn lines_that_end_as_they_shall_are_told_from_those_that_are_not_there() {
+        assert_eq!(edited("a\r\nb", "a\nb", "a\r\nb"), Err(EditError::HasLineBreaks));
+        assert_eq!(edited("a\nb", "a\r\nb", "a\nb"), Err(EditError::HasLineBreaks));
+        assert_eq!(edited("a\nb", "a\nb", "a\r\nb").as_deref(), Ok("a\r\nb"));
+        let not_found = Err(EditError::NotFound { without_newline: false });
+        assert_eq!(edited("a\nc", "a\nb", "a\r\nb"), not_found);
+        // The text has the line breaks of neither.
+        assert_eq!(edited("a\nb\nc", "a\r\nb\nc", "a\r\nb\r\nc"), not_found);
     }
 
     #[test]

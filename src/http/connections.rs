@@ -28,9 +28,9 @@ pub(super) use open::{ConnectionHandle, RequestGuard};
 
 mod open;
 
-/// The timeout for the head of a request, and for an idle connection between two requests. It is the default of common
-/// reverse proxies (nginx, `keepalive_timeout`).
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// The timeout for the head of a request, for an idle connection between two requests, and for a piece of a message to a
+/// client that takes nothing. It is the default of common reverse proxies (nginx, `keepalive_timeout`).
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// The pause after `accept` failed for lack of a resource, such as file descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_secs(1);

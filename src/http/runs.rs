@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
+use super::body_guard::hold_until_sent;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
@@ -30,7 +31,7 @@ use crate::domain::idempotency::{IdempotencyKey, IdempotentOutcome, StoredRespon
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction, ResourceRef, RunResponse};
+use crate::runtime::{AssistantRef, CancelAction, Follower, ResourceRef, RunResponse};
 
 /// Creates a run and returns without waiting for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
@@ -419,12 +420,13 @@ impl JoinRequest {
         Ok(is_wanted)
     }
 
-    /// Notes that the client follows the run. Such a GET changes data, too, so it is not noted for foreign pages.
-    async fn note_follower(&self, api: &Api, run: &Run) -> Result<(), ApiError> {
-        if origins::check_read_with_effect(&api.settings.cors.origins, &self.headers).is_ok() {
-            api.runs.follow(run).await?;
+    /// Notes that the client follows the run, until the follower is dropped. Such a GET changes data, too, so it is not noted
+    /// for foreign pages.
+    async fn note_follower(&self, api: &Api, run: &Run) -> Result<Option<Follower>, ApiError> {
+        match origins::check_read_with_effect(&api.settings.cors.origins, &self.headers) {
+            Ok(()) => Ok(api.runs.follow(run).await?),
+            Err(_) => Ok(None),
         }
-        Ok(())
     }
 }
 
@@ -440,12 +442,13 @@ impl JoinRequest {
 pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
     let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let run = find(&api, request.path.0).await?;
-    request.note_follower(&api, &run).await?;
+    let follower = request.note_follower(&api, &run).await?;
     let permit = api.open_stream(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
-    Ok(permit.hold((headers, wait::respond_when_done(wait::join_run(api, run), beat, guard)).into_response()))
+    let response = (headers, wait::respond_when_done(wait::join_run(api, run), beat, guard)).into_response();
+    Ok(permit.hold(hold_until_sent(response, follower)))
 }
 
 /// Streams the events of a run.
@@ -470,7 +473,7 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
     let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let resume_from = last_event_id(&request.headers)?;
     let run = find(&api, request.path.0).await?;
-    request.note_follower(&api, &run).await?;
+    let follower = request.note_follower(&api, &run).await?;
     let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
     check_gap(&api, run.thread, resume_from.as_ref()).await?;
     let permit = api.open_stream(Some(run.thread), request.client)?;
@@ -482,7 +485,8 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
             cancel_on_disconnect,
         };
         let answer = subagents::stream_child(&api, &run, reader).await?;
-        return Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()));
+        let response = (location_headers(&run, Some("stream")), answer).into_response();
+        return Ok(permit.hold(hold_until_sent(response, follower)));
     }
     let after = if resume_from.is_some() {
         After::Start
@@ -496,7 +500,8 @@ pub(super) async fn join_stream(api: Api, request: JoinRequest, detail: Metadata
         ..stream_request(&api, &run, cancel_on_disconnect)
     };
     let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);
-    Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()))
+    let response = (location_headers(&run, Some("stream")), answer).into_response();
+    Ok(permit.hold(hold_until_sent(response, follower)))
 }
 
 /// The stream modes that a client requests: one or several names, or JSON arrays of names.

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `sse` | `POST /threads/{id}/stream/events` |
 //! | `socket` | `GET /threads/{id}/stream/events`, a WebSocket that also takes commands |
+//! | `web_socket` | the messages of such a WebSocket |
 //! | `commands` | `POST /threads/{id}/commands` |
 
 pub(super) mod commands;
 pub(super) mod socket;
 pub(super) mod sse;
+mod web_socket;
 
 use super::Api;
 use crate::db::DbResult;

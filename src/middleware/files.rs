@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, open_calls};
 use crate::definition::builtins;
@@ -31,6 +32,8 @@ const PREVIEW_LINES: usize = 5;
 const PREVIEW_CHARS: usize = 1_000;
 /// The maximum number of files of one result that a notice names one by one.
 const MAX_NAMED_PARTS: usize = 5;
+/// The part of a digest of an id that is in the name of a file, in bytes.
+const DIGEST_BYTES: usize = 8;
 /// The folder for long results.
 const FOLDER: &str = "/large_tool_results";
 
@@ -182,16 +185,24 @@ fn shorten(mut answer: ToolOutput, scope: &Scope, state: &State, max_chars: usiz
 
 /// Returns the path of the file with the long result of the call `id`. Some models use the id of a call again in later
 /// answers, subagents use those of their callers, and different ids may have the same name. The results of one step are
-/// written together, so the paths of the other calls of the answer are known by their order alone.
+/// written together, so the paths of the other calls of the answer are known by their order alone. What else a client has sent
+/// for the step is not known.
 fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String, Option<Arc<File>>>) -> String {
     let is_there = |path: &str| state.files.contains_key(path);
-    let own_path = |id: &str| scope.files.own_path(common_result_path(id));
+    let own_path = |path: String| scope.files.own_path(path);
+    let calls = open_calls(state);
+    let is_sent = calls.iter().all(|call| call.id != id);
     let mut others: BTreeSet<String> = BTreeSet::new();
-    for call in open_calls(state).iter().take_while(|call| call.id != id) {
-        let other = numbered(own_path(&call.id), |path| is_there(path) || others.contains(path));
+    for call in calls.iter().take_while(|call| call.id != id) {
+        let path = own_path(common_result_path(&call.id));
+        let other = numbered(path, |path| is_there(path) || others.contains(path));
         others.insert(other);
     }
-    numbered(own_path(id), |path| {
+    let path = match is_sent && file_name(id) != id {
+        true => format!("{}-{}", common_result_path(id), digest_of(id)),
+        false => common_result_path(id),
+    };
+    numbered(own_path(path), |path| {
         is_there(path) || others.contains(path) || written.contains_key(path)
     })
 }
@@ -246,6 +257,11 @@ fn too_long(message: &Message, max_chars: usize) -> Option<(&str, String)> {
 /// Returns the beginning of the path of the file with the long result of a call.
 pub(super) fn common_result_path(call: &str) -> String {
     format!("{FOLDER}/{}", file_name(call))
+}
+
+/// Returns what tells an id from others of the same name.
+fn digest_of(id: &str) -> String {
+    hex::encode(&Sha256::digest(id)[..DIGEST_BYTES])
 }
 
 /// Returns `message` with a notice instead of its `text`, which is in these files. Blocks that are not text stay.

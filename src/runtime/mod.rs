@@ -88,7 +88,7 @@ pub use access::{AccessControl, AccessError, AccessRefusal, ResourceRef, Sharing
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant, NewAssistant};
 pub use audit::{Audit, AuditSettings, interrupt_text};
-pub use background::known_status;
+pub use background::{delete_thread, known_status};
 pub use call_files::{CallFileList, CallFiles, OpenCallFiles};
 pub use call_tokens::StoredCallTokens;
 pub use cancel::CancelAction;
@@ -107,6 +107,7 @@ pub use stored_bytes::StoredBytes;
 pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use trace::called_by;
+pub use unfollowed_runs::Follower;
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use background::BackgroundTasks;

@@ -6,8 +6,8 @@
 //!
 //! Or the process has ended that the client was connected to. The process at work on the run cancels it then, unless a client
 //! joins the run in time, at whatever process. For that the request of the run names the processes with its followers, and
-//! the process at work looks from time to time whether they are still there, as long as none of the followers is its own. A
-//! process that ends forgets the runs that it looks for: the next one begins anew.
+//! the process at work looks from time to time whether they are still there. Of its own clients it knows which of them follow
+//! the run. A process that ends forgets the runs that it looks for: the next one begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::retry::{TransactionError, write_while_busy};
+use super::shared::Core;
 use super::{CancelAction, CancelError, Runs, StartError, late_commits};
 use crate::db::{self, DbError, DbResult, RowAccess, Tx, warn_of};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
@@ -63,6 +64,8 @@ pub(super) struct UnfollowedRuns(Mutex<Unfollowed>);
 #[derive(Debug, Default)]
 struct Unfollowed {
     runs: BTreeMap<RunId, UnfollowedRun>,
+    /// The numbers of clients of this process that follow runs.
+    here: BTreeMap<RunId, usize>,
     /// True while a task looks for them.
     is_looking: bool,
 }
@@ -74,7 +77,7 @@ struct UnfollowedRun {
     since: Instant,
     /// True if the run is cancelled only if no process with followers is left.
     may_be_followed: bool,
-    /// True if there was a process with followers at the last look.
+    /// True if there was a process with followers at the last look, or a client of this process has followed it since.
     was_followed: bool,
     written: CommitFlag,
     /// The time of the first look that the database answered.
@@ -86,12 +89,34 @@ struct UnfollowedRun {
 /// The processes with followers of a run that ends with its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Following {
-    /// This process is one of them, or the run is over, gone, or does not end with its clients.
+    /// The run is over, gone, or does not end with its clients.
     Settled,
-    /// Other processes, which are alive.
-    Elsewhere,
-    /// All of them have ended.
+    /// Clients follow it here, or there are other processes, which are alive.
+    Somewhere,
+    /// All of the others have ended.
     Nowhere,
+}
+
+/// A client of this process that follows a run, until this is dropped.
+pub struct Follower {
+    core: Arc<Core>,
+    run: RunId,
+}
+
+impl Follower {
+    fn new(core: &Arc<Core>, run: RunId) -> Self {
+        core.unfollowed.enter(run);
+        Self {
+            core: Arc::clone(core),
+            run,
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.core.unfollowed.leave(self.run);
+    }
 }
 
 impl UnfollowedRuns {
@@ -175,7 +200,7 @@ impl UnfollowedRuns {
         let Some(known) = unfollowed.runs.get_mut(&run) else {
             return false;
         };
-        let was_followed = std::mem::replace(&mut known.was_followed, following == Following::Elsewhere);
+        let was_followed = std::mem::replace(&mut known.was_followed, following == Following::Somewhere);
         if known.was_followed {
             known.since = Instant::now() + FOLLOWED;
             return false;
@@ -206,6 +231,31 @@ impl UnfollowedRuns {
 
     fn forget(&self, run: RunId) {
         self.unfollowed().runs.remove(&run);
+    }
+
+    /// Counts a client of this process that follows a run. If it leaves before the next look, it may still come back.
+    fn enter(&self, run: RunId) {
+        let mut unfollowed = self.unfollowed();
+        *unfollowed.here.entry(run).or_default() += 1;
+        if let Some(known) = unfollowed.runs.get_mut(&run) {
+            known.was_followed = true;
+        }
+    }
+
+    /// Counts a client of this process that follows a run no more.
+    fn leave(&self, run: RunId) {
+        let mut unfollowed = self.unfollowed();
+        if let Some(count) = unfollowed.here.get_mut(&run) {
+            *count -= 1;
+            if *count == 0 {
+                unfollowed.here.remove(&run);
+            }
+        }
+    }
+
+    /// Returns the runs that clients of this process follow.
+    fn followed_here(&self) -> BTreeSet<RunId> {
+        self.unfollowed().here.keys().copied().collect()
     }
 
     fn unfollowed(&self) -> MutexGuard<'_, Unfollowed> {
@@ -263,11 +313,21 @@ impl Runs {
     }
 
     /// Notes that a client follows a run, if the run ends with its clients: it goes on although the process has ended that
-    /// the former client was connected to.
+    /// the former client was connected to. The client follows it until the follower is dropped.
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn follow(&self, run: &Run) -> DbResult<()> {
+    pub async fn follow(&self, run: &Run) -> DbResult<Option<Follower>> {
+        if run.request.followers.is_empty() {
+            return Ok(None);
+        }
+        let follower = Follower::new(&self.core, run.id);
+        self.note_follower(run).await?;
+        Ok(Some(follower))
+    }
+
+    /// Notes that a client of this process follows a run.
+    async fn note_follower(&self, run: &Run) -> DbResult<()> {
         let own = self.core.id;
         let needs_note = move |run: &Run| {
             let followers = &run.request.followers;
@@ -322,10 +382,14 @@ impl Runs {
         let began = Instant::now();
         let wanted = due.clone();
         let own = self.core.id;
+        let here = self.core.unfollowed.followed_here();
         let read = self.core.db.read(move |tx| {
             Box::pin(async move {
                 let all: Vec<RunId> = wanted.iter().map(|(run, _)| *run).collect();
-                let followed = following_of(tx, &wanted, own).await?;
+                let mut followed = vec![];
+                for (run, _) in wanted.iter().filter(|(_, may_be_followed)| *may_be_followed) {
+                    followed.push((*run, following(tx, *run, own, here.contains(run)).await?));
+                }
                 Ok((db::runs::threads_of(tx, &all).await?, followed))
             })
         });
@@ -355,28 +419,17 @@ impl Runs {
     }
 }
 
-/// Returns the processes with followers of those of these runs that may be followed. `own` is this process.
-async fn following_of(tx: &mut Tx<'_>, runs: &[(RunId, bool)], own: WorkerId) -> DbResult<Vec<(RunId, Following)>> {
-    let mut all = vec![];
-    for (run, _) in runs.iter().filter(|(_, may_be_followed)| *may_be_followed) {
-        all.push((*run, following(tx, *run, own).await?));
-    }
-    Ok(all)
-}
-
-/// Returns the processes with followers of a run. `own` is this process.
-async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId) -> DbResult<Following> {
-    let found = db::runs::get_by_id(tx, run).await?;
-    let Some(run) = found.filter(|run| !run.status.is_final()) else {
-        return Ok(Following::Settled);
-    };
-    let followers = run.request.followers;
-    if followers.is_empty() || followers.contains(&own) {
+/// Returns the processes with followers of a run. `own` is this process, and `is_here` says whether clients follow the run at it.
+async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId, is_here: bool) -> DbResult<Following> {
+    let mut followers = db::runs::followers(tx, run).await?;
+    if followers.is_empty() {
         return Ok(Following::Settled);
     }
-    Ok(match with_lease(tx, &followers).await?.is_empty() {
-        true => Following::Nowhere,
-        false => Following::Elsewhere,
+    // They may have left.
+    followers.retain(|follower| *follower != own);
+    Ok(match is_here || !with_lease(tx, &followers).await?.is_empty() {
+        true => Following::Somewhere,
+        false => Following::Nowhere,
     })
 }
 
@@ -482,7 +535,7 @@ mod tests {
         // For longer than a run is looked for whose client does not know of it.
         for _ in 0..KEPT.as_secs() / FOLLOWED.as_secs() + 2 {
             assert_eq!(unfollowed.due(), [(run, true)]);
-            assert!(!unfollowed.note_followers(run, Following::Elsewhere));
+            assert!(!unfollowed.note_followers(run, Following::Somewhere));
             assert!(unfollowed.due().is_empty());
             tokio::time::advance(FOLLOWED).await;
         }
@@ -496,6 +549,32 @@ mod tests {
         assert!(unfollowed.note_followers(run, Following::Nowhere));
         assert!(!unfollowed.note_followers(run, Following::Settled));
         assert_eq!(unfollowed.pause(LONGEST), None, "it is not looked for any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_is_left_alone_for_a_while_after_a_client_has_followed_it_between_two_looks() {
+        let unfollowed = UnfollowedRuns::default();
+        let run = RunId::mint();
+        unfollowed.add_left(run);
+        unfollowed.enter(run);
+        unfollowed.leave(run);
+        tokio::time::advance(REJOIN).await;
+        assert!(!unfollowed.note_followers(run, Following::Nowhere));
+        assert!(unfollowed.due().is_empty());
+        tokio::time::advance(REJOIN).await;
+        assert!(unfollowed.note_followers(run, Following::Nowhere));
+    }
+
+    #[test]
+    fn a_run_is_followed_here_until_the_last_client_has_left() {
+        let unfollowed = UnfollowedRuns::default();
+        let run = RunId::mint();
+        unfollowed.enter(run);
+        unfollowed.enter(run);
+        unfollowed.leave(run);
+        assert_eq!(unfollowed.followed_here(), BTreeSet::from([run]));
+        unfollowed.leave(run);
+        assert!(unfollowed.followed_here().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

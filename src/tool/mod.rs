@@ -6,7 +6,7 @@
 //!
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -191,6 +191,9 @@ pub trait ToolSource: Send + Sync {
     /// Returns the current tools.
     fn tools(&self) -> Vec<Arc<dyn Tool>>;
 
+    /// Returns whether the tool of this name, if it is not known, may be one of these.
+    fn may_have(&self, name: &str) -> bool;
+
     /// Waits until the tools are known, for a limited time, if they have never been.
     fn ready(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
@@ -199,6 +202,11 @@ pub trait ToolSource: Send + Sync {
     /// Returns why the tools are not known, if looking for them has failed.
     fn problem(&self) -> Option<Failure> {
         None
+    }
+
+    /// Returns whether runs fail while the tools are not known.
+    fn is_required(&self) -> bool {
+        true
     }
 }
 
@@ -267,9 +275,23 @@ impl Toolbox {
         }
     }
 
-    /// Returns why the tools of a source are not known, if looking for them has failed.
+    /// Returns why runs fail: the tools of a source that is required are not known, and looking for them has failed.
     pub fn problem(&self) -> Option<Failure> {
-        self.sources.iter().find_map(|source| source.problem())
+        let mut required = self.sources.iter().filter(|source| source.is_required());
+        required.find_map(|source| source.problem())
+    }
+
+    /// Returns why the tool of this name is not known, if it may be one of a source and looking for its tools has failed.
+    pub fn problem_with(&self, name: &str) -> Option<Failure> {
+        let mut sources = self.sources.iter().filter(|source| source.may_have(name));
+        sources.find_map(|source| source.problem())
+    }
+
+    /// Returns the argument checks of its own tools, by name. Those of sources make theirs themselves: what they take may
+    /// change.
+    pub fn argument_checks(&self) -> HashMap<String, ArgumentCheck> {
+        let own = self.specs.iter();
+        own.map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect()
     }
 
     fn source_tools(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
@@ -344,6 +366,10 @@ mod tests {
     impl ToolSource for Passing {
         fn tools(&self) -> Vec<Arc<dyn Tool>> {
             vec![named(self.0)]
+        }
+
+        fn may_have(&self, name: &str) -> bool {
+            name == self.0
         }
     }
 

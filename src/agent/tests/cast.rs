@@ -1,6 +1,6 @@
 //! Agents and tools for tests, which count their effects.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +22,7 @@ use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
 use crate::middleware::{HookResult, Middleware};
 use crate::model::ToolSpec;
 use crate::model::scripted::Scripted;
-use crate::tool::{ArgumentCheck, CallOutcome, Delegation, Halt, Scope, Tool, Toolbox};
+use crate::tool::{CallOutcome, Delegation, Halt, Scope, Tool, Toolbox};
 
 /// The effects outside the server: the number of times that each call took effect.
 #[derive(Default)]
@@ -248,11 +248,7 @@ pub(super) fn agent_of(
         .flat_map(|policy| policy.contribution().tools)
         .collect::<Vec<_>>();
     let toolbox = Toolbox::new(contributed.into_iter().chain(acts));
-    let checks: HashMap<_, _> = toolbox
-        .specs()
-        .iter()
-        .map(|spec| (spec.name.clone(), ArgumentCheck::new(spec)))
-        .collect();
+    let checks = toolbox.argument_checks();
     Agent {
         name: name.to_owned(),
         plan: plan(&stack, 10_000, Arc::default()),

@@ -215,7 +215,7 @@ async fn unknown_tools_wrong_arguments_and_failing_tools_are_answers() {
 }
 
 #[tokio::test]
-async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_again_by_the_next_run() {
+async fn a_tool_that_fails_the_run_after_its_siblings_is_tried_again_by_the_next_run() {
     let (stage, world) = stage();
     let calls = [("a", BREAK, json!({})), ("b", SEND, json!({}))];
     assert_eq!(class(&stage.hears(script(&[&calls])).await), "ToolError");

@@ -56,17 +56,28 @@ pub(super) fn servers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Ve
         PlannedCheck::new(kind, label, async move {
             match environment.list_tools(owner, &name, &definition).await {
                 Ok(tools) => describe_tools(&name, &tools, &wanted),
-                Err(reason) => {
-                    let advice = match definition {
-                        ServerDefinition::Mcp(_) => "check its `command`, `args` and `env`, or its `url` and `headers`",
-                        ServerDefinition::Http(_) => "check that the service runs, and its `url` and `headers`",
-                    };
-                    Finding::fail(format!("the server {reason}"), advice)
-                }
+                Err(reason) => unavailable(&definition, &reason),
             }
         })
     });
     Ok(planned.collect())
+}
+
+/// Returns the finding about a server that did not list its tools. The reason continues a sentence.
+fn unavailable(definition: &ServerDefinition, reason: &str) -> Finding {
+    match definition {
+        ServerDefinition::Mcp(server) => {
+            let advice = "check its `command`, `args` and `env`, or its `url` and `headers`";
+            match server.required {
+                true => Finding::fail(format!("the server {reason}"), advice),
+                false => Finding::warn(format!("the server {reason}; runs go on without its tools"), advice),
+            }
+        }
+        ServerDefinition::Http(_) => Finding::fail(
+            format!("the server {reason}"),
+            "check that the service runs, and its `url` and `headers`",
+        ),
+    }
 }
 
 /// Finds out whether an operator has logged in to a server. The server is not asked: its token is encrypted.

@@ -11,7 +11,7 @@ fn quotas(lines: &str) -> Quotas {
 }
 
 #[test]
-fn without_the_section_nothing_but_failed_authentications_and_the_agents_of_a_tenant_is_limited() {
+fn without_the_section_only_failed_authentications_and_defined_agents_are_limited() {
     let limits = quotas("");
     assert!(limits.failed_authentications_per_minute.is_some());
     let unlimited = Quotas {

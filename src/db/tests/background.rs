@@ -97,12 +97,23 @@ async fn what_a_deleted_task_may_have_left_is_to_be_cancelled(db: Db) {
         url: "https://example.org".to_owned(),
         of_deleted_task: true,
         lost_since: None,
+        was_missed: false,
     };
     let left = work.clone();
     write!(db, |tx| threads::delete(tx, parent));
     assert_eq!(read!(db, |tx| jobs::count(tx)), []);
     write!(db, |tx| remote_runs::insert_of_deleted_task(tx, &left, Timestamp(5)));
-    assert_eq!(read!(db, |tx| remote_runs::find(tx, run)), Some(work));
+    assert_eq!(read!(db, |tx| remote_runs::find(tx, run)), Some(work.clone()));
+    for was_missed in [true, false] {
+        let since = Timestamp(6);
+        write!(db, |tx| remote_runs::set_lost(tx, run, since, was_missed));
+        let expected = RemoteRun {
+            lost_since: Some(since),
+            was_missed,
+            ..work.clone()
+        };
+        assert_eq!(read!(db, |tx| remote_runs::find(tx, run)), Some(expected));
+    }
     assert!(read!(db, |tx| remote_runs::is_unwanted(tx, run)));
     assert_eq!(read!(db, |tx| jobs::count(tx)), [(JobKind::CancelRemote, 1)]);
     assert!(!read!(db, |tx| remote_runs::any_over(tx)), "it has a job");

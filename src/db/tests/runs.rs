@@ -22,6 +22,7 @@ use crate::domain::visibility::Visibility;
 
 on_both!(
     a_run_is_read_as_it_was_stored,
+    the_followers_of_a_run_are_read_until_it_ends,
     runs_are_listed_newest_first,
     a_run_takes_over_from_the_newest_run_of_its_thread,
     a_claim_names_the_owner_of_the_thread,
@@ -94,6 +95,28 @@ async fn a_run_is_read_as_it_was_stored(db: Db) {
     assert!(write!(db, |tx| runs::delete(tx, thread, id)));
     assert!(!write!(db, |tx| runs::delete(tx, thread, id)));
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), None);
+}
+
+async fn the_followers_of_a_run_are_read_until_it_ends(db: Db) {
+    let thread = stored_thread(&db).await;
+    let mut run = run_at(thread, 5);
+    // A blob.
+    run.request.input = Some(serde_json::json!({"image": "QUJD".repeat(50_000)}));
+    run.request.followers = vec![WorkerId::mint(), WorkerId::mint()];
+    let id = run.id;
+    let wanted = run.request.followers.clone();
+    write!(db, |tx| runs::insert(tx, &run, None));
+    assert_eq!(read!(db, |tx| runs::followers(tx, id)), wanted);
+    assert!(write!(db, |tx| runs::set_status(
+        tx,
+        id,
+        RunStatus::Success,
+        None,
+        Timestamp(6)
+    )));
+    assert!(read!(db, |tx| runs::followers(tx, id)).is_empty());
+    let unknown = RunId::mint();
+    assert!(read!(db, |tx| runs::followers(tx, unknown)).is_empty());
 }
 
 async fn runs_are_listed_newest_first(db: Db) {

@@ -1,20 +1,22 @@
 //! The stream of a thread over a WebSocket, which carries commands, their results and events.
 
-use std::error::Error as _;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::Response;
-use bytes::Bytes;
 use futures::future::BoxFuture;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::time::{Interval, timeout};
 use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::protocol::Message;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use super::commands::{CommandHandler, command_error, no_subscription};
+use super::web_socket::{ClientSocket, Disconnected, SocketUpgrade};
 use crate::db::{DbResult, RowAccess, warn_of};
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
@@ -38,9 +40,6 @@ use crate::http::wire::thread_command::{CommandAnswer, CommandError, ThreadComma
 /// The maximum number of subscriptions per WebSocket.
 const MAX_SUBSCRIPTIONS: usize = 64;
 
-/// The size of the pieces in which messages are read, in bytes. A socket keeps a buffer of that size.
-const READ_BUFFER: usize = 8 * 1024;
-
 /// The time in which a client receives the reason why its message was not read. A connection with unread data is reset when it
 /// is dropped.
 const REASON_WAIT: Duration = Duration::from_secs(1);
@@ -61,7 +60,7 @@ pub(in crate::http) async fn get(
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
-    upgrade: WebSocketUpgrade,
+    upgrade: SocketUpgrade,
     // The extractor follows the upgrade, because only upgrades have these limits.
     Extension(limits): Extension<SocketLimits>,
 ) -> Result<Response, ApiError> {
@@ -80,15 +79,11 @@ pub(in crate::http) async fn get(
         let session = SocketSession::new(api, path.thread_id, socket, limits, held);
         access.scope(session.run())
     };
-    Ok(upgrade
-        .read_buffer_size(READ_BUFFER)
-        .max_message_size(most)
-        .max_frame_size(most)
-        .on_upgrade(session))
+    Ok(upgrade.open(most, session))
 }
 
-/// The client has disconnected, or the session must end.
-struct Disconnected;
+/// A socket whose connection hyper has accepted.
+type OpenSocket = ClientSocket<TokioIo<Upgraded>>;
 
 /// A read of the thread that is in progress.
 type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
@@ -121,7 +116,7 @@ impl SocketLimits {
 struct SocketSession {
     api: Api,
     thread: ThreadId,
-    socket: WebSocket,
+    socket: OpenSocket,
     limits: SocketLimits,
     /// The live read for all subscriptions; `None` before the first one.
     pending_read: Option<PendingRead>,
@@ -136,7 +131,7 @@ struct SocketSession {
 }
 
 impl SocketSession {
-    fn new(api: Api, thread: ThreadId, socket: WebSocket, limits: SocketLimits, held: HeldBySocket) -> Self {
+    fn new(api: Api, thread: ThreadId, socket: OpenSocket, limits: SocketLimits, held: HeldBySocket) -> Self {
         let reader = ThreadFrames::new(api.clone(), thread, V2Presenter::default());
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;
@@ -172,11 +167,11 @@ impl SocketSession {
             message = self.socket.recv() => match message {
                 Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
                 Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
-                Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
+                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
                 Some(Ok(Message::Close(_))) | None => Err(Disconnected),
                 Some(Err(error)) => self.close_for_error(&error).await,
             },
-            _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
+            _ = self.heartbeat.tick() => self.socket.ping().await,
             () = credential_ended => self.close_for_credential().await,
             () = events.shutdown_started() => self.close_for_restart("the server restarts").await,
         }
@@ -358,21 +353,13 @@ impl SocketSession {
 
     async fn send_frames(&mut self, frames: &[V2Frame]) -> Result<(), Disconnected> {
         for frame in frames {
-            // JSON is always valid UTF-8.
-            let Ok(text) = frame.data.clone().try_into() else {
-                continue;
-            };
-            self.send(Message::Text(text)).await?;
+            self.socket.send_text(frame.data.clone()).await?;
         }
         Ok(())
     }
 
     async fn send_json(&mut self, value: &Value) -> Result<(), Disconnected> {
-        self.send(Message::Text(value.to_string().into())).await
-    }
-
-    async fn send(&mut self, message: Message) -> Result<(), Disconnected> {
-        self.socket.send(message).await.map_err(|_| Disconnected)
+        self.socket.send_text(value.to_string().into()).await
     }
 
     /// Reports to this client that the log cannot be read. If the database is away, the socket is closed as for a restart,
@@ -392,30 +379,20 @@ impl SocketSession {
 
     /// Closes the socket, whose commands would act for a caller that has no valid credential any more.
     async fn close_for_credential(&mut self) -> Result<(), Disconnected> {
-        let frame = CloseFrame {
-            code: close_code::POLICY,
-            reason: "the credential is no longer valid".into(),
-        };
-        // If the client does not receive this, it sees the connection end.
-        let _ = self.send(Message::Close(Some(frame))).await;
+        let reason = "the credential is no longer valid";
+        self.socket.close(CloseCode::Policy, reason).await;
         Err(Disconnected)
     }
 
     /// Closes the socket after a message that is larger than it may be. After all other errors there is no connection, or one
     /// that carries no messages.
-    async fn close_for_error(&mut self, error: &axum::Error) -> Result<(), Disconnected> {
-        let cause = error
-            .source()
-            .and_then(|cause| cause.downcast_ref::<tungstenite::Error>());
-        if !matches!(cause, Some(tungstenite::Error::Capacity(_))) {
+    async fn close_for_error(&mut self, error: &tungstenite::Error) -> Result<(), Disconnected> {
+        if !matches!(error, tungstenite::Error::Capacity(_)) {
             return Err(Disconnected);
         }
         let most = self.held.messages.bytes();
-        let frame = CloseFrame {
-            code: close_code::SIZE,
-            reason: format!("a message may have {most} bytes; send larger commands over HTTP").into(),
-        };
-        let _ = self.send(Message::Close(Some(frame))).await;
+        let reason = format!("a message may have {most} bytes; send larger commands over HTTP");
+        self.socket.close(CloseCode::Size, reason).await;
         let events = self.api.events.clone();
         let _ = timeout(REASON_WAIT, events.shutdown_started()).await;
         Err(Disconnected)
@@ -423,12 +400,7 @@ impl SocketSession {
 
     /// Closes the socket so that the client reconnects.
     async fn close_for_restart(&mut self, reason: &'static str) -> Result<(), Disconnected> {
-        let frame = CloseFrame {
-            code: close_code::RESTART,
-            reason: reason.into(),
-        };
-        // If the client does not receive this, it sees the connection end.
-        let _ = self.send(Message::Close(Some(frame))).await;
+        self.socket.close(CloseCode::Restart, reason).await;
         Err(Disconnected)
     }
 }

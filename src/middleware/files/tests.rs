@@ -109,6 +109,21 @@ async fn a_long_result_becomes_a_file_and_a_notice() {
 }
 
 #[tokio::test]
+async fn long_results_of_calls_that_a_client_sends_have_files_of_their_own() {
+    let text = "x".repeat(MAX_RESULT_CHARS + 1);
+    // One call is of the model.
+    let answered = ToolCall::new("a:b", "big", Map::new());
+    let state = saying(vec![answered.clone()]);
+    let mut paths = BTreeSet::new();
+    for id in ["a/b", "a_b", "a?b"] {
+        let answer = through(&state, ToolCall::new(id, "big", Map::new()), &text).await;
+        paths.extend(answer.writes.files.into_keys());
+    }
+    paths.extend(through(&state, answered, &text).await.writes.files.into_keys());
+    assert_eq!(paths.len(), 4, "{paths:?}");
+}
+
+#[tokio::test]
 async fn a_long_result_replaces_no_file_that_is_there() {
     let text = "x".repeat(MAX_RESULT_CHARS + 1);
     let call = ToolCall::new("c", "big", Map::new());

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_of_a_request_are_compared_where_thinking_is_bound_to_them_and_the_provider_does_not_drop_it() {
+    fn the_tools_of_a_request_are_compared_where_bound_thinking_is_not_dropped() {
         let bound = claude(BOUND);
         assert!(bound.binds_context(BOUND));
         assert!(!bound.drops_unbound_items(&with_thinking("disabled")));

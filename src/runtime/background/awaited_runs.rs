@@ -30,6 +30,7 @@ pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, ur
         url: url.to_owned(),
         of_deleted_task: false,
         lost_since: None,
+        was_missed: false,
     };
     db::remote_runs::insert(tx, &work).await
 }
@@ -65,6 +66,7 @@ pub(in crate::runtime) async fn insert_remote_run_of_main(
         url: remote.url.clone(),
         of_deleted_task: false,
         lost_since: None,
+        was_missed: false,
     };
     let write = run_context
         .core

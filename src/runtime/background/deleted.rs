@@ -17,7 +17,7 @@ use crate::domain::time::Timestamp;
 ///
 /// # Errors
 /// Returns an error when the database fails.
-pub(in crate::runtime) async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
+pub async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
     let mut left = vec![];
     for record in db::background::remote::polled(tx, thread).await? {
         // What cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such tasks are rare.
@@ -93,5 +93,6 @@ fn work_of(record: TaskRecord, described: AssignedAgent) -> RemoteRun {
         url: record.url.unwrap_or_default(),
         of_deleted_task: true,
         lost_since: None,
+        was_missed: false,
     }
 }

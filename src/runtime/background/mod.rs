@@ -44,7 +44,7 @@ pub(super) mod status;
 mod undone;
 
 pub(super) use awaited_runs::{insert_remote_run, insert_remote_run_of_main};
-pub(super) use deleted::delete_thread;
+pub use deleted::delete_thread;
 pub use status::known_status;
 pub(super) use undone::{UndoneTasks, undo_tasks};
 

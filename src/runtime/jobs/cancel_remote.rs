@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome, Unscheduled, schedule_at_once};
 use crate::db::{self, DbResult, Tx};
+use crate::domain::background::TaskSnapshot;
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
@@ -84,13 +85,20 @@ impl JobHandler for CancelRemoteHandler {
             let now = runtime.core.clock.now();
             let looks = *runtime.core.registry.factory.peers.poll_policy();
             let since = work.lost_since.unwrap_or(now);
-            let is_over = match &ended {
-                Ok(()) => true,
-                Err(reason) => {
-                    tracing::warn!(%run, agent = %work.agent, %reason, "could not cancel a run on another server");
-                    now.since(since) >= looks.patience
-                }
+            if let Err(reason) = &ended {
+                tracing::warn!(%run, agent = %work.agent, %reason, "could not cancel a run on another server");
+            }
+            let is_missed = matches!(ended, Ok(None));
+            let is_stopped = match &ended {
+                Ok(Some(seen)) => seen.status.is_outcome(),
+                // For a moment, something before the other server may have answered in its place.
+                Ok(None) => work.was_missed,
+                Err(_) => false,
             };
+            let is_over = is_stopped || now.since(since) >= looks.patience;
+            if is_over && !is_stopped {
+                tracing::warn!(%run, agent = %work.agent, "gave up cancelling a run on another server");
+            }
             let due_at = now.plus(looks.pause(job.attempts, run.0));
             let claimed = job.clone();
             let write = runtime.core.db.write(move |tx| {
@@ -98,7 +106,7 @@ impl JobHandler for CancelRemoteHandler {
                     if is_over && db::jobs::finish(tx, &claimed).await? {
                         db::remote_runs::delete(tx, run).await?;
                     } else if !is_over && db::jobs::put_off(tx, &claimed, due_at).await? {
-                        db::remote_runs::set_lost(tx, run, since).await?;
+                        db::remote_runs::set_lost(tx, run, since, is_missed).await?;
                     }
                     DbResult::Ok(())
                 })
@@ -110,11 +118,10 @@ impl JobHandler for CancelRemoteHandler {
 }
 
 impl BackgroundTasks {
-    async fn stop_remote_run(&self, work: &RemoteRun) -> Result<(), String> {
+    /// Cancels a remote run. Returns its state after that; none if its server does not know it.
+    async fn stop_remote_run(&self, work: &RemoteRun) -> Result<Option<TaskSnapshot>, String> {
         let (place, agent) = self.remote_thread_of_run(work).await?;
-        stop(&place, &agent, None, POLL_TIMEOUT)
-            .await
-            .map(drop)
-            .map_err(|error| error.to_string())
+        let seen = stop(&place, &agent, None, POLL_TIMEOUT).await;
+        seen.map_err(|error| error.to_string())
     }
 }

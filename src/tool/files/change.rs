@@ -130,6 +130,10 @@ fn edit_error(context: &FileContext<'_>, path: &str, error: EditError) -> String
     match error {
         EditError::Empty => "Error: old_string is empty; use write_file to write a whole file".to_owned(),
         EditError::Unchanged => "Error: old_string and new_string are the same; nothing would change".to_owned(),
+        EditError::HasLineBreaks => format!(
+            "Error: old_string and new_string differ only in their line breaks, and '{path}' has those of new_string; \
+             nothing would change"
+        ),
         EditError::NotFound { without_newline } => {
             let hint = if without_newline {
                 " It would be found without the newline at its end."

@@ -2,8 +2,9 @@
 //!
 //! Each server has a task that connects to it when it is first needed, or at the start, lists its tools, and reconnects when
 //! the connection is lost. The tools of the last list stay on offer meanwhile; a call waits for the connection for a limited
-//! time. Before the first list a run waits, and fails when the attempt to connect does. The set of servers may change at any
-//! time. It also holds the services of [`super::remote::server`], whose tools are named in the same way.
+//! time. Before the first list a run waits, and fails when the attempt to connect does, unless the server is not required.
+//! The set of servers may change at any time. It also holds the services of [`super::remote::server`], whose tools are named
+//! in the same way.
 //!
 //! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
 //! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::remote::server::{ServiceLimits, ServiceTool, ToolService};
 use super::{Tool, ToolSource};
-use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
+use crate::definition::mcp::{self, McpOwner, McpReference, McpServerDefinition, OwnedServers, ServerDefinition};
 use crate::domain::Invalid;
 use crate::domain::identity::Tenant;
 use crate::domain::machine::Failure;
@@ -535,6 +536,17 @@ impl ToolSource for Selection {
 
     fn problem(&self) -> Option<Failure> {
         self.mcp_server()?.problem()
+    }
+
+    fn is_required(&self) -> bool {
+        self.mcp_server().is_none_or(|server| server.is_required)
+    }
+
+    fn may_have(&self, name: &str) -> bool {
+        match &self.only {
+            Some(only) => only.iter().any(|tool| mcp::model_name(&self.name, tool) == name),
+            None => name.starts_with(&format!("{}__", self.name)),
+        }
     }
 }
 

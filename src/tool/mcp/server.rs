@@ -152,6 +152,8 @@ pub(super) struct McpServer {
     start_timeout: Duration,
     /// True if it is connected before its tools are needed.
     pub(super) connects_at_start: bool,
+    /// True if runs fail while its tools are not known.
+    pub(super) is_required: bool,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
     /// The parts of their run that calls of its tools may read.
@@ -194,6 +196,7 @@ impl McpServer {
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
             connects_at_start: definition.connect_at_start,
+            is_required: definition.required,
             after_crash: definition.after_crash,
             on_error: definition.on_error,
             read_access: definition.read_access.clone(),
@@ -262,13 +265,14 @@ impl McpServer {
     }
 
     /// Has a server that has never listed its tools connect, and waits for the end of an attempt, which takes no longer than
-    /// its start timeout.
+    /// its start timeout. For a server that is not required only the first attempt is waited for.
     pub(super) async fn listed(&self) {
         let mut attempts = self.last_attempt.subscribe();
-        let is_settled = matches!(
-            *attempts.borrow_and_update(),
-            LastAttempt::LoginRequired(_) | LastAttempt::Over
-        );
+        let is_settled = match &*attempts.borrow_and_update() {
+            LastAttempt::LoginRequired(_) | LastAttempt::Over => true,
+            LastAttempt::Failed(_) => !self.is_required,
+            LastAttempt::None | LastAttempt::Connected => false,
+        };
         if self.has_listed() || is_settled {
             return;
         }
@@ -356,10 +360,7 @@ impl McpServer {
             true => LastAttempt::LoginRequired(error.to_string()),
             false => LastAttempt::Failed(self.unavailable(&error.to_string())),
         };
-        let needs_login = matches!(ended, LastAttempt::LoginRequired(_));
-        let before = self.last_attempt.send_replace(ended.clone());
-        // A login is looked for every few seconds.
-        if !needs_login || before != ended {
+        if self.note_end(ended) {
             tracing::warn!(server = self.name, %error, "an MCP server is not available");
         }
     }
@@ -368,9 +369,22 @@ impl McpServer {
     fn note_timeout(&self) {
         let limit = self.start_timeout.as_secs_f64();
         let reason = format!("did not list its tools within {limit} s (its `start_timeout_s`)");
-        self.last_attempt
-            .send_replace(LastAttempt::Failed(self.unavailable(&reason)));
-        tracing::warn!(server = self.name, "connecting to an MCP server timed out");
+        if self.note_end(LastAttempt::Failed(self.unavailable(&reason))) {
+            tracing::warn!(server = self.name, "connecting to an MCP server timed out");
+        }
+    }
+
+    /// Notes the end of an attempt to connect. Returns whether it is worth a warning.
+    fn note_end(&self, ended: LastAttempt) -> bool {
+        let is_expected_again = match &ended {
+            // A login is looked for every few seconds.
+            LastAttempt::LoginRequired(_) => true,
+            // A server that is not required may be away for days.
+            LastAttempt::Failed(_) => !self.is_required,
+            LastAttempt::None | LastAttempt::Connected | LastAttempt::Over => false,
+        };
+        let before = self.last_attempt.send_replace(ended.clone());
+        !is_expected_again || before != ended
     }
 
     /// Returns the failure of what needs its tools. The reason continues the sentence after its name.

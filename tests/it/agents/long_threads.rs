@@ -10,6 +10,7 @@ on_both_engines! {
     a_thread_whose_summarised_messages_exceed_the_bound_goes_on,
     an_input_that_does_not_fit_makes_older_messages_leave,
     a_state_that_is_too_large_without_its_older_messages_is_refused,
+    a_state_that_is_too_large_since_nothing_is_summarised_says_so,
     a_history_with_a_state_that_is_too_large_is_refused,
 }
 
@@ -159,6 +160,22 @@ async fn a_history_with_a_state_that_is_too_large_is_refused(server: TestServer)
     alice.client().post("/threads", steps(4)).await.ok();
     let refusal = alice.client().post("/threads", steps(5)).await.refused(422);
     assert!(refusal.contains("larger than 50000 bytes"), "{refusal}");
+}
+
+async fn a_state_that_is_too_large_since_nothing_is_summarised_says_so(server: TestServer) {
+    server.configuration_changes("[runtime]\n", "[runtime]\nmax_state_bytes = 50000\n");
+    let agent = "[agents.keeper]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You keep.\"\nsummarization = false\n";
+    server.is_configured_with(agent).await;
+    let alice = server.human("keeper").await;
+    alice.says("hello").await;
+    let files = json!({"values": {"files": {"/a": {"content": "a".repeat(40_000)}}}});
+    alice.client().post(&alice.path("/state"), files).await.ok();
+    let error = alice.says("x".repeat(11_000)).await["__error__"].clone();
+    assert_eq!(error["error"], "StateTooLargeError", "{error}");
+    let message = error["message"].as_str().expect("a text");
+    for way_out in ["Remove messages or files", "max_state_bytes", "`summarization = false`"] {
+        assert!(message.contains(way_out), "{way_out}: {message}");
+    }
 }
 
 async fn a_state_that_is_too_large_without_its_older_messages_is_refused(server: TestServer) {

@@ -231,6 +231,9 @@ on_both_engines! {
     a_program_is_started_when_an_agent_first_needs_it,
     a_program_may_be_started_before_an_agent_needs_it,
     a_run_fails_without_its_server_and_the_next_one_tries_again,
+    a_run_goes_on_without_a_server_that_is_not_required,
+    a_server_that_is_not_required_brings_its_tools_as_soon_as_it_is_there,
+    a_tool_takes_the_arguments_that_its_server_listed_last,
     a_call_whose_server_is_gone_after_a_restart_says_so,
     the_graph_of_an_agent_names_tools_before_its_first_run,
     a_delegation_of_a_program_may_bring_instructions,
@@ -498,6 +501,59 @@ async fn a_run_fails_without_its_server_and_the_next_one_tries_again(server: Tes
     door.opens();
     let said = transcript(&alice.says(echo()).await);
     assert_eq!(said[said.len() - 2], "docs__echo: still here");
+}
+
+async fn a_run_goes_on_without_a_server_that_is_not_required(server: TestServer) {
+    let Some(door) = DoorProgram::configured(&server, "required = false").await else {
+        return;
+    };
+    door.closes();
+    let alice = server.human("reader").await;
+    let unknown = call("l1", "dig", json!({}));
+    let calls = [docs_call("e1", "echo", json!({"text": "x"})), unknown];
+    let text = script().calls_all(calls).turn(json!({"echo_tools": true}));
+    let said = transcript(&alice.says(text).await);
+    assert_eq!(
+        said[2],
+        "docs__echo failed: The call to `docs__echo` failed: the MCP server `docs` broke off before it answered"
+    );
+    assert!(said[3].contains("dig is not a valid tool"), "{}", said[3]);
+    assert!(!said[4].contains("docs__"), "{}", said[4]);
+}
+
+async fn a_server_that_is_not_required_brings_its_tools_as_soon_as_it_is_there(server: TestServer) {
+    let Some(door) = DoorProgram::configured(&server, "required = false").await else {
+        return;
+    };
+    door.closes();
+    server.human("reader").await.says("hello").await;
+    door.opens();
+    eventually(async || {
+        let bob = server.human("reader").await;
+        transcript(&bob.says(echo()).await)[2] == "docs__echo: still here"
+    })
+    .await;
+}
+
+async fn a_tool_takes_the_arguments_that_its_server_listed_last(server: TestServer) {
+    // The agent is made when the tools are known.
+    let Some(_docs) = docs(&server, McpTransport::Stdio, "connect_at_start = true").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let count = || docs_call("c2", "count", json!({}));
+    let calls = script()
+        .calls(count())
+        .calls(docs_call("c1", "grow", json!({})))
+        .says("done");
+    let said = transcript(&alice.says(calls).await);
+    assert!(said[2].contains("`text`: is required, but missing"), "{}", said[2]);
+    eventually(async || {
+        let bob = server.human("librarian").await;
+        let said = transcript(&bob.says(script().calls(count()).says("done")).await);
+        said[2] == r#"docs__count: {"words":0}"#
+    })
+    .await;
 }
 
 async fn a_call_whose_server_is_gone_after_a_restart_says_so(server: TestServer) {

@@ -103,6 +103,7 @@ on_both_engines! {
     the_file_tools_work_on_a_directory_of_the_disk,
     a_long_line_is_found_and_read_to_its_end_in_every_workspace,
     a_search_on_the_disk_names_the_files_with_lines_too_long_to_be_searched,
+    a_byte_order_mark_counts_as_a_character_of_its_line,
     long_results_of_an_agent_on_the_disk_stay_with_the_thread,
     subagents_work_in_the_workspace_of_their_parent_unless_they_have_their_own,
     of_two_threads_that_change_one_file_the_second_is_refused_and_can_read_again,
@@ -311,6 +312,20 @@ async fn a_search_on_the_disk_names_the_files_with_lines_too_long_to_be_searched
     assert_eq!(said[2], format!("{found}\n{note}"));
     let said = says(&server, "digger", vec![search("thread")]).await;
     assert_eq!(said[2], format!("grep: No matches found for 'thread'.\n{note}"));
+}
+
+async fn a_byte_order_mark_counts_as_a_character_of_its_line(server: TestServer) {
+    set_up(&server).await;
+    let line = format!("\u{feff}{}needle{}", "é".repeat(5_000), "z".repeat(2_000));
+    fs::write(server.path_of("work/marked.txt"), line).expect("a file");
+    let search = json!({"pattern": "needle", "glob": "marked.txt", "output_mode": "content"});
+    let rest = json!({"file_path": "/marked.txt", "char_offset": 4_751});
+    let calls = vec![find("g1", "grep", search), find("r1", "read_file", rest)];
+    let said = says(&server, "digger", calls).await;
+    let part = format!("{}needle", "é".repeat(250));
+    let found = format!("grep: /marked.txt:\n  1: [from char_offset 4751] {part}z");
+    assert!(said[2].starts_with(&found), "{}", said[2]);
+    assert!(said[4].contains(&format!(" @@\n{part}z")), "{}", said[4]);
 }
 
 async fn long_results_of_an_agent_on_the_disk_stay_with_the_thread(server: TestServer) {

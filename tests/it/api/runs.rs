@@ -228,6 +228,8 @@ async fn a_displaced_run_ends_its_stream_without_an_error(server: TestServer) {
     let frames = stream.rest().await;
     server.tools.let_go("lookup");
     assert!(frames.iter().all(|frame| frame.event != "error"), "{frames:#?}");
+    let written = ["human: …", "ai calls lookup"];
+    assert_eq!(transcript(&frames.last().unwrap().data), written);
     second.finishes().await;
     let said = transcript(&first.finishes().await);
     assert_eq!(said.last().unwrap(), "ai: echo: second", "{said:?}");
@@ -468,9 +470,12 @@ async fn another_server_can_stream_and_cancel_a_run(server: TestServer) {
     let other = server.starts_twin().await;
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
-    let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
+    let more = json!({"stream_mode": ["values"], "stream_resumable": true});
+    let text = script().calls(lookup("c1", "x")).says("done");
+    let run = alice.starts(alice.run_body(text, more)).await;
     server.tools.called("lookup", 1).await;
-    let joined = other.client.get_stream(&format!("{}/stream", run.path), None).await;
+    let path = format!("{}/stream", run.path);
+    let joined = other.client.get_stream(&path, Some("-1")).await;
     let stopped = other
         .client
         .post(&format!("{}/cancel?wait=true", run.path), json!({}))
@@ -479,6 +484,8 @@ async fn another_server_can_stream_and_cancel_a_run(server: TestServer) {
     assert_eq!(run.status().await.as_str(), "interrupted");
     let frames = joined.rest().await;
     assert!(frames.iter().all(|frame| frame.event != "error"), "{frames:#?}");
+    let written = ["human: …", "ai calls lookup"];
+    assert_eq!(transcript(&frames.last().unwrap().data), written);
     server.tools.let_go("lookup");
     other.stops().await;
 }

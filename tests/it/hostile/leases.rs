@@ -19,6 +19,7 @@ on_both_engines! {
     restarts_in_good_order_do_not_count_as_crashes,
     a_run_whose_claim_is_stored_late_is_driven,
     a_run_that_ends_with_its_client_is_cancelled_after_a_crash_unless_a_client_joins_it,
+    a_run_that_ends_with_its_client_is_cancelled_when_who_has_joined_it_after_a_crash_leaves,
     the_stream_of_a_run_breaks_when_the_server_stops,
     the_stream_of_a_thread_breaks_when_the_server_stops,
 }
@@ -82,6 +83,22 @@ async fn a_run_that_ends_with_its_client_is_cancelled_after_a_crash_unless_a_cli
     joined.finishes().await;
     assert_eq!(joined.status().await, "success");
     drop(reader);
+}
+
+async fn a_run_that_ends_with_its_client_is_cancelled_when_who_has_joined_it_after_a_crash_leaves(server: TestServer) {
+    server.moves_into_a_process().await;
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let text = script().calls(lookup("l1", "x")).says("done");
+    let stream = alice.streams(&text, json!({"on_disconnect": "cancel"})).await;
+    let run = alice.run_of_id(&stream.run_id());
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    let reader = run.is_joined(None).await;
+    assert_eq!(run.status().await, "running");
+    drop(reader);
+    eventually(async || run.status().await == "interrupted").await;
+    server.tools.let_go("lookup");
 }
 
 async fn the_stream_of_a_run_breaks_when_the_server_stops(server: TestServer) {

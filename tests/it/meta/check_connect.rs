@@ -273,6 +273,9 @@ graph_id = "painter"
 url = "{base}"
 [mcp_servers.missing]
 command = "no-such-program-anywhere"
+[mcp_servers.spare]
+command = "no-such-program-anywhere"
+required = false
 "#
     )
 }
@@ -343,6 +346,12 @@ async fn everything_that_does_not_work_is_named_with_the_way_out() {
         ["mcp_server", "missing"],
         "fail",
         "`no-such-program-anywhere` is not in PATH",
+    );
+    is(
+        &report,
+        ["mcp_server", "spare"],
+        "warn",
+        "is not in PATH); runs go on without its tools",
     );
     is(&report, ["listen", &listen], "warn", "in use");
     if docs.is_some() {

@@ -18,6 +18,7 @@ use crate::agents::background_tasks::{
 };
 use crate::remote::awaited::Peer;
 use crate::support::actors::Question;
+use crate::support::command::{command, said};
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};
 use crate::support::proxy::ProxyState;
 use crate::support::{
@@ -258,6 +259,39 @@ async fn server_that_is_replaced(around: &Shutdown) -> String {
     starts_service("replaced server", router, around).await
 }
 
+/// Starts a server that does not know its running task when the task is first to be cancelled, which makes two requests.
+async fn server_that_is_replaced_later(around: &Shutdown) -> (String, Arc<watch::Sender<LateWork>>) {
+    let work = Arc::new(watch::Sender::new(LateWork::default()));
+    let begun = Arc::clone(&work);
+    let begin = async move || {
+        begun.send_modify(|work| work.has_begun = true);
+        Json(json!({"run_id": SLOW_RUNS[0], "status": "running"}))
+    };
+    let listed = Arc::clone(&work);
+    let list = async move |RawQuery(query): RawQuery| {
+        let is_poll = query.as_deref() == Some("limit=2");
+        listed.send_modify(|work| work.polls += usize::from(work.has_begun && !is_poll));
+        let work = listed.borrow();
+        match work.polls {
+            1 | 2 if !is_poll => Err(StatusCode::NOT_FOUND),
+            _ => Ok(Json(work.runs())),
+        }
+    };
+    let stopped = Arc::clone(&work);
+    let cancel = async move || {
+        stopped.send_modify(|work| work.is_cancelled = true);
+        StatusCode::OK
+    };
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route("/threads/{thread}/runs", get(list).post(begin))
+        .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
+    (starts_service("replaced server", router, around).await, work)
+}
+
 on_both_engines! {
     the_end_of_a_remote_task_starts_a_run_of_the_agent,
     a_running_agent_is_notified_of_a_remote_outcome,
@@ -288,6 +322,8 @@ on_both_engines! {
     a_remote_task_that_starts_after_it_was_given_up_is_cancelled,
     a_remote_task_that_is_not_found_once_goes_on,
     a_remote_task_is_cancelled_when_its_conversation_is_deleted,
+    a_remote_task_is_cancelled_when_a_command_deletes_its_tenant,
+    a_remote_task_that_is_not_found_once_is_cancelled,
     a_remote_task_of_a_stateless_run_goes_on,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
@@ -1104,6 +1140,33 @@ async fn a_remote_task_is_cancelled_when_its_conversation_is_deleted(server: Tes
     eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
     peer.server.tools.let_go("lookup");
     peer.finish().await;
+}
+
+async fn a_remote_task_is_cancelled_when_a_command_deletes_its_tenant(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    server.is_protected().await;
+    let (_, task) = with_a_task(&server, &peer, "far").await;
+    server.is_stopped().await;
+    let deleted = said(&command(&server, &["delete-tenant", "default"]));
+    assert!(!deleted.contains("threads deleted: 0"), "{deleted}");
+    server.is_stopped_and_started_again().await;
+    eventually(async || runs_there(&peer, &task).await[0]["status"] == "interrupted").await;
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_remote_task_that_is_not_found_once_is_cancelled(server: TestServer) {
+    let around = Shutdown::default();
+    let (base, work) = server_that_is_replaced_later(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "x")).says("it is under way"))
+        .await;
+    alice.client().delete(&alice.path("")).await;
+    eventually(async || work.borrow().is_cancelled).await;
+    eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
+    around.force();
 }
 
 async fn a_remote_task_of_a_stateless_run_goes_on(server: TestServer) {

@@ -125,6 +125,20 @@ async fn worked(server: &TestServer) -> (Human, Run) {
 /// The marks and results that may be visible.
 const SEEN: [&str; 3] = ["openly", "found a", "found b"];
 
+/// All stream modes.
+const MODES: [&str; 10] = [
+    "values",
+    "updates",
+    "messages",
+    "messages-tuple",
+    "custom",
+    "tasks",
+    "checkpoints",
+    "debug",
+    "events",
+    "tools",
+];
+
 on_both_engines! {
     the_streams_of_a_run_respect_visibility,
     the_streams_of_a_thread_respect_visibility,
@@ -138,21 +152,9 @@ on_both_engines! {
 async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
     server.is_configured_with(AGENTS).await;
     let alice = server.human("veiled").await;
-    let all = [
-        "values",
-        "updates",
-        "messages",
-        "messages-tuple",
-        "custom",
-        "tasks",
-        "checkpoints",
-        "debug",
-        "events",
-        "tools",
-    ];
     for modes in [
-        all.as_slice(),
-        &all[..1],
+        MODES.as_slice(),
+        &MODES[..1],
         &["updates", "messages-tuple"],
         &["events"],
         &["tools"],
@@ -170,7 +172,7 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
             let child = children.iter().find(|child| child["agent_name"] == name).unwrap();
             child["checkpoint_ns"].as_str().unwrap().to_owned()
         };
-        if modes.len() == all.len() {
+        if modes.len() == MODES.len() {
             assert_eq!(seen, SEEN);
             assert!(text.contains(&format!("updates|{}", namespace("handy"))));
             assert!(!text.contains(&format!("values|{}", namespace("handy"))));
@@ -178,18 +180,14 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
             assert!(!text.contains(&format!("|{}", namespace("quiet"))));
         }
     }
-    let joined = alice
-        .run(&alice.runs().await[0])
-        .is_joined(Some("-1"))
-        .await
-        .rest()
-        .await;
-    let seen = found(&format!("{joined:?}"));
-    assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
+    let more = json!({"stream_mode": MODES, "stream_subgraphs": true, "stream_resumable": true});
+    let run = alice.starts(alice.run_body(work(), more)).await;
+    let joined = run.is_joined(Some("-1")).await.rest().await;
+    assert_eq!(found(&format!("{joined:?}")), SEEN);
 }
 
 async fn the_streams_of_a_thread_respect_visibility(server: TestServer) {
-    let (alice, run) = worked(&server).await;
+    let (alice, _) = worked(&server).await;
     let frames = Viewer::of(&server, &alice.thread).replays(1).await;
     let text = format!("{frames:?}");
     assert_eq!(found(&text), SEEN);
@@ -211,17 +209,12 @@ async fn the_streams_of_a_thread_respect_visibility(server: TestServer) {
         frame.data["params"]["agent_path"] == json!(["veiled", "quiet", "open"]) && frame.event != "lifecycle"
     });
     assert!(!deep, "who is below one that is seen dimly is not seen better");
-    let old = server.client().get_stream(&alice.path("/stream"), Some("-1")).await;
-    let mut old = old;
-    let mut text = String::new();
-    while let Some(frame) = old.next().await {
-        text.push_str(&format!("{frame:?}"));
-        if frame.data["run_id"] == json!(run.id) && text.contains("all done") {
-            break;
-        }
-    }
-    let seen = found(&text);
-    assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
+    let bob = server.human("veiled").await;
+    let modes = json!({"stream_mode": MODES, "stream_subgraphs": true});
+    drop(bob.streams(work(), modes).await.rest().await);
+    let mut old = server.client().get_stream(&bob.path("/stream"), Some("-1")).await;
+    let frames = old.until(|frame| frame.data["status"] == "run_done").await;
+    assert_eq!(found(&format!("{frames:?}")), SEEN);
 }
 
 async fn read_endpoints_respect_visibility(server: TestServer) {
@@ -244,9 +237,15 @@ async fn read_endpoints_respect_visibility(server: TestServer) {
         assert_eq!(history.as_array().map(Vec::is_empty), Some(!is_open));
         assert_eq!(joined["messages"].is_array(), is_open);
     }
-    let states = client.get(&alice.path("/state?subgraphs=true")).await.ok();
-    let seen = found(&states.to_string());
-    assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
+    server.tools.hold("lookup");
+    let bob = server.human("veiled").await;
+    let going = bob.asks(work()).await;
+    let earlier = KINDS.len() + 1;
+    server.tools.called("lookup", earlier + KINDS.len()).await;
+    let states = client.get(&bob.path("/state?subgraphs=true")).await.ok();
+    assert_eq!(found(&states.to_string()), ["openly"], "{states:#}");
+    server.tools.let_go("lookup");
+    going.finishes().await;
 }
 
 async fn interrupts_of_a_hidden_subagent_can_be_answered(server: TestServer) {

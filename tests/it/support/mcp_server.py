@@ -47,7 +47,7 @@ TOOLS = [
         },
     },
     {"name": "spawn", "description": "Has a subagent do it.", "inputSchema": schema(work=TEXT, to=TEXT)},
-    {"name": "grow", "description": "Brings another tool.", "inputSchema": schema()},
+    {"name": "grow", "description": "Brings another tool, and has `count` require nothing.", "inputSchema": schema()},
     {"name": "huge", "description": "Says too much.", "inputSchema": schema()},
     {"name": "long", "description": "Can only be called as a task.", "inputSchema": schema(), "execution": {"taskSupport": "required"}},
     {"name": "broken", "description": "Has no schema that fits.", "inputSchema": {"type": "string"}},
@@ -87,7 +87,7 @@ def call(name, args, meta, notify):
     if name == "picture":
         return {"content": [{"type": "text", "text": "a dot"}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
     if name == "count":
-        return {"content": [], "structuredContent": {"words": len(args["text"].split())}}
+        return {"content": [], "structuredContent": {"words": len(args.get("text", "").split())}}
     if name == "fail":
         return {"isError": True, **text(args["why"])}
     if name == "whoami":
@@ -147,6 +147,7 @@ def answer(message, notify=None):
     elif method == "tools/call":
         if params["name"] == "grow":
             TOOLS.append({"name": "late", "description": "Came late.", "inputSchema": schema()})
+            next(tool for tool in TOOLS if tool["name"] == "count")["inputSchema"] = {"type": "object"}
             beside.append({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
             result = text("grown")
         else:

@@ -159,7 +159,7 @@ fn an_open_question_of_a_call_that_an_update_changes_is_asked_again_after_its_an
 }
 
 #[test]
-fn calls_that_an_update_takes_away_leave_no_results_and_those_that_it_brings_belong_to_the_step() {
+fn a_step_has_the_results_of_the_calls_that_an_update_leaves_it() {
     let mut machine = in_tools(&["a", "b"]);
     machine.set_call_status(0, answered("a"));
     let asked = machine.call_asked(1, vec![question()]).remove(0);

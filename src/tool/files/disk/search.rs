@@ -1,6 +1,6 @@
 //! Searching the texts of files, with the parts that ripgrep is made of.
 
-use std::io::{self, Read};
+use std::io::{self, Cursor, Read};
 use std::ops::ControlFlow;
 
 use cap_std::fs::Dir;
@@ -15,6 +15,12 @@ use crate::tool::files::workspace::{FileMatches, FileQuery, FoundLines, SearchSt
 
 /// The longest line that is searched, in bytes. A file with a longer one is not searched from there on.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
+
+/// The byte order mark. The searcher leaves it out of the first line of a text in UTF-8, to which it belongs for all other file
+/// tools.
+const MARK: &str = "\u{feff}";
+/// The size of the mark in UTF-8, in bytes.
+const MARK_BYTES: u64 = 3;
 
 /// Returns whether a search ended with this error because of a line that is too long: it is the only one of the searcher's
 /// own.
@@ -57,9 +63,14 @@ pub(super) fn grep(dir: &Dir, query: &FileQuery, text: &str, uses_ignore_files: 
     let mut left = query.max;
     let stop = walk(dir, query, uses_ignore_files, &mut |path, real| {
         // A file that cannot be read is left out, like one that is gone by now.
-        let Ok(Some((file, _))) = open(dir, real) else {
+        let Ok(Some((mut file, _))) = open(dir, real) else {
             return ControlFlow::Continue(());
         };
+        let mut start = vec![];
+        if file.by_ref().take(MARK_BYTES).read_to_end(&mut start).is_err() {
+            return ControlFlow::Continue(());
+        }
+        let has_mark = start == MARK.as_bytes();
         let mut lines = vec![];
         let mut is_cut = false;
         let sink = Lossy(|number, line| {
@@ -68,11 +79,15 @@ pub(super) fn grep(dir: &Dir, query: &FileQuery, text: &str, uses_ignore_files: 
                 return Ok(false);
             }
             let number = usize::try_from(number).unwrap_or(usize::MAX);
-            lines.push((number, shortened(line.trim_end_matches(['\r', '\n']), text)));
+            let line = line.trim_end_matches(['\r', '\n']);
+            lines.push(match has_mark && number == 1 {
+                true => (number, shortened(&format!("{MARK}{line}"), text)),
+                false => (number, shortened(line, text)),
+            });
             Ok(true)
         });
         let timed = Timed {
-            file,
+            file: Cursor::new(start).chain(file),
             deadline: query.deadline(),
         };
         let searched = searcher.search_reader(&matcher, timed, sink);

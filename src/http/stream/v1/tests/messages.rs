@@ -140,7 +140,7 @@ fn metadata_of(frames: &[Frame], message: &str) -> Vec<Value> {
 }
 
 #[test]
-fn lean_metadata_is_whole_on_the_first_piece_and_names_agent_node_namespace_and_run_on_the_others() {
+fn lean_metadata_is_whole_on_the_first_piece_only() {
     let play = tool_loop();
     let full = play.all(&TUPLE, false);
     let lean = play.read_with(MetadataDetail::Lean, &play.events, &TUPLE, false);

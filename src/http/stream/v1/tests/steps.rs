@@ -192,7 +192,7 @@ fn a_call_that_an_update_brings_into_a_step_begins_as_the_task_that_asks() {
 }
 
 #[test]
-fn calls_that_a_client_sends_begin_and_end_as_one_task_each_and_the_calls_of_the_answer_do_not() {
+fn calls_that_a_client_sends_begin_and_end_as_one_task_each() {
     let (mut play, mut main) = Play::answered("", &[call("c1", "lookup", json!({}))]);
     let before = play.events.len();
     let sent = vec![call("s1", "lookup", json!({})), call("s2", "lookup", json!({}))];
