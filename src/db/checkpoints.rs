@@ -428,6 +428,18 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
     Ok(id.map(CheckpointId))
 }
 
+/// Returns the number of the last checkpoint of a lane up to the number `until` that a run has made; none if there is none.
+pub async fn last_of_runs(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, until: i64) -> DbResult<Option<i64>> {
+    const SQL: &str = "select seq from checkpoints where thread_id = $1 and lane = $2 and seq <= $3 \
+        and run_id is not null order by seq desc limit 1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(LaneColumn(lane))
+        .bind(until)
+        .fetch_optional(conn)
+        .await)?)
+}
+
 /// Returns the checkpoints of the main agent with the number `seq` or a higher one that may have carried an unfinished step
 /// on, the newest first and at most `limit`.
 pub async fn carried_since(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, limit: i64) -> DbResult<Vec<CheckpointId>> {

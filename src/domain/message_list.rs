@@ -35,6 +35,8 @@ pub struct MessageList {
     left_len: usize,
     /// The hashes of their ids, sorted.
     left_ids: Arc<Vec<u64>>,
+    /// True if media have left the messages.
+    has_left_media: bool,
     /// The oldest messages, in their order.
     earlier: Vec<Arc<CompressedMessages>>,
     /// The messages after them.
@@ -60,6 +62,11 @@ impl MessageList {
     /// Returns the number of older messages that have left the state, see [`MessageList::leave`].
     pub fn left_len(&self) -> usize {
         self.left_len
+    }
+
+    /// Returns whether messages have left the state, or media: the log of the thread has more than the state.
+    pub fn has_gaps(&self) -> bool {
+        self.left_len > 0 || self.has_left_media
     }
 
     /// Returns whether a message with this id has left the state.
@@ -206,6 +213,12 @@ impl MessageList {
     /// Replaces large media by texts that name them, in the messages up to the one with the id `last`. Returns whether there
     /// were any.
     pub fn leave_media(&mut self, last: &str) -> bool {
+        let has_left = self.replace_media(last);
+        self.has_left_media |= has_left;
+        has_left
+    }
+
+    fn replace_media(&mut self, last: &str) -> bool {
         let mut is_changed = false;
         let whole_parts = match self.recent.iter().position(|message| has_id(message, last)) {
             Some(at) => {

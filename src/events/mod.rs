@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::db::{self, Db, DbResult};
-use crate::domain::checkpoint::Entry;
+use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
@@ -42,6 +42,24 @@ pub use log::ThreadLog;
 pub use run_sequence::{RunSequence, ThreadItem};
 pub use tail::{After, Tail};
 pub use thread_tail::{ThreadEvent, ThreadTail};
+
+/// The number of runs that are replayed to a new reader of a thread.
+const REPLAYED_RUNS: i64 = 1000;
+
+/// The same for a thread whose state has lost messages or media: what was before is in the state, or is not shown any more. The
+/// run before the last is among them for a client whose run has ended, and another one has begun, before it came.
+const REPLAYED_RUNS_WITH_GAPS: i64 = 2;
+
+/// The part of a thread's log that a new reader of the thread gets before what happens.
+#[derive(Debug, Clone)]
+pub struct ReplayRange {
+    /// The number before its first event.
+    pub after: i64,
+    /// The number of its last event; less than `after` if there is none.
+    pub until: i64,
+    /// The newest state of the main agent.
+    pub newest: Arc<State>,
+}
 
 /// The logs of all threads.
 #[derive(Clone)]
@@ -133,6 +151,46 @@ impl Events {
             .db
             .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
         Ok(read.await?.map_or(0, |(_, first)| first - 1))
+    }
+
+    /// The part of a thread's log that a new reader gets. It begins with a run, and with an earlier one if one of these
+    /// subagents has worked in it, which are named by their namespaces, `tools:<task>`.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn replay_range(&self, thread: ThreadId, subagents: Vec<String>) -> DbResult<ReplayRange> {
+        let until = self.newest(thread).await?;
+        let newest_id = self
+            .db
+            .read(move |tx| Box::pin(db::checkpoints::newest_id(tx, thread, Lane::Main)));
+        let newest = match newest_id.await? {
+            Some(checkpoint) => self.state_at(thread, checkpoint).await?,
+            None => Arc::default(),
+        };
+        let runs = match newest.messages.has_gaps() {
+            true => REPLAYED_RUNS_WITH_GAPS,
+            false => REPLAYED_RUNS,
+        };
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let begun = db::runs::begun_before_last(tx, thread, runs - 1).await?;
+                let Some(begun) = begun else { return Ok(0) };
+                let earlier = db::runs::begun_with(tx, thread, &subagents).await?;
+                Ok(earlier.map_or(begun, |earlier| earlier.min(begun)) - 1)
+            })
+        });
+        let after = read.await?;
+        Ok(ReplayRange { after, until, newest })
+    }
+
+    /// The number of the last step of an agent up to the number `until`; none if there is none.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn last_step(&self, thread: ThreadId, lane: Lane, until: i64) -> DbResult<Option<i64>> {
+        self.db
+            .read(move |tx| Box::pin(db::checkpoints::last_of_runs(tx, thread, lane, until)))
+            .await
     }
 
     /// The number up to which all events of a thread can be read now.

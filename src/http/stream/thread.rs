@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use serde_json::{Value, json};
 
 use super::pump::{self, Flow, Projection};
-use super::v2::{CurrentRun, V2Frame, V2Presenter};
+use super::v2::{CurrentRun, FRAMES, Filter, Replay, StreamFilter, V2Frame, V2Presenter};
 use crate::db::{DbResult, warn_of};
 use crate::domain::access::Action;
 use crate::domain::event::Event;
@@ -38,6 +38,27 @@ impl ThreadFrames {
         }
     }
 
+    /// Creates a reader of the past events of `thread` after the frame `since`, or of those that a new client gets if that is
+    /// 0, and of what happens then.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn replaying(api: Api, thread: ThreadId, filter: Filter, since: i64) -> DbResult<(Self, ThreadTail)> {
+        let (after, replay) = if since == 0 {
+            let subagents = filter.subagents().cloned().collect();
+            let range = Box::pin(api.events.replay_range(thread, subagents)).await?;
+            (range.after, Replay::new(range.until, range.newest))
+        } else {
+            let after = api.events.run_start(thread, since / FRAMES).await?;
+            let until = api.events.newest(thread).await?;
+            (after, Replay::new(until, Arc::default()))
+        };
+        let tail = api.events.tail_of_thread(thread, after);
+        let filters = vec![filter];
+        let presenter = V2Presenter::new(StreamFilter { filters, since }, replay);
+        Ok((Self::new(api, thread, presenter), tail))
+    }
+
     /// The frames of an event.
     ///
     /// # Errors
@@ -63,6 +84,10 @@ impl ThreadFrames {
                 .unwrap_or_default()
                 .to_owned();
             self.presenter.start_run(CurrentRun { id, graph });
+        }
+        if let Some((lane, until)) = self.presenter.required_last_step(event) {
+            let last = Box::pin(self.api.events.last_step(self.thread, lane, until)).await?;
+            self.presenter.set_last_step(lane, last);
         }
         let base = match self.presenter.required_state(event) {
             Some(checkpoint) => Some(Box::pin(self.api.events.state_at(self.thread, checkpoint)).await?),

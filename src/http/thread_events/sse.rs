@@ -9,7 +9,7 @@ use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::stream::thread::{self, ThreadFrames};
-use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Presenter, whole_number};
+use crate::http::stream::v2::{FRAMES, Filter, whole_number};
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::wire::thread_command::ThreadStreamRequest;
 
@@ -48,16 +48,8 @@ pub(in crate::http) async fn post(
             },
         ));
     }
-    let after = if since == 0 {
-        0
-    } else {
-        api.events.run_start(path.thread_id, since / FRAMES).await?
-    };
-    let presenter = V2Presenter::new(StreamFilter {
-        filters: vec![filter],
-        since,
-    });
-    let reader = ThreadFrames::new(api.clone(), path.thread_id, presenter);
-    let tail = api.events.tail_of_thread(path.thread_id, after);
-    Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))
+    let heartbeat = api.settings.heartbeat;
+    let replaying = ThreadFrames::replaying(api, path.thread_id, filter, since);
+    let (reader, tail) = Box::pin(replaying).await?;
+    Ok(thread::respond(reader, tail, heartbeat, permit))
 }
