@@ -1,0 +1,90 @@
+//! The events from before a reader came, and what is left out of them: states that a later state replaces, and messages that
+//! have left the newest state.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::domain::checkpoint::Lane;
+use crate::domain::state::State;
+
+/// The size of the states of one agent that are sent step by step, in bytes of JSON. Of those after them only the last one is
+/// sent.
+const STEP_BY_STEP_BYTES: usize = 1024 * 1024;
+
+/// The part of a thread's log that was there when a reader came.
+#[derive(Debug)]
+pub struct Replay {
+    /// The number of its last event.
+    until: i64,
+    /// The newest state of the main agent; an empty one if messages that have left it are sent, too.
+    newest: Arc<State>,
+    lanes: BTreeMap<Lane, ReplayedStates>,
+}
+
+/// The states of one agent that were sent to a reader.
+#[derive(Debug, Default)]
+struct ReplayedStates {
+    /// Their size.
+    bytes: usize,
+    /// The number of the agent's last step in the replay, once it is needed. There may be none, which is -1.
+    last_step: Option<i64>,
+    /// True if the reader does not have the last state so far.
+    is_behind: bool,
+}
+
+impl Replay {
+    /// Creates the replay up to the event `until`. Messages that have left `newest`, the main agent's state, are left out, and
+    /// so are states that have them.
+    pub fn new(until: i64, newest: Arc<State>) -> Self {
+        Self {
+            until,
+            newest,
+            lanes: BTreeMap::new(),
+        }
+    }
+
+    /// The number of the last event.
+    pub(super) fn until(&self) -> i64 {
+        self.until
+    }
+
+    /// Returns whether a message of an agent has left the agent's newest state.
+    pub(super) fn has_left(&self, lane: Lane, message: &str) -> bool {
+        lane == Lane::Main && self.newest.messages.has_left(message)
+    }
+
+    /// Returns whether the number of the agent's last step must be known.
+    pub(super) fn lacks_last_step(&self, lane: Lane) -> bool {
+        let states = self.lanes.get(&lane);
+        states.is_some_and(|states| states.bytes >= STEP_BY_STEP_BYTES && states.last_step.is_none())
+    }
+
+    /// Sets the number of the agent's last step, if it has one.
+    pub(super) fn set_last_step(&mut self, lane: Lane, seq: Option<i64>) {
+        self.lanes.entry(lane).or_default().last_step = Some(seq.unwrap_or(-1));
+    }
+
+    /// Returns whether the state of an agent after the event `seq` is left out.
+    pub(super) fn leaves_out(&mut self, lane: Lane, seq: i64, state: Option<&State>) -> bool {
+        let left = state.map_or(0, |state| state.messages.left_len());
+        if lane == Lane::Main && left < self.newest.messages.left_len() {
+            return true;
+        }
+        let Some(states) = self.lanes.get_mut(&lane) else {
+            return false;
+        };
+        states.is_behind = states.last_step.is_some_and(|last| seq < last);
+        states.is_behind
+    }
+
+    /// Returns whether the agent's step `seq` is its last one, and the reader does not have the state before it.
+    pub(super) fn is_owed(&self, lane: Lane, seq: i64) -> bool {
+        let states = self.lanes.get(&lane);
+        states.is_some_and(|states| states.is_behind && states.last_step.is_some_and(|last| seq >= last))
+    }
+
+    /// Counts the bytes of a state that was sent.
+    pub(super) fn count(&mut self, lane: Lane, bytes: usize) {
+        self.lanes.entry(lane).or_default().bytes += bytes;
+    }
+}
