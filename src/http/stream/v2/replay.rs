@@ -88,3 +88,51 @@ impl Replay {
         self.lanes.entry(lane).or_default().bytes += bytes;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::id::RunId;
+
+    const UNTIL: i64 = 100;
+
+    #[test]
+    fn after_the_first_states_of_an_agent_only_the_last_one_is_sent() {
+        let mut replay = Replay::new(UNTIL, Arc::default());
+        let child = Lane::Child(RunId::mint());
+        let state = State::default();
+        for seq in [1, 3] {
+            assert!(!replay.leaves_out(Lane::Main, seq, Some(&state)));
+            assert!(!replay.lacks_last_step(Lane::Main));
+            replay.count(Lane::Main, STEP_BY_STEP_BYTES * 2 / 3);
+        }
+        assert!(replay.lacks_last_step(Lane::Main) && !replay.lacks_last_step(child));
+        replay.set_last_step(Lane::Main, Some(9));
+        assert!(!replay.lacks_last_step(Lane::Main));
+        assert!(replay.leaves_out(Lane::Main, 5, Some(&state)));
+        assert!(!replay.leaves_out(child, 5, Some(&state)));
+        assert!(!replay.is_owed(Lane::Main, 7) && replay.is_owed(Lane::Main, 9));
+        assert!(!replay.leaves_out(Lane::Main, 9, Some(&state)));
+        assert!(!replay.is_owed(Lane::Main, 9) && !replay.leaves_out(Lane::Main, 11, Some(&state)));
+    }
+
+    #[test]
+    fn an_agent_without_a_step_has_all_its_states_sent() {
+        let mut replay = Replay::new(UNTIL, Arc::default());
+        replay.count(Lane::Main, STEP_BY_STEP_BYTES);
+        replay.set_last_step(Lane::Main, None);
+        assert!(!replay.lacks_last_step(Lane::Main));
+        assert!(!replay.leaves_out(Lane::Main, 5, None));
+    }
+
+    #[test]
+    fn states_with_messages_that_have_left_are_left_out_of_the_main_agent() {
+        let mut newest = State::default();
+        newest.messages.count_left(3);
+        let mut replay = Replay::new(UNTIL, Arc::new(newest.clone()));
+        let older = State::default();
+        assert!(replay.leaves_out(Lane::Main, 5, Some(&older)));
+        assert!(!replay.leaves_out(Lane::Main, 5, Some(&newest)));
+        assert!(!replay.leaves_out(Lane::Child(RunId::mint()), 5, Some(&older)));
+    }
+}
