@@ -15,8 +15,8 @@ use crate::http::wire::thread_command::ThreadStreamRequest;
 
 /// Streams the events of a thread.
 ///
-/// Past events come first, from the first run or from `since`, then live ones. The stream does not end with a run. For
-/// a thread that does not exist, the stream waits for its first run.
+/// Past events come first: those after `since`, or a bounded part of them that begins with a run. Then live ones follow. The
+/// stream does not end with a run. For a thread that does not exist, the stream waits for its first run.
 #[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "Thread stream",
     params(ThreadPath), request_body = ThreadStreamRequest,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
