@@ -650,7 +650,9 @@ mod tests {
         let mut messages = with_images(100);
         assert!(messages.compress_before("e79"));
         let before = messages.size();
+        assert!(!messages.has_gaps());
         assert!(messages.leave_media("t9"));
+        assert!(messages.has_gaps());
         assert_eq!(images_of(&messages).len(), 90);
         assert_eq!(images_of(&messages)[0], "t10");
         assert!(messages.size() < before - 10 * 3_000);
@@ -694,6 +696,7 @@ mod tests {
         messages.push(Arc::new(Message::human("e").with_id("e")));
         assert!(messages.leave("d", "e"));
         assert_eq!(messages.left_len(), 1);
+        assert!(messages.has_gaps());
         assert!(messages.last_answer().is_some());
     }
 

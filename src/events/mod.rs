@@ -141,18 +141,6 @@ impl Events {
             .await
     }
 
-    /// The number before the first event of the run to which `seq` belongs; 0 before all runs. A reader that resumes at
-    /// `seq` has to read from there to know the state.
-    ///
-    /// # Errors
-    /// If the database fails.
-    pub async fn run_start(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
-        let read = self
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
-        Ok(read.await?.map_or(0, |(_, first)| first - 1))
-    }
-
     /// The part of a thread's log that a new reader gets. It begins with a run, and with an earlier one if one of these
     /// subagents has worked in it, which are named by their namespaces, `tools:<task>`.
     ///
@@ -180,6 +168,21 @@ impl Events {
             })
         });
         let after = read.await?;
+        Ok(ReplayRange { after, until, newest })
+    }
+
+    /// The part of a thread's log after the event `seq`, for a reader that has what was before. To know the state, it has to
+    /// read from the beginning of the run to which `seq` belongs. The newest state is not looked up, and empty.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn range_after(&self, thread: ThreadId, seq: i64) -> DbResult<ReplayRange> {
+        let read = self
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
+        let after = read.await?.map_or(0, |(_, first)| first - 1);
+        let until = self.newest(thread).await?;
+        let newest = Arc::default();
         Ok(ReplayRange { after, until, newest })
     }
 

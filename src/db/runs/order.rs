@@ -43,7 +43,7 @@ pub async fn begun_before_last(tx: &mut Tx<'_>, thread: ThreadId, others: i64) -
 /// Returns the number of the first event of the first run of a thread in which one of these subagents worked, which are named
 /// by their checkpoint namespaces; none if there is no such subagent. The subagents are those of the main agent.
 pub async fn begun_with(tx: &mut Tx<'_>, thread: ThreadId, namespaces: &[String]) -> DbResult<Option<i64>> {
-    const SQL: &str = "select min(main.first_seq) from runs child join runs main on main.run_id = child.root_id \
+    const SQL: &str = "select min(top.first_seq) from runs child join runs top on top.run_id = child.root_id \
         where child.depth = 1 and child.thread_id = ";
     if namespaces.is_empty() {
         return Ok(None);

@@ -44,16 +44,14 @@ impl ThreadFrames {
     /// # Errors
     /// If the database fails.
     pub async fn replaying(api: Api, thread: ThreadId, filter: Filter, since: i64) -> DbResult<(Self, ThreadTail)> {
-        let (after, replay) = if since == 0 {
+        let range = if since == 0 {
             let subagents = filter.subagents().cloned().collect();
-            let range = Box::pin(api.events.replay_range(thread, subagents)).await?;
-            (range.after, Replay::new(range.until, range.newest))
+            Box::pin(api.events.replay_range(thread, subagents)).await?
         } else {
-            let after = api.events.run_start(thread, since / FRAMES).await?;
-            let until = api.events.newest(thread).await?;
-            (after, Replay::new(until, Arc::default()))
+            Box::pin(api.events.range_after(thread, since / FRAMES)).await?
         };
-        let tail = api.events.tail_of_thread(thread, after);
+        let tail = api.events.tail_of_thread(thread, range.after);
+        let replay = Replay::new(range.until, range.newest);
         let filters = vec![filter];
         let presenter = V2Presenter::new(StreamFilter { filters, since }, replay);
         Ok((Self::new(api, thread, presenter), tail))

@@ -1,4 +1,4 @@
-//! What a new reader of a long thread gets of its past.
+//! The past events that a new reader of a long thread gets.
 
 use std::collections::HashSet;
 

@@ -170,7 +170,7 @@ impl V2Presenter {
         match &event.body {
             EventBody::Entry(entry) => self.entry(&mut agent, entry, &mut out),
             EventBody::Fact(fact) => self.fact(&mut agent, fact, &mut out),
-            EventBody::Delta(delta) if self.has_left(lane, Some(&delta.answer.message)) => {}
+            EventBody::Delta(delta) if self.has_left(lane, Some(delta.answer.message.as_str())) => {}
             EventBody::Delta(delta) => agent.messages.delta(&agent.source, delta, &mut out),
             EventBody::Output { call, text } => tools::delta(&agent, call, text, &mut out),
             EventBody::Begun(_) => {}
