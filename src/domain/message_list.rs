@@ -69,6 +69,16 @@ impl MessageList {
         self.left_len > 0 || self.has_left_media
     }
 
+    /// Returns the list without its messages. It still knows those that have left the state.
+    pub fn without_messages(&self) -> Self {
+        Self {
+            left_len: self.left_len,
+            left_ids: Arc::clone(&self.left_ids),
+            has_left_media: self.has_left_media,
+            ..Self::default()
+        }
+    }
+
     /// Returns whether a message with this id has left the state.
     pub fn has_left(&self, id: &str) -> bool {
         !self.left_ids.is_empty() && self.left_ids.binary_search(&long_hash_of(id)).is_ok()
@@ -698,6 +708,9 @@ mod tests {
         assert_eq!(messages.left_len(), 1);
         assert!(messages.has_gaps());
         assert!(messages.last_answer().is_some());
+        let without = messages.without_messages();
+        assert!(without.is_empty() && without.has_gaps());
+        assert_eq!(without.left_len(), 1);
     }
 
     #[test]

@@ -21,10 +21,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::{self, Db, DbResult};
+use crate::db::events::Logged;
+use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::message_list::MessageList;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
@@ -50,15 +52,18 @@ const REPLAYED_RUNS: i64 = 1000;
 /// run before the last is among them for a client whose run has ended, and another one has begun, before it came.
 const REPLAYED_RUNS_WITH_GAPS: i64 = 2;
 
+/// The number of an agent's steps among which the last one is looked for that clients see something of.
+const MOST_LAST_STEPS: usize = 64;
+
 /// The part of a thread's log that a new reader of the thread gets before what happens.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ReplayRange {
     /// The number before its first event.
     pub after: i64,
     /// The number of its last event; less than `after` if there is none.
     pub until: i64,
-    /// The newest state of the main agent.
-    pub newest: Arc<State>,
+    /// Those messages that have left the newest state of the main agent, see [`MessageList::without_messages`].
+    pub left: MessageList,
 }
 
 /// The logs of all threads.
@@ -142,58 +147,84 @@ impl Events {
     }
 
     /// The part of a thread's log that a new reader gets. It begins with a run, and with an earlier one if one of these
-    /// subagents has worked in it, which are named by their namespaces, `tools:<task>`.
+    /// subagents has worked in it, which are named by their namespaces, `tools:<task>`. The newest state is read, if it is not
+    /// in memory: the reader must be allowed to read the thread.
     ///
     /// # Errors
     /// If the database fails.
     pub async fn replay_range(&self, thread: ThreadId, subagents: Vec<String>) -> DbResult<ReplayRange> {
-        let until = self.newest(thread).await?;
-        let newest_id = self
-            .db
-            .read(move |tx| Box::pin(db::checkpoints::newest_id(tx, thread, Lane::Main)));
-        let newest = match newest_id.await? {
-            Some(checkpoint) => self.state_at(thread, checkpoint).await?,
-            None => Arc::default(),
-        };
-        let runs = match newest.messages.has_gaps() {
-            true => REPLAYED_RUNS_WITH_GAPS,
-            false => REPLAYED_RUNS,
-        };
+        let until = self.log(thread).newest();
         let read = self.db.read(move |tx| {
             Box::pin(async move {
-                let begun = db::runs::begun_before_last(tx, thread, runs - 1).await?;
-                let Some(begun) = begun else { return Ok(0) };
-                let earlier = db::runs::begun_with(tx, thread, &subagents).await?;
-                Ok(earlier.map_or(begun, |earlier| earlier.min(begun)) - 1)
+                let until = until_of(tx, thread, until).await?;
+                let newest = db::checkpoints::newest_state(tx, thread, Lane::Main).await?;
+                let left = newest.map_or_else(MessageList::default, |newest| newest.messages.without_messages());
+                let runs = match left.has_gaps() {
+                    true => REPLAYED_RUNS_WITH_GAPS,
+                    false => REPLAYED_RUNS,
+                };
+                let after = match db::runs::begun_before_last(tx, thread, runs - 1).await? {
+                    Some(begun) => {
+                        let earlier = db::runs::begun_with(tx, thread, &subagents).await?;
+                        earlier.map_or(begun, |earlier| earlier.min(begun)) - 1
+                    }
+                    None => 0,
+                };
+                Ok(ReplayRange { after, until, left })
             })
         });
-        let after = read.await?;
-        Ok(ReplayRange { after, until, newest })
+        read.await
     }
 
     /// The part of a thread's log after the event `seq`, for a reader that has what was before. To know the state, it has to
-    /// read from the beginning of the run to which `seq` belongs. The newest state is not looked up, and empty.
+    /// read from the beginning of the run to which `seq` belongs. It gets messages that have left the newest state, too.
     ///
     /// # Errors
     /// If the database fails.
     pub async fn range_after(&self, thread: ThreadId, seq: i64) -> DbResult<ReplayRange> {
-        let read = self
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
-        let after = read.await?.map_or(0, |(_, first)| first - 1);
-        let until = self.newest(thread).await?;
-        let newest = Arc::default();
-        Ok(ReplayRange { after, until, newest })
+        let until = self.log(thread).newest();
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let until = until_of(tx, thread, until).await?;
+                let begun = db::runs::begun_by(tx, thread, seq).await?;
+                let after = begun.map_or(0, |(_, first)| first - 1);
+                let left = MessageList::default();
+                Ok(ReplayRange { after, until, left })
+            })
+        });
+        read.await
     }
 
-    /// The number of the last step of an agent up to the number `until`; none if there is none.
+    /// The number of the last step of an agent up to the number `until` for which `is_wanted` returns true; none if it is not
+    /// among the last ones. Steps of deleted runs do not count.
     ///
     /// # Errors
     /// If the database fails.
-    pub async fn last_step(&self, thread: ThreadId, lane: Lane, until: i64) -> DbResult<Option<i64>> {
-        self.db
-            .read(move |tx| Box::pin(db::checkpoints::last_of_runs(tx, thread, lane, until)))
-            .await
+    pub async fn last_step(
+        &self,
+        thread: ThreadId,
+        lane: Lane,
+        until: i64,
+        is_wanted: fn(&Entry) -> bool,
+    ) -> DbResult<Option<i64>> {
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let mut until = until;
+                for _ in 0..MOST_LAST_STEPS {
+                    let Some(seq) = db::checkpoints::last_of_runs(tx, thread, lane, until).await? else {
+                        break;
+                    };
+                    let found = db::events::read(tx, thread, seq - 1, 1).await?;
+                    let is_it = |what: &Logged| matches!(what, Logged::Entry(entry) if is_wanted(entry));
+                    if found.iter().any(|logged| is_it(&logged.what)) {
+                        return Ok(Some(seq));
+                    }
+                    until = seq - 1;
+                }
+                Ok(None)
+            })
+        });
+        read.await
     }
 
     /// The number up to which all events of a thread can be read now.
@@ -279,6 +310,14 @@ impl Events {
             })
         });
         read.await
+    }
+}
+
+/// The number up to which all events of a thread can be read: the one that memory knows, or else that of the database.
+async fn until_of(tx: &mut Tx<'_>, thread: ThreadId, known: Option<i64>) -> DbResult<i64> {
+    match known {
+        Some(known) => Ok(known),
+        None => db::checkpoints::max_seq(tx, thread).await,
     }
 }
 

@@ -30,7 +30,7 @@ use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::rate_limits::RateLimits;
 use crate::http::socket_messages::MessageLimit;
 use crate::http::stream::heartbeat_interval;
-use crate::http::stream::thread::{self, ThreadFrames};
+use crate::http::stream::thread::{self, PastEvents, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::thread_command::{CommandAnswer, CommandError, ThreadCommand};
@@ -328,7 +328,13 @@ impl SocketSession {
             Some(_) => self.last_seq,
             None => self.api.events.newest(self.thread).await?,
         };
-        let replaying = ThreadFrames::replaying(self.api.clone(), self.thread, filter.clone(), since);
+        let past = PastEvents {
+            filter: filter.clone(),
+            since,
+            may_read: super::may_read(&self.api, self.thread).await?,
+            until: Some(until),
+        };
+        let replaying = ThreadFrames::replaying(self.api.clone(), self.thread, past);
         let (mut reader, mut tail) = Box::pin(replaying).await?;
         let mut count = 0;
         while let Some(event) = next_until(&mut tail, until).await? {

@@ -8,7 +8,7 @@ use crate::http::access::Api;
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
-use crate::http::stream::thread::{self, ThreadFrames};
+use crate::http::stream::thread::{self, PastEvents, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, whole_number};
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::wire::thread_command::ThreadStreamRequest;
@@ -49,7 +49,13 @@ pub(in crate::http) async fn post(
         ));
     }
     let heartbeat = api.settings.heartbeat;
-    let replaying = ThreadFrames::replaying(api, path.thread_id, filter, since);
+    let past = PastEvents {
+        filter,
+        since,
+        may_read,
+        until: None,
+    };
+    let replaying = ThreadFrames::replaying(api, path.thread_id, past);
     let (reader, tail) = Box::pin(replaying).await?;
     Ok(thread::respond(reader, tail, heartbeat, permit))
 }

@@ -119,7 +119,8 @@ impl V2Presenter {
         AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| is_wanted)
     }
 
-    /// The agent whose last step up to this number must be given to [`V2Presenter::set_last_step`] before `event`.
+    /// The agent whose last step up to this number of which clients see something ([`shows_change`]) must be given to
+    /// [`V2Presenter::set_last_step`] before `event`.
     pub fn required_last_step(&self, event: &Event) -> Option<(Lane, i64)> {
         let lane = event.origin.lane;
         let replay = self.replay_of(event.seq)?;
@@ -271,9 +272,7 @@ impl V2Presenter {
             }
             checkpoint
         });
-        let is_change = entry.writes.iter().any(|update| !Writes(update).is_empty());
-        let is_owed = |replay: &Replay| replay.is_owed(agent.source.origin.lane, out.event());
-        if is_change || self.replay.as_ref().is_some_and(is_owed) {
+        if shows_change(entry) {
             self.show_values(agent, out);
         }
     }
@@ -295,19 +294,15 @@ impl V2Presenter {
     fn show_values(&mut self, agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
         let lane = agent.source.origin.lane;
         let state = agent.fold.state.as_ref();
-        let event = out.event();
-        let mut replay = self.replay.as_mut();
-        if replay
-            .as_mut()
-            .is_some_and(|replay| replay.leaves_out(lane, event, state))
-        {
+        let replay = self.replay.as_ref();
+        if replay.is_some_and(|replay| replay.leaves_out(lane, out.event(), state)) {
             return out.skip();
         }
         let before = out.size();
         out.put(Channel::Values, &agent.source, FrameId::Numbered, || {
             state.map(StreamedValues)
         });
-        if let Some(replay) = replay {
+        if let Some(replay) = &mut self.replay {
             replay.count(lane, out.size() - before);
         }
     }
@@ -477,6 +472,11 @@ impl V2Presenter {
             agent.source.segments.join("|")
         ))
     }
+}
+
+/// Returns whether clients see something of what a step has written. The state after it is sent then.
+pub fn shows_change(entry: &Entry) -> bool {
+    entry.writes.iter().any(|update| !Writes(update).is_empty())
 }
 
 /// A custom event of a tool or middleware, with its `name` if it has one. For an object of only `name` and `payload`,

@@ -2,9 +2,9 @@
 //! have left the newest state.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use crate::domain::checkpoint::Lane;
+use crate::domain::message_list::MessageList;
 use crate::domain::state::State;
 
 /// The size of the states of one agent that are sent step by step, in bytes of JSON. Of those after them only the last one is
@@ -16,8 +16,8 @@ const STEP_BY_STEP_BYTES: usize = 1024 * 1024;
 pub struct Replay {
     /// The number of its last event.
     until: i64,
-    /// The newest state of the main agent; an empty one if messages that have left it are sent, too.
-    newest: Arc<State>,
+    /// The messages that have left the newest state of the main agent; none if they are sent, too.
+    left: MessageList,
     lanes: BTreeMap<Lane, ReplayedStates>,
 }
 
@@ -26,19 +26,18 @@ pub struct Replay {
 struct ReplayedStates {
     /// Their size.
     bytes: usize,
-    /// The number of the agent's last step in the replay, once it is needed. There may be none, which is -1.
+    /// The number of the agent's last step in the replay that clients see something of, once it is needed. It may not be
+    /// known, which is -1.
     last_step: Option<i64>,
-    /// True if the reader does not have the last state so far.
-    is_behind: bool,
 }
 
 impl Replay {
-    /// Creates the replay up to the event `until`. Messages that have left `newest`, the main agent's state, are left out, and
-    /// so are states that have them.
-    pub fn new(until: i64, newest: Arc<State>) -> Self {
+    /// Creates the replay up to the event `until`. The messages that have left the main agent's state according to `left` are
+    /// left out, and so are states that have them.
+    pub fn new(until: i64, left: MessageList) -> Self {
         Self {
             until,
-            newest,
+            left,
             lanes: BTreeMap::new(),
         }
     }
@@ -50,7 +49,7 @@ impl Replay {
 
     /// Returns whether a message of an agent has left the agent's newest state.
     pub(super) fn has_left(&self, lane: Lane, message: &str) -> bool {
-        lane == Lane::Main && self.newest.messages.has_left(message)
+        lane == Lane::Main && self.left.has_left(message)
     }
 
     /// Returns whether the number of the agent's last step must be known.
@@ -59,28 +58,18 @@ impl Replay {
         states.is_some_and(|states| states.bytes >= STEP_BY_STEP_BYTES && states.last_step.is_none())
     }
 
-    /// Sets the number of the agent's last step, if it has one.
+    /// Sets the number of the agent's last step that clients see something of, if it is known. After such a step a live stream
+    /// has the state, too, so a client that has lost its connection before that gets it when it resumes.
     pub(super) fn set_last_step(&mut self, lane: Lane, seq: Option<i64>) {
         self.lanes.entry(lane).or_default().last_step = Some(seq.unwrap_or(-1));
     }
 
     /// Returns whether the state of an agent after the event `seq` is left out.
-    pub(super) fn leaves_out(&mut self, lane: Lane, seq: i64, state: Option<&State>) -> bool {
+    pub(super) fn leaves_out(&self, lane: Lane, seq: i64, state: Option<&State>) -> bool {
         let left = state.map_or(0, |state| state.messages.left_len());
-        if lane == Lane::Main && left < self.newest.messages.left_len() {
-            return true;
-        }
-        let Some(states) = self.lanes.get_mut(&lane) else {
-            return false;
-        };
-        states.is_behind = states.last_step.is_some_and(|last| seq < last);
-        states.is_behind
-    }
-
-    /// Returns whether the agent's step `seq` is its last one, and the reader does not have the state before it.
-    pub(super) fn is_owed(&self, lane: Lane, seq: i64) -> bool {
-        let states = self.lanes.get(&lane);
-        states.is_some_and(|states| states.is_behind && states.last_step.is_some_and(|last| seq >= last))
+        let is_former = lane == Lane::Main && left < self.left.left_len();
+        let last = self.lanes.get(&lane).and_then(|states| states.last_step);
+        is_former || last.is_some_and(|last| seq < last)
     }
 
     /// Counts the bytes of a state that was sent.
@@ -98,7 +87,7 @@ mod tests {
 
     #[test]
     fn after_the_first_states_of_an_agent_only_the_last_one_is_sent() {
-        let mut replay = Replay::new(UNTIL, Arc::default());
+        let mut replay = Replay::new(UNTIL, MessageList::default());
         let child = Lane::Child(RunId::mint());
         let state = State::default();
         for seq in [1, 3] {
@@ -111,14 +100,13 @@ mod tests {
         assert!(!replay.lacks_last_step(Lane::Main));
         assert!(replay.leaves_out(Lane::Main, 5, Some(&state)));
         assert!(!replay.leaves_out(child, 5, Some(&state)));
-        assert!(!replay.is_owed(Lane::Main, 7) && replay.is_owed(Lane::Main, 9));
         assert!(!replay.leaves_out(Lane::Main, 9, Some(&state)));
-        assert!(!replay.is_owed(Lane::Main, 9) && !replay.leaves_out(Lane::Main, 11, Some(&state)));
+        assert!(!replay.leaves_out(Lane::Main, 11, Some(&state)));
     }
 
     #[test]
-    fn an_agent_without_a_step_has_all_its_states_sent() {
-        let mut replay = Replay::new(UNTIL, Arc::default());
+    fn an_agent_without_a_known_last_step_has_all_its_states_sent() {
+        let mut replay = Replay::new(UNTIL, MessageList::default());
         replay.count(Lane::Main, STEP_BY_STEP_BYTES);
         replay.set_last_step(Lane::Main, None);
         assert!(!replay.lacks_last_step(Lane::Main));
@@ -129,7 +117,7 @@ mod tests {
     fn states_with_messages_that_have_left_are_left_out_of_the_main_agent() {
         let mut newest = State::default();
         newest.messages.count_left(3);
-        let mut replay = Replay::new(UNTIL, Arc::new(newest.clone()));
+        let replay = Replay::new(UNTIL, newest.messages.without_messages());
         let older = State::default();
         assert!(replay.leaves_out(Lane::Main, 5, Some(&older)));
         assert!(!replay.leaves_out(Lane::Main, 5, Some(&newest)));
