@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::events::Logged;
 use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -214,9 +213,8 @@ impl Events {
                     let Some(seq) = db::checkpoints::last_of_runs(tx, thread, lane, until).await? else {
                         break;
                     };
-                    let found = db::events::read(tx, thread, seq - 1, 1).await?;
-                    let is_it = |what: &Logged| matches!(what, Logged::Entry(entry) if is_wanted(entry));
-                    if found.iter().any(|logged| is_it(&logged.what)) {
+                    let step = db::checkpoints::next_after(tx, thread, lane, seq - 1).await?;
+                    if step.is_some_and(|step| is_wanted(&step)) {
                         return Ok(Some(seq));
                     }
                     until = seq - 1;
