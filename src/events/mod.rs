@@ -61,7 +61,7 @@ pub struct ReplayRange {
     pub after: i64,
     /// The number of its last event; less than `after` if there is none.
     pub until: i64,
-    /// Those messages that have left the newest state of the main agent, see [`MessageList::without_messages`].
+    /// The messages that have left the newest state of the main agent, see [`MessageList::without_messages`].
     pub left: MessageList,
 }
 

@@ -23,7 +23,7 @@ pub struct PastEvents {
     pub filter: Filter,
     /// The number of the last frame that the client has; 0 for a new client.
     pub since: i64,
-    /// Whether the client may read the thread now. What is there is not looked at for one that may not.
+    /// True if the client may read the thread now. Otherwise the newest state is not looked at.
     pub may_read: bool,
     /// The number of the last event that counts as past, if not all do that are there now.
     pub until: Option<i64>,
