@@ -17,8 +17,8 @@ use uuid::Uuid;
 #[cfg(test)]
 pub use load::history;
 pub use load::{
-    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, newest_sketch, next_after, shared_state, sketch,
-    sketches, walk,
+    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, newest_sketch, newest_state, next_after,
+    shared_state, sketch, sketches, walk,
 };
 pub use machine::{
     input_after, input_of, machine, machine_as_left, machine_at, machine_in_memory, machine_of, node_of,
@@ -426,6 +426,20 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
         .fetch_optional(conn)
         .await)?;
     Ok(id.map(CheckpointId))
+}
+
+/// Returns the number of the last checkpoint of a lane up to the number `until` that a run has made which was not deleted;
+/// none if there is none.
+pub async fn last_of_runs(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, until: i64) -> DbResult<Option<i64>> {
+    // Not `exists`: Postgres could make a join of it, and begin with the runs.
+    const SQL: &str = "select seq from checkpoints where thread_id = $1 and lane = $2 and seq <= $3 \
+        and (select runs.run_id from runs where runs.run_id = checkpoints.run_id) is not null order by seq desc limit 1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(LaneColumn(lane))
+        .bind(until)
+        .fetch_optional(conn)
+        .await)?)
 }
 
 /// Returns the checkpoints of the main agent with the number `seq` or a higher one that may have carried an unfinished step

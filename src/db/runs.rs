@@ -25,7 +25,7 @@ pub use claims::{
     some_running, stop_below, stop_children, unreported,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
-pub use order::{begun_after, begun_by, ended_among, latest};
+pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};
 pub use queue::{QueueDepth, queue};
 pub(super) use turns::NO_QUESTION;
 pub use turns::{

@@ -35,6 +35,8 @@ pub struct MessageList {
     left_len: usize,
     /// The hashes of their ids, sorted.
     left_ids: Arc<Vec<u64>>,
+    /// True if media have left the messages.
+    has_left_media: bool,
     /// The oldest messages, in their order.
     earlier: Vec<Arc<CompressedMessages>>,
     /// The messages after them.
@@ -60,6 +62,21 @@ impl MessageList {
     /// Returns the number of older messages that have left the state, see [`MessageList::leave`].
     pub fn left_len(&self) -> usize {
         self.left_len
+    }
+
+    /// Returns whether messages have left the state, or media: the log of the thread has more than the state.
+    pub fn has_gaps(&self) -> bool {
+        self.left_len > 0 || self.has_left_media
+    }
+
+    /// Returns the list without its messages. It still knows those that have left the state.
+    pub fn without_messages(&self) -> Self {
+        Self {
+            left_len: self.left_len,
+            left_ids: Arc::clone(&self.left_ids),
+            has_left_media: self.has_left_media,
+            ..Self::default()
+        }
     }
 
     /// Returns whether a message with this id has left the state.
@@ -206,6 +223,12 @@ impl MessageList {
     /// Replaces large media by texts that name them, in the messages up to the one with the id `last`. Returns whether there
     /// were any.
     pub fn leave_media(&mut self, last: &str) -> bool {
+        let has_left = self.replace_media(last);
+        self.has_left_media |= has_left;
+        has_left
+    }
+
+    fn replace_media(&mut self, last: &str) -> bool {
         let mut is_changed = false;
         let whole_parts = match self.recent.iter().position(|message| has_id(message, last)) {
             Some(at) => {
@@ -637,7 +660,9 @@ mod tests {
         let mut messages = with_images(100);
         assert!(messages.compress_before("e79"));
         let before = messages.size();
+        assert!(!messages.has_gaps());
         assert!(messages.leave_media("t9"));
+        assert!(messages.has_gaps());
         assert_eq!(images_of(&messages).len(), 90);
         assert_eq!(images_of(&messages)[0], "t10");
         assert!(messages.size() < before - 10 * 3_000);
@@ -681,7 +706,11 @@ mod tests {
         messages.push(Arc::new(Message::human("e").with_id("e")));
         assert!(messages.leave("d", "e"));
         assert_eq!(messages.left_len(), 1);
+        assert!(messages.has_gaps());
         assert!(messages.last_answer().is_some());
+        let without = messages.without_messages();
+        assert!(without.is_empty() && without.has_gaps());
+        assert_eq!(without.left_len(), 1);
     }
 
     #[test]

@@ -21,10 +21,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::{self, Db, DbResult};
-use crate::domain::checkpoint::Entry;
+use crate::db::{self, Db, DbResult, Tx};
+use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::message_list::MessageList;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
@@ -42,6 +43,27 @@ pub use log::ThreadLog;
 pub use run_sequence::{RunSequence, ThreadItem};
 pub use tail::{After, Tail};
 pub use thread_tail::{ThreadEvent, ThreadTail};
+
+/// The number of runs that are replayed to a new reader of a thread.
+const REPLAYED_RUNS: i64 = 1000;
+
+/// The same for a thread whose state has lost messages or media: what was before is in the state, or is not shown any more. The
+/// run before the last is among them for a client whose run has ended, and another one has begun, before it came.
+const REPLAYED_RUNS_WITH_GAPS: i64 = 2;
+
+/// The number of an agent's steps among which the last one is looked for that clients see something of.
+const MOST_LAST_STEPS: usize = 64;
+
+/// The part of a thread's log that a new reader of the thread gets before what happens.
+#[derive(Debug, Clone, Default)]
+pub struct ReplayRange {
+    /// The number before its first event.
+    pub after: i64,
+    /// The number of its last event; less than `after` if there is none.
+    pub until: i64,
+    /// The messages that have left the newest state of the main agent, see [`MessageList::without_messages`].
+    pub left: MessageList,
+}
 
 /// The logs of all threads.
 #[derive(Clone)]
@@ -123,16 +145,84 @@ impl Events {
             .await
     }
 
-    /// The number before the first event of the run to which `seq` belongs; 0 before all runs. A reader that resumes at
-    /// `seq` has to read from there to know the state.
+    /// The part of a thread's log that a new reader gets. It begins with a run, and with an earlier one if one of these
+    /// subagents has worked in it, which are named by their namespaces, `tools:<task>`. The newest state is read, if it is not
+    /// in memory: the reader must be allowed to read the thread.
     ///
     /// # Errors
     /// If the database fails.
-    pub async fn run_start(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
-        let read = self
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
-        Ok(read.await?.map_or(0, |(_, first)| first - 1))
+    pub async fn replay_range(&self, thread: ThreadId, subagents: Vec<String>) -> DbResult<ReplayRange> {
+        let until = self.log(thread).newest();
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let until = until_of(tx, thread, until).await?;
+                let newest = db::checkpoints::newest_state(tx, thread, Lane::Main).await?;
+                let left = newest.map_or_else(MessageList::default, |newest| newest.messages.without_messages());
+                let runs = match left.has_gaps() {
+                    true => REPLAYED_RUNS_WITH_GAPS,
+                    false => REPLAYED_RUNS,
+                };
+                let after = match db::runs::begun_before_last(tx, thread, runs - 1).await? {
+                    Some(begun) => {
+                        let earlier = db::runs::begun_with(tx, thread, &subagents).await?;
+                        earlier.map_or(begun, |earlier| earlier.min(begun)) - 1
+                    }
+                    None => 0,
+                };
+                Ok(ReplayRange { after, until, left })
+            })
+        });
+        read.await
+    }
+
+    /// The part of a thread's log after the event `seq`, for a reader that has what was before. To know the state, it has to
+    /// read from the beginning of the run to which `seq` belongs. It gets messages that have left the newest state, too.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn range_after(&self, thread: ThreadId, seq: i64) -> DbResult<ReplayRange> {
+        let until = self.log(thread).newest();
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let until = until_of(tx, thread, until).await?;
+                let begun = db::runs::begun_by(tx, thread, seq).await?;
+                let after = begun.map_or(0, |(_, first)| first - 1);
+                let left = MessageList::default();
+                Ok(ReplayRange { after, until, left })
+            })
+        });
+        read.await
+    }
+
+    /// The number of the last step of an agent up to the number `until` for which `is_wanted` returns true; none if it is not
+    /// among the last ones. Steps of deleted runs do not count.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn last_step(
+        &self,
+        thread: ThreadId,
+        lane: Lane,
+        until: i64,
+        is_wanted: fn(&Entry) -> bool,
+    ) -> DbResult<Option<i64>> {
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let mut until = until;
+                for _ in 0..MOST_LAST_STEPS {
+                    let Some(seq) = db::checkpoints::last_of_runs(tx, thread, lane, until).await? else {
+                        break;
+                    };
+                    let step = db::checkpoints::next_after(tx, thread, lane, seq - 1).await?;
+                    if step.is_some_and(|step| is_wanted(&step)) {
+                        return Ok(Some(seq));
+                    }
+                    until = seq - 1;
+                }
+                Ok(None)
+            })
+        });
+        read.await
     }
 
     /// The number up to which all events of a thread can be read now.
@@ -218,6 +308,14 @@ impl Events {
             })
         });
         read.await
+    }
+}
+
+/// The number up to which all events of a thread can be read: the one that memory knows, or else that of the database.
+async fn until_of(tx: &mut Tx<'_>, thread: ThreadId, known: Option<i64>) -> DbResult<i64> {
+    match known {
+        Some(known) => Ok(known),
+        None => db::checkpoints::max_seq(tx, thread).await,
     }
 }
 

@@ -37,6 +37,17 @@ pub async fn shared_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &
     state_at(tx, thread, lane, head.id).await
 }
 
+/// Returns the newest state of a lane, shared with the cache; none if the lane has no checkpoint.
+///
+/// # Errors
+/// As [`load_state`].
+pub async fn newest_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Arc<State>>> {
+    let Some(newest) = super::newest_id(tx, thread, lane).await? else {
+        return Ok(None);
+    };
+    state_at(tx, thread, lane, newest).await.map(Some)
+}
+
 /// A step to be folded.
 #[derive(sqlx::FromRow)]
 struct StepRow {

@@ -28,6 +28,39 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
     find_by_seq(tx, SQL, thread, seq).await
 }
 
+/// Returns the number of the first event of the run that began as the last but `others` on a thread; none if there are not
+/// that many.
+pub async fn begun_before_last(tx: &mut Tx<'_>, thread: ThreadId, others: i64) -> DbResult<Option<i64>> {
+    const SQL: &str = "select first_seq from runs where thread_id = $1 and depth = 0 and first_seq is not null \
+        order by first_seq desc limit 1 offset $2";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(others)
+        .fetch_optional(conn)
+        .await)?)
+}
+
+/// Returns the number of the first event of the first run of a thread in which one of these subagents worked, which are named
+/// by their checkpoint namespaces; none if there is no such subagent. The subagents are those of the main agent.
+pub async fn begun_with(tx: &mut Tx<'_>, thread: ThreadId, namespaces: &[String]) -> DbResult<Option<i64>> {
+    const SQL: &str = "select min(top.first_seq) from runs child join runs top on top.run_id = child.root_id \
+        where child.depth = 1 and child.thread_id = ";
+    if namespaces.is_empty() {
+        return Ok(None);
+    }
+    let first: Option<i64> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_bind(thread.0).push(" and child.namespace in (");
+        let mut list = sql.separated(", ");
+        for namespace in namespaces {
+            list.push_bind(namespace.clone());
+        }
+        sql.push(")");
+        sql.build_query_scalar().fetch_one(conn).await
+    })?;
+    Ok(first)
+}
+
 /// The SQL query for the run of the main agent that ended last on the thread `{thread}`. Two kinds of runs are passed over,
 /// unless there is no other: a queued run that was cancelled before it began, and one whose answer came too late. The latter
 /// has failed before its first step, and no interrupt has its answer.

@@ -4,11 +4,11 @@ use serde_json::json;
 use sqlx::query_scalar;
 
 use super::copies::copy_for;
-use super::{Db, on_both, read, saying, stored_thread, texts, write};
+use super::{Db, on_both, read, run_at, saying, stored_thread, texts, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::engine::on_engine;
 use crate::db::events::{self, Logged, LoggedEvent, NewEvent};
-use crate::db::{DbError, DbResult, Engine, Tx, retention};
+use crate::db::{DbError, DbResult, Engine, Tx, retention, runs};
 use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
@@ -34,7 +34,8 @@ on_both!(
     a_start_that_an_input_follows_is_in_the_log,
     a_start_without_a_row_goes_with_the_history_before_its_input,
     a_start_that_its_input_does_not_tell_has_a_row,
-    the_checkpoints_of_a_run_are_deleted
+    the_checkpoints_of_a_run_are_deleted,
+    the_last_step_of_a_run_that_was_not_deleted_is_found
 );
 
 /// Stores a step of the main agent and returns its segment.
@@ -44,6 +45,16 @@ async fn add(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) -> i64 {
 }
 
 async fn insert_step(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) -> DbResult<i64> {
+    insert_step_of(tx, thread, None, seq, entry).await
+}
+
+async fn insert_step_of(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    run: Option<RunId>,
+    seq: i64,
+    entry: Entry,
+) -> DbResult<i64> {
     let position = Position {
         taken: 3,
         ..Position::default()
@@ -54,7 +65,7 @@ async fn insert_step(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) 
         lane: Lane::Main,
         seq,
         segment: None,
-        run: None,
+        run,
         entry: &entry,
         position: &position,
         at,
@@ -719,6 +730,28 @@ async fn the_checkpoints_of_a_run_are_deleted(db: Db) {
         "the new checkpoint continues the segment"
     );
     assert_eq!(texts_at(&db, thread, kept.id).await, ["a", "c"]);
+}
+
+async fn the_last_step_of_a_run_that_was_not_deleted_is_found(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = run_at(thread, 1);
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let c = saying("c", Some(b.id), 1);
+    let steps = [(2, Some(run.id), a), (4, Some(RunId::mint()), b), (6, None, c)];
+    write!(db, |tx| runs::insert(tx, &run, None));
+    for (seq, run, entry) in steps {
+        write!(db, |tx| insert_step_of(tx, thread, run, seq, entry));
+    }
+    let last = async |until: i64| read!(db, |tx| checkpoints::last_of_runs(tx, thread, Lane::Main, until));
+    assert_eq!(last(9).await, Some(2));
+    assert_eq!(last(1).await, None);
+    let newest = read!(db, |tx| checkpoints::newest_state(tx, thread, Lane::Main));
+    assert_eq!(texts(&newest.expect("a state")), ["a", "b", "c"]);
+    assert_eq!(
+        read!(db, |tx| checkpoints::newest_state(tx, ThreadId::mint(), Lane::Main)),
+        None
+    );
 }
 
 async fn the_checkpoint_from_which_a_step_was_carried_on_is_stored(db: Db) {

@@ -15,7 +15,7 @@ use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::identity::{Identity, Tenant, UserId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
-use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus};
+use crate::domain::run::{Command, Lineage, Run, RunRequest, RunStatus, namespace_text};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
@@ -33,6 +33,7 @@ on_both!(
     a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
     a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands,
     runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_began,
+    the_beginnings_of_the_last_runs_and_of_those_of_subagents_are_found,
     messages_that_wait_for_answers_are_let_go_and_held,
     due_and_running_runs_are_counted,
     a_worker_with_an_old_fence_cannot_write,
@@ -440,6 +441,33 @@ async fn runs_that_ended_by_themselves_are_found_in_the_order_in_which_they_bega
     assert!(found(own, Some(ids[5])).await.is_empty());
     assert!(found(own, Some(RunId::mint())).await.is_empty());
     assert!(found(&[], None).await.is_empty());
+}
+
+async fn the_beginnings_of_the_last_runs_and_of_those_of_subagents_are_found(db: Db) {
+    let thread = stored_thread(&db).await;
+    let first = run_at(thread, 1);
+    let mut child = child_of(&first, 2);
+    child.lineage.namespace.truncate(1);
+    let namespace = namespace_text(&child.lineage.namespace);
+    ended_run(&db, first, RunStatus::Success, 5).await;
+    write!(db, |tx| runs::insert(tx, &child, None));
+    for (now, seq) in [(3, 12), (4, 9)] {
+        ended_run(&db, run_at(thread, now), RunStatus::Success, seq).await;
+    }
+    let queued = run_at(thread, 6);
+    write!(db, |tx| runs::insert(tx, &queued, None));
+    let begun = async |others: i64| read!(db, |tx| runs::begun_before_last(tx, thread, others));
+    assert_eq!(begun(0).await, Some(12));
+    assert_eq!(begun(1).await, Some(9));
+    assert_eq!(begun(2).await, Some(5));
+    assert_eq!(begun(3).await, None);
+    let with = async |namespaces: &[&str]| {
+        let namespaces: Vec<String> = namespaces.iter().map(|text| (*text).to_owned()).collect();
+        read!(db, |tx| runs::begun_with(tx, thread, &namespaces))
+    };
+    assert_eq!(with(&["tools:unknown", namespace.as_str()]).await, Some(5));
+    assert_eq!(with(&["tools:unknown"]).await, None);
+    assert_eq!(with(&[]).await, None);
 }
 
 async fn messages_that_wait_for_answers_are_let_go_and_held(db: Db) {

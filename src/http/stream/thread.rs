@@ -8,14 +8,26 @@ use bytes::BytesMut;
 use serde_json::{Value, json};
 
 use super::pump::{self, Flow, Projection};
-use super::v2::{CurrentRun, V2Frame, V2Presenter};
+use super::v2::{CurrentRun, FRAMES, Filter, Replay, StreamFilter, V2Frame, V2Presenter, shows_change};
 use crate::db::{DbResult, warn_of};
 use crate::domain::access::Action;
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
-use crate::events::{ThreadEvent, ThreadTail};
+use crate::events::{ReplayRange, ThreadEvent, ThreadTail};
 use crate::http::access::Api;
 use crate::runtime::ResourceRef;
+
+/// The past events that a client asks for.
+pub struct PastEvents {
+    /// The channels and agents.
+    pub filter: Filter,
+    /// The number of the last frame that the client has; 0 for a new client.
+    pub since: i64,
+    /// True if the client may read the thread now. Otherwise the newest state is not looked at.
+    pub may_read: bool,
+    /// The number of the last event that counts as past, if not all do that are there now.
+    pub until: Option<i64>,
+}
 
 /// Creates the frames of a thread's events and reads the data that they need.
 pub struct ThreadFrames {
@@ -36,6 +48,32 @@ impl ThreadFrames {
             presenter,
             skipped_run: None,
         }
+    }
+
+    /// Creates a reader of the past events of `thread` that a client asks for, and of what happens then.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn replaying(api: Api, thread: ThreadId, past: PastEvents) -> DbResult<(Self, ThreadTail)> {
+        let PastEvents {
+            filter,
+            since,
+            may_read,
+            until,
+        } = past;
+        let range = if since > 0 {
+            Box::pin(api.events.range_after(thread, since / FRAMES)).await?
+        } else if may_read {
+            let subagents = filter.subagents().cloned().collect();
+            Box::pin(api.events.replay_range(thread, subagents)).await?
+        } else {
+            ReplayRange::default()
+        };
+        let tail = api.events.tail_of_thread(thread, range.after);
+        let replay = Replay::new(until.unwrap_or(range.until), range.left);
+        let filters = vec![filter];
+        let presenter = V2Presenter::new(StreamFilter { filters, since }, replay);
+        Ok((Self::new(api, thread, presenter), tail))
     }
 
     /// The frames of an event.
@@ -63,6 +101,11 @@ impl ThreadFrames {
                 .unwrap_or_default()
                 .to_owned();
             self.presenter.start_run(CurrentRun { id, graph });
+        }
+        if let Some((lane, until)) = self.presenter.required_last_step(event) {
+            let last = self.api.events.last_step(self.thread, lane, until, shows_change);
+            let last = Box::pin(last).await?;
+            self.presenter.set_last_step(lane, last);
         }
         let base = match self.presenter.required_state(event) {
             Some(checkpoint) => Some(Box::pin(self.api.events.state_at(self.thread, checkpoint)).await?),

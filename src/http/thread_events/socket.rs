@@ -32,7 +32,7 @@ use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::rate_limits::RateLimits;
 use crate::http::socket_messages::MessageLimit;
 use crate::http::stream::heartbeat_interval;
-use crate::http::stream::thread::{self, ThreadFrames};
+use crate::http::stream::thread::{self, PastEvents, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::thread_command::{CommandAnswer, CommandError, ThreadCommand};
@@ -319,22 +319,18 @@ impl SocketSession {
     /// Sends past events: up to now for the first subscription, which also starts the live read; for others up to the
     /// last live event. Returns the number of frames.
     async fn replay(&mut self, filter: &Filter, since: i64) -> DbResult<Result<usize, Disconnected>> {
-        let events = self.api.events.clone();
         let until = match self.pending_read {
             Some(_) => self.last_seq,
-            None => events.newest(self.thread).await?,
+            None => self.api.events.newest(self.thread).await?,
         };
-        let after = if since == 0 {
-            0
-        } else {
-            events.run_start(self.thread, since / FRAMES).await?
-        };
-        let mut tail = events.tail_of_thread(self.thread, after);
-        let filter = StreamFilter {
-            filters: vec![filter.clone()],
+        let past = PastEvents {
+            filter: filter.clone(),
             since,
+            may_read: super::may_read(&self.api, self.thread).await?,
+            until: Some(until),
         };
-        let mut reader = ThreadFrames::new(self.api.clone(), self.thread, V2Presenter::new(filter));
+        let replaying = ThreadFrames::replaying(self.api.clone(), self.thread, past);
+        let (mut reader, mut tail) = Box::pin(replaying).await?;
         let mut count = 0;
         while let Some(event) = next_until(&mut tail, until).await? {
             let frames = reader.frames(&event).await?;

@@ -8,15 +8,15 @@ use crate::http::access::Api;
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
-use crate::http::stream::thread::{self, ThreadFrames};
-use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Presenter, whole_number};
+use crate::http::stream::thread::{self, PastEvents, ThreadFrames};
+use crate::http::stream::v2::{FRAMES, Filter, whole_number};
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::wire::thread_command::ThreadStreamRequest;
 
 /// Streams the events of a thread.
 ///
-/// Past events come first, from the first run or from `since`, then live ones. The stream does not end with a run. For
-/// a thread that does not exist, the stream waits for its first run.
+/// Past events come first: those after `since`, or a bounded part of them that begins with a run. Then live ones follow. The
+/// stream does not end with a run. For a thread that does not exist, the stream waits for its first run.
 #[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "Thread stream",
     params(ThreadPath), request_body = ThreadStreamRequest,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
@@ -48,16 +48,14 @@ pub(in crate::http) async fn post(
             },
         ));
     }
-    let after = if since == 0 {
-        0
-    } else {
-        api.events.run_start(path.thread_id, since / FRAMES).await?
-    };
-    let presenter = V2Presenter::new(StreamFilter {
-        filters: vec![filter],
+    let heartbeat = api.settings.heartbeat;
+    let past = PastEvents {
+        filter,
         since,
-    });
-    let reader = ThreadFrames::new(api.clone(), path.thread_id, presenter);
-    let tail = api.events.tail_of_thread(path.thread_id, after);
-    Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))
+        may_read,
+        until: None,
+    };
+    let replaying = ThreadFrames::replaying(api, path.thread_id, past);
+    let (reader, tail) = Box::pin(replaying).await?;
+    Ok(thread::respond(reader, tail, heartbeat, permit))
 }

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
+use crate::streams::v2_replays::has_small_states;
 use crate::support::server::{python_with, skipped};
 use crate::support::{TestServer, on_both_engines, without_postgres};
 
@@ -108,6 +109,7 @@ on_both_engines! {
     the_javascript_sdk_answers_questions_and_single_calls,
     the_python_sdk_follows_threads,
     the_javascript_sdk_follows_threads,
+    the_javascript_sdk_shows_a_long_thread_as_its_state_is,
     every_method_of_the_python_sdk_works,
     every_method_of_the_javascript_sdk_works,
     the_public_chat_pages_work,
@@ -184,6 +186,15 @@ async fn the_javascript_sdk_follows_threads(server: TestServer) {
     let Some(scene) = in_javascript("threads.mjs", &THREADS, &server) else {
         return;
     };
+    assert_eq!(runs_to_its_end(scene).await, "the flow is complete\n");
+}
+
+async fn the_javascript_sdk_shows_a_long_thread_as_its_state_is(server: TestServer) {
+    has_small_states(&server).await;
+    let Some(mut scene) = in_javascript("long_threads.mjs", &THREADS, &server) else {
+        return;
+    };
+    scene.arg("looker");
     assert_eq!(runs_to_its_end(scene).await, "the flow is complete\n");
 }
 

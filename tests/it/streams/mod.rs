@@ -15,5 +15,6 @@ mod threads;
 mod usage;
 pub(crate) mod v2;
 mod v2_interrupts;
+pub(crate) mod v2_replays;
 mod v2_websockets;
 mod visibility;

@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::support::viewer::Viewer;
+use crate::support::viewer::{Viewer, until_ends};
 use crate::support::{TestServer, mail, on_both_engines, script, task};
 
 /// A WebSocket of a client.
@@ -97,6 +97,7 @@ on_both_engines! {
     an_invalid_command_keeps_the_websocket_open,
     one_websocket_has_commands_responses_and_events,
     a_subscription_starts_with_past_events_without_duplicates,
+    each_subscription_of_a_websocket_has_the_past_events_of_a_stream,
     a_broken_websocket_is_resumed_at_its_position,
     a_reader_behind_the_start_of_the_log_is_refused,
     an_answer_with_the_wrong_namespace_is_refused,
@@ -208,6 +209,26 @@ async fn a_subscription_starts_with_past_events_without_duplicates(server: TestS
     );
     viewer.starts("agent", "third").await;
     assert_eq!(methods(&line.until_ends().await), ["lifecycle", "lifecycle"]);
+}
+
+async fn each_subscription_of_a_websocket_has_the_past_events_of_a_stream(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let filter = json!({"channels": ["values", "lifecycle"]});
+    let mut live = viewer.opens(filter.clone()).await;
+    for _ in 0..4 {
+        viewer.starts("plain", "x".repeat(60_000)).await;
+        until_ends(&mut live, 1).await;
+    }
+    let past = until_ends(&mut viewer.opens(filter.clone()).await, 4).await;
+    let past: Vec<Value> = past.into_iter().map(|frame| frame.data).collect();
+    let states = methods(&past).into_iter().filter(|method| *method == "values");
+    assert_eq!(states.count(), 7, "the last but one is left out");
+    let mut line = Line::opens(&server, &viewer.thread).await;
+    for id in [1, 2] {
+        line.commands(id, "subscription.subscribe", filter.clone()).await;
+        assert!(line.events == past, "subscription {id}");
+        line.events.clear();
+    }
 }
 
 async fn a_broken_websocket_is_resumed_at_its_position(server: TestServer) {

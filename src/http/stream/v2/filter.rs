@@ -148,6 +148,12 @@ impl Filter {
         self.channels & channel.bit() != 0
     }
 
+    /// Returns the namespaces of those subagents of the main agent that the filter names one by one: `tools:<task>`.
+    pub fn subagents(&self) -> impl Iterator<Item = &String> {
+        let first = self.namespaces.iter().filter_map(|namespace| namespace.first());
+        first.filter(|segment| segment.contains(':'))
+    }
+
     fn covers(&self, namespace: &[String]) -> bool {
         self.namespaces.is_empty() || self.namespaces.iter().any(|source| self.is_below(source, namespace))
     }
@@ -250,6 +256,14 @@ mod tests {
         assert!(!wants(&literal, &["tools:2"]) && !wants(&literal, &["tools:1", "tools:2"]));
         let root = filter(json!([[]]), json!(1));
         assert!(wants(&root, &[]) && wants(&root, &["tools:1"]) && !wants(&root, &["tools:1", "tools:2"]));
+    }
+
+    #[test]
+    fn subagents_are_those_that_are_named_one_by_one() {
+        let params =
+            json!({"channels": ["values"], "namespaces": [[], ["tools"], ["tools:1", "tools:2"], ["tools:3"]]});
+        let filter = Filter::read(&params).unwrap();
+        assert_eq!(filter.subagents().collect::<Vec<_>>(), ["tools:1", "tools:3"]);
     }
 
     #[test]

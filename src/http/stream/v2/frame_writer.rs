@@ -143,6 +143,21 @@ impl<'a> FrameWriter<'a> {
         self.frames
     }
 
+    /// The number of the event.
+    pub(super) fn event(&self) -> i64 {
+        self.entry
+    }
+
+    /// The size of the frames so far, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.frames.iter().map(|frame| frame.data.len()).sum()
+    }
+
+    /// Leaves out a frame that other readers get. The numbers of the frames after it stay the same.
+    pub(super) fn skip(&mut self) {
+        self.next = (self.next + 1).min(FRAMES - 1);
+    }
+
     /// Adds a frame that every reader gets.
     pub(super) fn put<T: Serialize>(
         &mut self,

@@ -2,7 +2,7 @@
 //!
 //! A [`V2Presenter`] is pure. The frames of a log entry depend only on the entries since the beginning of the run,
 //! never on the filter of a reader or the time when it joined. So the same frame has the same number and id on every
-//! connection and in every process.
+//! connection and in every process. A [`Replay`] leaves frames out; the others keep their numbers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use agent::TrackedAgent;
 pub use filter::{Channel, Filter, whole_number};
 pub use frame_writer::{FRAMES, StreamFilter, V2Frame};
 use frame_writer::{FrameId, FrameSource, FrameWriter};
+pub use replay::Replay;
 use values::{StreamedValues, Writes};
 
 mod agent;
@@ -32,6 +33,7 @@ mod filter;
 
 mod frame_writer;
 mod messages;
+mod replay;
 mod tools;
 mod values;
 
@@ -64,6 +66,8 @@ struct EndSummary<'a> {
 pub struct V2Presenter {
     /// The filter of the reader; it may change at any time.
     pub filter: StreamFilter,
+    /// The events from before the reader came; none once it has them.
+    replay: Option<Replay>,
     run: Option<CurrentRun>,
     /// True if clients were told that the run is running.
     running: bool,
@@ -73,10 +77,11 @@ pub struct V2Presenter {
 }
 
 impl V2Presenter {
-    /// Creates a presenter with this filter.
-    pub fn new(filter: StreamFilter) -> Self {
+    /// Creates a presenter with this filter, which begins with a replay.
+    pub fn new(filter: StreamFilter, replay: Replay) -> Self {
         Self {
             filter,
+            replay: Some(replay),
             ..Self::default()
         }
     }
@@ -114,8 +119,29 @@ impl V2Presenter {
         AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| is_wanted)
     }
 
+    /// The agent whose last step up to this number of which clients see something ([`shows_change`]) must be given to
+    /// [`V2Presenter::set_last_step`] before `event`.
+    pub fn required_last_step(&self, event: &Event) -> Option<(Lane, i64)> {
+        let lane = event.origin.lane;
+        let replay = self.replay_of(event.seq)?;
+        replay.lacks_last_step(lane).then(|| (lane, replay.until()))
+    }
+
+    /// Sets the number of the last step that [`V2Presenter::required_last_step`] named, if there is one.
+    pub fn set_last_step(&mut self, lane: Lane, seq: Option<i64>) {
+        if let Some(replay) = &mut self.replay {
+            replay.set_last_step(lane, seq);
+        }
+    }
+
+    /// The replay, if an event is part of it.
+    fn replay_of(&self, seq: i64) -> Option<&Replay> {
+        self.replay.as_ref().filter(|replay| seq <= replay.until())
+    }
+
     /// Frees data that can be read again, while nothing happens on the thread.
     pub fn clear_caches(&mut self) {
+        self.replay = None;
         if !self.running {
             self.agents = BTreeMap::new();
             self.announced_interrupts = HashSet::new();
@@ -129,6 +155,9 @@ impl V2Presenter {
         };
         let event = &*event;
         let lane = event.origin.lane;
+        if self.replay_of(event.seq).is_none() {
+            self.replay = None;
+        }
         let filter = std::mem::take(&mut self.filter);
         let mut out = FrameWriter::new(&filter, event.seq, event.at);
         let mut agent = self
@@ -142,6 +171,7 @@ impl V2Presenter {
         match &event.body {
             EventBody::Entry(entry) => self.entry(&mut agent, entry, &mut out),
             EventBody::Fact(fact) => self.fact(&mut agent, fact, &mut out),
+            EventBody::Delta(delta) if self.has_left(lane, Some(delta.answer.message.as_str())) => {}
             EventBody::Delta(delta) => agent.messages.delta(&agent.source, delta, &mut out),
             EventBody::Output { call, text } => tools::delta(&agent, call, text, &mut out),
             EventBody::Begun(_) => {}
@@ -189,7 +219,7 @@ impl V2Presenter {
             self.announce_start(agent, out);
         }
         if resumed {
-            show_values(agent, out);
+            self.show_values(agent, out);
         }
     }
 
@@ -232,7 +262,7 @@ impl V2Presenter {
         if entry.source == CheckpointSource::Loop && entry.node == TOOLS {
             self.calls_done(agent, entry, out);
         } else if entry.source == CheckpointSource::Loop && entry.node != START {
-            node_done(agent, entry, out);
+            self.node_done(agent, entry, out);
         }
         agent.fold.advance(entry);
         out.put(Channel::Checkpoints, &agent.source, FrameId::Numbered, || {
@@ -242,9 +272,45 @@ impl V2Presenter {
             }
             checkpoint
         });
-        if entry.writes.iter().any(|update| !Writes(update).is_empty()) {
-            show_values(agent, out);
+        if shows_change(entry) {
+            self.show_values(agent, out);
         }
+    }
+
+    fn node_done(&self, agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
+        let lane = agent.source.origin.lane;
+        for update in &entry.writes {
+            if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
+                let messages = update.messages.iter();
+                messages
+                    .filter(|message| !self.has_left(lane, message.id.as_deref()))
+                    .for_each(|message| agent.messages.complete(&agent.source, message, out));
+            }
+            tools::node(agent, &entry.node, update, out);
+        }
+    }
+
+    /// Sends the state of an agent, unless the replay leaves it out.
+    fn show_values(&mut self, agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
+        let lane = agent.source.origin.lane;
+        let state = agent.fold.state.as_ref();
+        let replay = self.replay.as_ref();
+        if replay.is_some_and(|replay| replay.leaves_out(lane, out.event(), state)) {
+            return out.skip();
+        }
+        let before = out.size();
+        out.put(Channel::Values, &agent.source, FrameId::Numbered, || {
+            state.map(StreamedValues)
+        });
+        if let Some(replay) = &mut self.replay {
+            replay.count(lane, out.size() - before);
+        }
+    }
+
+    /// Returns whether a message has left the newest state, and is left out of the replay.
+    fn has_left(&self, lane: Lane, message: Option<&str>) -> bool {
+        let replay = self.replay.as_ref();
+        message.is_some_and(|message| replay.is_some_and(|replay| replay.has_left(lane, message)))
     }
 
     fn calls_done(&self, agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
@@ -329,7 +395,7 @@ impl V2Presenter {
         }
         if !agent.fold.is_main() {
             if status == RunStatus::Interrupted {
-                show_values(agent, out);
+                self.show_values(agent, out);
             }
             return self.close(agent, EndSummary { word, error, used }, out);
         }
@@ -337,7 +403,7 @@ impl V2Presenter {
         self.close_children(out);
         self.close(agent, EndSummary { word, error, used }, out);
         if waits {
-            show_values(agent, out);
+            self.show_values(agent, out);
         }
         self.running = false;
     }
@@ -408,22 +474,9 @@ impl V2Presenter {
     }
 }
 
-fn node_done(agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
-    for update in &entry.writes {
-        if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
-            update
-                .messages
-                .iter()
-                .for_each(|message| agent.messages.complete(&agent.source, message, out));
-        }
-        tools::node(agent, &entry.node, update, out);
-    }
-}
-
-fn show_values(agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
-    out.put(Channel::Values, &agent.source, FrameId::Numbered, || {
-        agent.fold.state.as_ref().map(StreamedValues)
-    });
+/// Returns whether clients see something of what a step has written. The state after it is sent then.
+pub fn shows_change(entry: &Entry) -> bool {
+    entry.writes.iter().any(|update| !Writes(update).is_empty())
 }
 
 /// A custom event of a tool or middleware, with its `name` if it has one. For an object of only `name` and `payload`,
