@@ -1,10 +1,17 @@
 //! Texts that are kept compressed in memory, since they are read rarely.
 
-use std::io::{Read, Write};
+use std::io::{BufWriter, Read, Write};
+use std::sync::{Mutex, PoisonError};
 
 use flate2::Compression;
-use flate2::read::DeflateDecoder;
+use flate2::bufread::DeflateDecoder;
 use flate2::write::DeflateEncoder;
+
+/// The encoder of the last text, for the next one. It has 350 KB: the hundreds of texts of a long thread that is loaded are
+/// not to take and leave as much each.
+static SPARE_ENCODER: Mutex<Option<Encoder>> = Mutex::new(None);
+
+type Encoder = DeflateEncoder<Vec<u8>>;
 
 /// A compressed text.
 pub(super) struct Deflated {
@@ -15,13 +22,15 @@ pub(super) struct Deflated {
 impl Deflated {
     /// Compresses what `write` writes. Returns none if that fails. The caller checks that it is read back as it was.
     pub(super) fn of(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Option<Self> {
-        let mut encoder = DeflateEncoder::new(vec![], Compression::fast());
-        let mut writer = std::io::BufWriter::new(&mut encoder);
+        let mut encoder = take_encoder();
+        let mut writer = BufWriter::new(&mut encoder);
         write(&mut writer).ok()?;
-        writer.flush().ok()?;
-        drop(writer);
+        writer.into_inner().ok()?;
         let length = usize::try_from(encoder.total_in()).ok()?;
-        let bytes = encoder.finish().ok()?.into_boxed_slice();
+        let written = encoder.reset(vec![]).ok()?;
+        keep_encoder(encoder);
+        // A copy of its own size: an allocator may leave a list that shrinks where there was room for twice as much.
+        let bytes = Box::from(written.as_slice());
         Some(Self { bytes, length })
     }
 
@@ -40,5 +49,48 @@ impl Deflated {
     /// Returns the length of the compressed text, in bytes.
     pub(super) fn weight(&self) -> usize {
         self.bytes.len()
+    }
+}
+
+fn take_encoder() -> Encoder {
+    let spare = SPARE_ENCODER.lock().unwrap_or_else(PoisonError::into_inner).take();
+    spare.unwrap_or_else(|| DeflateEncoder::new(vec![], Compression::fast()))
+}
+
+/// Keeps an encoder that has nothing to write. Others that were at work meanwhile are dropped.
+fn keep_encoder(encoder: Encoder) {
+    *SPARE_ENCODER.lock().unwrap_or_else(PoisonError::into_inner) = Some(encoder);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deflated(text: &str) -> Deflated {
+        Deflated::of(|writer| writer.write_all(text.as_bytes())).expect("a compressed text")
+    }
+
+    #[test]
+    fn texts_are_compressed_one_after_the_other_as_if_each_were_the_only_one() {
+        let short = "a few words";
+        let alone = deflated(short);
+        let long: String = (0..40_000).map(|number| format!("{number}, ")).collect();
+        let compressed = deflated(&long);
+        assert_eq!(compressed.text(), long);
+        assert_eq!(compressed.length(), long.len());
+        let again = deflated(short);
+        assert_eq!(again.text(), short);
+        assert_eq!(again.weight(), alone.weight());
+        assert_eq!(deflated("").text(), "");
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_written_leaves_nothing_to_the_next_one() {
+        let broken = Deflated::of(|writer| {
+            writer.write_all("x".repeat(100_000).as_bytes())?;
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        });
+        assert!(broken.is_none());
+        assert_eq!(deflated("the next one").text(), "the next one");
     }
 }
