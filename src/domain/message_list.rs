@@ -506,7 +506,7 @@ impl<'de, F: FnMut(Message) -> bool> Visitor<'de> for MessageReader<'_, F> {
 /// Returns the UUID with which an id ends, if it is written as the server writes one.
 fn uuid_at_end(id: &str) -> Option<Uuid> {
     let at = id.len().checked_sub(Hyphenated::LENGTH)?;
-    let (_, end) = id.split_at_checked(at)?;
+    let end = id.get(at..)?;
     let uuid = Uuid::try_parse(end).ok()?;
     let mut buffer = Uuid::encode_buffer();
     let usual: &str = uuid.hyphenated().encode_lower(&mut buffer);
