@@ -63,7 +63,11 @@ fn take_encoder() -> Encoder {
 
 /// Keeps an encoder that has nothing to write. Others that were at work meanwhile are dropped.
 fn keep_encoder(encoder: Encoder) {
-    *SPARE_ENCODER.lock().unwrap_or_else(PoisonError::into_inner) = Some(encoder);
+    let mut spare = SPARE_ENCODER.lock().unwrap_or_else(PoisonError::into_inner);
+    let former = spare.replace(encoder);
+    // An encoder writes its end when it is dropped: not while others wait.
+    drop(spare);
+    drop(former);
 }
 
 #[cfg(test)]

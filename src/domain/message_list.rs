@@ -375,12 +375,7 @@ impl Serialize for MessageList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.len()))?;
         for part in &self.earlier {
-            let mut result = Ok(());
-            part.each(|message| {
-                result = list.serialize_element(&message);
-                result.is_ok()
-            });
-            result?;
+            part.try_each(|message| list.serialize_element(message))?;
         }
         for message in &self.recent {
             list.serialize_element(message)?;
@@ -445,15 +440,31 @@ impl CompressedMessages {
     /// Returns the messages.
     pub fn messages(&self) -> Vec<Arc<Message>> {
         let mut messages = Vec::with_capacity(self.count);
-        // They were read once when they were compressed, so that none is missing.
-        self.each(|message| {
+        let is_whole = self.each(|message| {
             messages.push(Arc::new(message));
             true
         });
+        debug_assert!(is_whole, "they were read once when they were compressed");
         messages
     }
 
-    /// Passes the messages to `visit`, oldest first, until it returns false. Returns whether it never did.
+    /// Passes the messages to `visit`, oldest first. Only one of them is in memory at a time.
+    ///
+    /// # Errors
+    /// The first error of `visit`, after which it gets no more messages; or that the messages cannot be read.
+    pub fn try_each<E: serde::ser::Error>(&self, mut visit: impl FnMut(&Message) -> Result<(), E>) -> Result<(), E> {
+        let mut result = Ok(());
+        let is_whole = self.each(|message| {
+            result = visit(&message);
+            result.is_ok()
+        });
+        if result.is_ok() && !is_whole {
+            return Err(E::custom("compressed messages cannot be read"));
+        }
+        result
+    }
+
+    /// Passes the messages to `visit`, oldest first, until it returns false. Returns whether all were read and it never did.
     fn each(&self, visit: impl FnMut(Message) -> bool) -> bool {
         let text = self.json.text();
         let mut json = serde_json::Deserializer::from_str(&text);
@@ -677,6 +688,23 @@ mod tests {
         };
         assert!(ids.iter().all(|id| list.may_have_compressed(id)));
         assert_eq!(json!(list), json!(messages));
+    }
+
+    #[test]
+    fn a_list_of_which_a_part_cannot_be_read_is_not_sent_without_it() {
+        let (mut list, _) = compressed();
+        let beginning = br#"[{"type": "human", "content": "hi"}, "#;
+        let part = CompressedMessages {
+            json: Deflated::of(|writer| writer.write_all(beginning)).expect("a compressed text"),
+            uuids: Box::default(),
+            count: 2,
+            size: 0,
+            ids: Box::default(),
+            has_media: false,
+        };
+        assert!(serde_json::to_string(&list).is_ok());
+        list.earlier.push(Arc::new(part));
+        assert!(serde_json::to_string(&list).is_err());
     }
 
     #[test]
