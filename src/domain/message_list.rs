@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
 use std::sync::Arc;
 
 use serde::de::{SeqAccess, Visitor};
@@ -424,13 +425,20 @@ impl CompressedMessages {
             messages,
             ids: &shorter,
         };
+        let size: usize = messages.iter().map(|message| size::of_message(message)).sum();
+        let media: usize = messages.iter().map(|message| size_of_media(message)).sum();
+        let write = |writer: &mut dyn Write| -> std::io::Result<()> { Ok(serde_json::to_writer(writer, &stored)?) };
+        let json = match media > size / 4 {
+            true => Deflated::of_base64(write)?,
+            false => Deflated::of(write)?,
+        };
         let compressed = Self {
-            json: Deflated::of(|writer| Ok(serde_json::to_writer(writer, &stored)?))?,
+            json,
             uuids: uuids.into_boxed_slice(),
             count: messages.len(),
-            size: messages.iter().map(|message| size::of_message(message)).sum(),
+            size,
             ids: hashes.into_boxed_slice(),
-            has_media: messages.iter().any(|message| size_of_media(message) > 0),
+            has_media: media > 0,
         };
         let mut left = messages.iter();
         let is_same = compressed.each(|message| left.next().is_some_and(|same| **same == message));
@@ -664,6 +672,10 @@ mod tests {
             format!("lc_run--{UUID}"),
             format!("é{UUID}"),
             format!("~{UUID}"),
+            format!("={UUID}"),
+            format!("{UUID}:{UUID}"),
+            format!("urn:uuid:{UUID}"),
+            UUID.to_owned(),
             format!("{UUID}~"),
             UUID.to_uppercase(),
             UUID.replace('-', ""),
@@ -681,13 +693,23 @@ mod tests {
         messages.insert(3, Arc::new(Message::human("without an id")));
         let part = CompressedMessages::new(&messages).expect("they read back");
         assert_eq!(part.messages(), messages);
-        assert_eq!(part.uuids.len(), 5, "{:?}", part.uuids);
+        assert_eq!(part.uuids.len(), 9, "{:?}", part.uuids);
         let list = MessageList {
             earlier: vec![Arc::new(part)],
             ..MessageList::default()
         };
         assert!(ids.iter().all(|id| list.may_have_compressed(id)));
         assert_eq!(json!(list), json!(messages));
+    }
+
+    #[test]
+    fn messages_with_much_base64_read_back_as_they_were() {
+        let image = json!({"type": "image", "base64": "iVBORw0K".repeat(1_000), "mime_type": "image/png"});
+        let seen = Arc::new(Message::human(Content::Blocks(vec![image])).with_id("m1"));
+        let messages = [seen, Arc::new(Message::ai("a picture").with_id("m2"))];
+        let part = CompressedMessages::new(&messages).expect("they read back");
+        assert!(part.has_media);
+        assert_eq!(part.messages(), messages);
     }
 
     #[test]
