@@ -93,10 +93,12 @@ fn indexes_by_id(messages: &MessageList) -> HashMap<String, usize> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::{Map, Value, json};
+    use uuid::Uuid;
 
     use super::*;
-    use crate::domain::message::REMOVE_ALL;
+    use crate::db::states;
+    use crate::domain::message::{REMOVE_ALL, ToolCall, ToolStatus};
 
     fn said(id: usize, text: &str) -> Update {
         let author = match id % 2 {
@@ -111,9 +113,34 @@ mod tests {
     }
 
     fn summarized(last: usize) -> Update {
-        let event: Value =
-            json!({"last_message_id": format!("m{last}"), "summary_message": {"type": "human", "content": "S"}});
+        summarized_until(&format!("m{last}"))
+    }
+
+    fn summarized_until(id: &str) -> Update {
+        let event = json!({"last_message_id": id, "summary_message": {"type": "human", "content": "S"}});
         Update::field(summarization::EVENT, event)
+    }
+
+    /// An id as the server makes it, but always the same.
+    fn id_of(what: &str, turn: usize) -> String {
+        let name = format!("{what} {turn}");
+        Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes()).to_string()
+    }
+
+    fn id_of_answer(turn: usize) -> String {
+        format!("lc_run--{}", id_of("answer", turn))
+    }
+
+    /// A turn with a call of a tool.
+    fn turn(number: usize) -> Update {
+        let call = ToolCall::new(format!("c{number}"), "lookup", Map::new());
+        let result = Message::tool(&call, ToolStatus::Success, format!("found {number}"));
+        Update::messages([
+            Message::human(format!("question {number}")).with_id(id_of("question", number)),
+            Message::calling([call]).with_id(format!("lc_run--{}", id_of("call", number))),
+            result.with_id(id_of("result", number)),
+            Message::ai(format!("answer {number}")).with_id(id_of_answer(number)),
+        ])
     }
 
     /// The event of a summary after which the messages up to `until` have left, and the media of those up to `media`.
@@ -171,5 +198,31 @@ mod tests {
         }
         fold.add(vec![removed(REMOVE_ALL)]);
         assert!(fold.finish().messages.is_empty());
+    }
+
+    #[test]
+    fn each_of_ten_thousand_turns_takes_the_same_few_bytes() {
+        const TURNS: usize = 10_000;
+        // Four messages, of which an id takes 20 bytes.
+        const MOST: usize = 120;
+        let mut fold = StateFold::default();
+        let mut weights = vec![];
+        for number in 1..=TURNS {
+            fold.add(vec![turn(number)]);
+            if number % 100 == 0 {
+                fold.add(vec![summarized_until(&id_of_answer(number - 20))]);
+                assert!(fold.state().messages.recent().len() < 100);
+            }
+            if number % (TURNS / 4) == 0 {
+                weights.push(states::weight(fold.state()));
+            }
+        }
+        let of_turn = weights.windows(2).map(|pair| (pair[1] - pair[0]) / (TURNS / 4));
+        let of_turn: Vec<usize> = of_turn.collect();
+        assert!(
+            of_turn.iter().all(|bytes| *bytes <= MOST),
+            "bytes of a turn: {of_turn:?}"
+        );
+        assert_eq!(fold.state().messages.len(), 4 * TURNS);
     }
 }

@@ -141,7 +141,7 @@ impl fmt::Debug for StateCache {
 }
 
 /// Returns the approximate size of a state in bytes: of its messages, files and fields.
-fn weight(state: &State) -> usize {
+pub(super) fn weight(state: &State) -> usize {
     let recent = state.messages.recent().iter();
     let recent: usize = recent.map(|message| message_weight(message)).sum();
     let earlier: usize = state.messages.earlier().iter().map(|part| part.weight()).sum();

@@ -60,15 +60,38 @@ impl Serialize for StoredUpdate<'_> {
 }
 
 /// The messages of an update, as they are stored.
-pub(super) struct StoredMessages<'a>(pub(super) &'a [Arc<Message>]);
+struct StoredMessages<'a>(&'a [Arc<Message>]);
 
 impl Serialize for StoredMessages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|message| StoredMessage(message)))
+        let messages = self.0.iter().map(|message| StoredMessage {
+            message,
+            id: message.id.as_deref(),
+        });
+        serializer.collect_seq(messages)
     }
 }
 
-struct StoredMessage<'a>(&'a Message);
+/// Messages as they are stored, each with the id at the same index in the place of its own.
+pub(super) struct MessagesWithIds<'a> {
+    pub(super) messages: &'a [Arc<Message>],
+    pub(super) ids: &'a [Option<String>],
+}
+
+impl Serialize for MessagesWithIds<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let messages = self.messages.iter().zip(self.ids).map(|(message, id)| StoredMessage {
+            message,
+            id: id.as_deref(),
+        });
+        serializer.collect_seq(messages)
+    }
+}
+
+struct StoredMessage<'a> {
+    message: &'a Message,
+    id: Option<&'a str>,
+}
 
 impl Serialize for StoredMessage<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -78,11 +101,11 @@ impl Serialize for StoredMessage<'_> {
             response_metadata,
             role,
             name,
-            id,
-        } = self.0;
+            id: _,
+        } = self.message;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("type", role.word())?;
-        if let Some(id) = id {
+        if let Some(id) = self.id {
             map.serialize_entry("id", id)?;
         }
         if let Some(name) = name {
