@@ -551,6 +551,9 @@ pub(super) fn classify_error(error: sqlx::Error) -> DbError {
     if matches!(error, sqlx::Error::PoolClosed) {
         return DbError::Closed;
     }
+    if matches!(error, sqlx::Error::RowNotFound) {
+        return DbError::NoRow;
+    }
     let Some(told) = error.as_database_error() else {
         return DbError::Unavailable(Arc::new(error));
     };

@@ -37,6 +37,7 @@ use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::part::{ListBuilder, ListPart};
+use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
@@ -480,17 +481,34 @@ impl InFlight {
 
 /// Counts the runs of [`in_flight`] without reading them.
 pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFlight> {
+    count_in_flight_later(tx, thread).await?.count(tx).await
+}
+
+/// A count of runs that is made later in its transaction.
+pub struct LaterInFlight(LaterRows<(String, i64)>);
+
+/// Returns the count of [`count_in_flight`], to be made later in the transaction, which must store or change no run of the
+/// thread meanwhile. On SQLite it is made together with other statements.
+pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
     const SQL: &str = "select status, count(*) from runs \
         where thread_id = $1 and depth = 0 and status in ('pending', 'running') group by status";
-    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    let count = |status: RunStatus| {
-        let found = rows.iter().find(|(word, _)| word == status.word());
-        found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
-    };
-    Ok(InFlight {
-        waiting: count(RunStatus::Pending),
-        at_work: count(RunStatus::Running),
-    })
+    let counted = tx.statement(SQL).bind(thread.0).fetch_later().await?;
+    Ok(LaterInFlight(counted))
+}
+
+impl LaterInFlight {
+    /// Counts the runs, and returns their numbers.
+    pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<InFlight> {
+        let rows = self.0.fetch_all(tx).await?;
+        let count = |status: RunStatus| {
+            let found = rows.iter().find(|(word, _)| word == status.word());
+            found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
+        };
+        Ok(InFlight {
+            waiting: count(RunStatus::Pending),
+            at_work: count(RunStatus::Running),
+        })
+    }
 }
 
 /// Returns the ids of the runs of [`in_flight`], in the same order.

@@ -351,7 +351,8 @@ impl Dispatcher {
         }
         if let Some(claim) = admitted.claim() {
             let run_context = Arc::new(self.run_context(claim));
-            let taken = FirstStep::take(tx, run_context, admitted.is_thread_new).await?;
+            let log_end = admitted.log_end.take();
+            let taken = FirstStep::take(tx, run_context, admitted.is_thread_new, log_end).await?;
             admitted.first_step = taken.map(Box::new);
         }
         Ok(())

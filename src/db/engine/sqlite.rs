@@ -1,7 +1,7 @@
 //! SQLite. The driver runs each connection in a thread of its own, and to hand that thread a statement and to wait for the
 //! result costs more than most statements do. So what can be sent together is sent together: the statements that begin
-//! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs with the
-//! next one.
+//! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs yet with
+//! the next one. Their rows are kept until they are asked for.
 
 use std::fmt;
 use std::future::ready;
@@ -16,8 +16,16 @@ use sqlx::{
     SqliteConnection, Type, query_with,
 };
 
+use super::has_code;
+
 /// The most statements that wait to be sent together.
 const MOST_WAITING: usize = 64;
+
+/// A statement that fails with the code [`FAILED`] if the one before it has changed no row. SQLite can raise an error only in
+/// triggers, but what is no JSON is an error everywhere.
+const FAIL_UNLESS_CHANGED: &str = "select json(iif(changes() = 0, '', '0'))";
+/// The code of an error that a function of SQLite reports.
+const FAILED: &str = "1";
 
 /// Statements without values and results, such as those that begin and end a transaction.
 pub(in crate::db) type PlainStatements = &'static [&'static str];
@@ -36,6 +44,26 @@ pub(in crate::db) struct SqliteConn<'c> {
     waiting: Batch,
     /// False if each statement is sent at once.
     may_wait: bool,
+    /// The rows of statements that were sent with later ones.
+    kept: Vec<KeptRows>,
+    /// The number of the last statement whose rows are kept.
+    last_kept: usize,
+}
+
+/// The rows of a statement that was sent with later ones.
+struct KeptRows {
+    /// The number of the statement.
+    number: usize,
+    rows: Vec<SqliteRow>,
+}
+
+/// What becomes of the result of a statement that is sent together with later ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ResultUse {
+    /// Its rows are kept under this number.
+    Kept(usize),
+    /// It is [`FAIL_UNLESS_CHANGED`].
+    FailsUnlessChanged,
 }
 
 /// Statements that are sent together, as one text with one numbering of their values.
@@ -46,6 +74,8 @@ struct Batch {
     /// A value that could not be encoded.
     error: Option<BoxDynError>,
     count: usize,
+    /// The positions of the statements whose results have a use, in their order.
+    uses: Vec<(usize, ResultUse)>,
 }
 
 impl Batch {
@@ -137,6 +167,8 @@ impl<'c> SqliteConn<'c> {
             opening_error: None,
             waiting: Batch::default(),
             may_wait: false,
+            kept: vec![],
+            last_kept: 0,
         }
     }
 
@@ -236,6 +268,51 @@ impl<'c> SqliteConn<'c> {
         self.send_waiting().await
     }
 
+    /// Lets a statement wait like [`Self::send_later`]. If it changes no row, the next one that is sent with it fails with
+    /// [`sqlx::Error::RowNotFound`], and none of those behind it is executed.
+    ///
+    /// # Errors
+    /// As [`Self::send_later`].
+    pub(in crate::db) async fn change_later(&mut self, sql: &str, offset: usize) -> sqlx::Result<()> {
+        self.waiting.push(sql, offset);
+        let position = self.waiting.count;
+        self.waiting.uses.push((position, ResultUse::FailsUnlessChanged));
+        self.send_later(FAIL_UNLESS_CHANGED, 0).await
+    }
+
+    /// Lets a statement wait like [`Self::send_later`], also where each other statement is sent at once. Its rows are kept
+    /// under the number that is returned.
+    ///
+    /// # Errors
+    /// Those of this statement or of earlier ones, if they were sent.
+    pub(in crate::db) async fn fetch_later(&mut self, sql: &str, offset: usize) -> sqlx::Result<usize> {
+        self.last_kept += 1;
+        let number = self.last_kept;
+        let position = self.waiting.count;
+        self.waiting.uses.push((position, ResultUse::Kept(number)));
+        self.waiting.push(sql, offset);
+        if self.waiting.count >= MOST_WAITING {
+            self.send_waiting().await?;
+        }
+        Ok(number)
+    }
+
+    /// Returns the rows that are kept under a number. If their statement still waits, it is sent, with all that wait.
+    ///
+    /// # Errors
+    /// Those of the statements that are sent.
+    pub(in crate::db) async fn take_kept(&mut self, number: usize) -> sqlx::Result<Vec<SqliteRow>> {
+        let is_of_number = |(_, usage): &(usize, ResultUse)| *usage == ResultUse::Kept(number);
+        if self.waiting.uses.iter().any(is_of_number) {
+            self.send_waiting().await?;
+        }
+        match self.kept.iter().position(|kept| kept.number == number) {
+            Some(at) => Ok(self.kept.swap_remove(at).rows),
+            // It was sent with a statement that failed, or the thread of the connection has ended.
+            None => Err(sqlx::Error::Protocol("a statement was not executed".to_owned())),
+        }
+    }
+
     /// Sends a statement with those that wait, and returns its steps. Its values are those behind the first `offset` ones.
     pub(in crate::db) fn send_now(&mut self, sql: &str, offset: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
         let mut batch = std::mem::take(&mut self.waiting);
@@ -250,8 +327,8 @@ impl<'c> SqliteConn<'c> {
     }
 
     /// Sends statements behind the opening, and returns the steps that follow the first `skipped` statements.
-    fn send(&mut self, batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
-        if let Some(error) = batch.error {
+    fn send(&mut self, mut batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
+        if let Some(error) = batch.error.take() {
             return failed(sqlx::Error::Encode(error));
         }
         if self.opening_error.is_some() {
@@ -260,7 +337,12 @@ impl<'c> SqliteConn<'c> {
         let opening = std::mem::take(&mut self.opening);
         let sql = AssertSqlSafe(behind(opening, &batch.sql));
         let steps = self.conn.fetch_many(query_with(sql, batch.arguments));
-        without_first(steps, opening.len(), skipped, &mut self.opening_error)
+        let sent = SentStatements {
+            openings: opening.len(),
+            skipped,
+            uses: batch.uses,
+        };
+        sent.remaining_steps(steps, &mut self.opening_error, &mut self.kept)
     }
 }
 
@@ -275,32 +357,65 @@ fn behind(opening: PlainStatements, sql: &str) -> String {
     statements.collect::<Vec<_>>().join("; ")
 }
 
-/// Leaves out the steps of the first `skipped` statements, of which the first `openings` begin the transaction. If one of
-/// those fails, its error is stored.
-fn without_first<'e>(
-    steps: BoxStream<'e, sqlx::Result<StatementStep>>,
+/// The statements of a text that was sent.
+struct SentStatements {
+    /// The number of those that begin the transaction.
     openings: usize,
+    /// The number of those at the beginning whose steps nobody reads, with those that begin the transaction.
     skipped: usize,
-    opening_error: &'e mut Option<sqlx::Error>,
-) -> BoxStream<'e, sqlx::Result<StatementStep>> {
-    let mut ended = 0;
-    let kept = steps.filter_map(move |step| {
-        let is_opening = ended < openings;
-        let is_skipped = ended < skipped;
-        if matches!(step, Ok(Either::Left(_))) {
-            ended += 1;
-        }
-        ready(match step {
-            Err(error) if is_opening => {
-                *opening_error = Some(error);
-                Some(Err(sqlx::Error::BeginFailed))
+    /// The positions, behind those that begin the transaction, of the statements whose results have a use.
+    uses: Vec<(usize, ResultUse)>,
+}
+
+impl SentStatements {
+    /// Leaves out the steps of the skipped statements, and moves rows that are to be kept to `kept`. If one of the statements
+    /// that begin the transaction fails, its error is stored.
+    fn remaining_steps<'e>(
+        self,
+        steps: BoxStream<'e, sqlx::Result<StatementStep>>,
+        opening_error: &'e mut Option<sqlx::Error>,
+        kept: &'e mut Vec<KeptRows>,
+    ) -> BoxStream<'e, sqlx::Result<StatementStep>> {
+        let Self {
+            openings,
+            skipped,
+            uses,
+        } = self;
+        let mut rows = vec![];
+        let mut ended = 0;
+        let mut used = 0;
+        let remaining = steps.filter_map(move |step| {
+            let is_opening = ended < openings;
+            let is_skipped = ended < skipped;
+            let next = uses.get(used).filter(|(position, _)| position + openings == ended);
+            let usage = next.map(|(_, usage)| *usage);
+            if matches!(step, Ok(Either::Left(_))) {
+                ended += 1;
+                used += usize::from(usage.is_some());
+                if let Some(ResultUse::Kept(number)) = usage {
+                    let rows = std::mem::take(&mut rows);
+                    kept.push(KeptRows { number, rows });
+                }
             }
-            Err(error) => Some(Err(error)),
-            Ok(_) if is_skipped => None,
-            Ok(step) => Some(Ok(step)),
-        })
-    });
-    kept.boxed()
+            ready(match (step, usage) {
+                (Err(error), _) if is_opening => {
+                    *opening_error = Some(error);
+                    Some(Err(sqlx::Error::BeginFailed))
+                }
+                (Err(error), Some(ResultUse::FailsUnlessChanged)) if has_code(&error, FAILED) => {
+                    Some(Err(sqlx::Error::RowNotFound))
+                }
+                (Err(error), _) => Some(Err(error)),
+                (Ok(Either::Right(row)), Some(ResultUse::Kept(_))) => {
+                    rows.push(row);
+                    None
+                }
+                (Ok(_), _) if is_skipped => None,
+                (Ok(step), _) => Some(Ok(step)),
+            })
+        });
+        remaining.boxed()
+    }
 }
 
 /// A query behind the opening.
@@ -357,7 +472,12 @@ impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
             return self.conn.fetch_many(query);
         }
         let steps = self.conn.fetch_many(OpenedQuery { opening, query });
-        without_first(steps, opening.len(), opening.len(), &mut self.opening_error)
+        let sent = SentStatements {
+            openings: opening.len(),
+            skipped: opening.len(),
+            uses: vec![],
+        };
+        sent.remaining_steps(steps, &mut self.opening_error, &mut self.kept)
     }
 
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<SqliteRow>>>

@@ -8,7 +8,9 @@ use serde_json::{Map, Value};
 use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
-use crate::db::runs::{InFlight, RunBefore};
+use crate::db::checkpoints::LaterLogEnd;
+use crate::db::runs::{InFlight, LaterInFlight, RunBefore};
+use crate::db::threads::LaterThread;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
@@ -30,6 +32,7 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::access::{self, Denial};
 use crate::runtime::background::PARENT_RUN;
+use crate::runtime::prepare::FirstStep;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
 use crate::runtime::{
@@ -99,22 +102,18 @@ pub(in crate::runtime) async fn start_as(
     context: &AdmissionContext,
 ) -> Result<Admitted, StartError> {
     let now = context.now;
-    let mut resolved = match new_run.resume {
-        // Approvers do not choose the assistant: they answer the agent that has asked.
-        Some(Resolution::AnsweredAlone(..)) => context.core.registry.resolve(tx, &new_run.assistant).await?,
-        Some(_) | None => find_assistant(tx, &new_run.assistant, &new_run.caller, &context.core).await?,
-    };
-    resolved.known = context
-        .core
-        .registry
-        .pinned_definition(tx, new_run, resolved.known)
-        .await?;
+    let LookedUp { mut resolved, target } = look_up(tx, new_run, context).await?;
     // What the run chooses may change what the agent takes.
     let is_configurable = resolved.known.is_configurable();
     if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
         check(new_run, resolved.known.agent(), context.core.sizes)?;
     }
-    let TargetThread { thread, is_new } = find_or_make_thread(tx, new_run, context).await?;
+    let TargetThread {
+        thread,
+        is_new,
+        in_flight,
+        log_end,
+    } = find_or_make_thread(tx, target, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
     let settings = settings(new_run, &resolved, &thread);
     if is_configurable {
@@ -130,7 +129,10 @@ pub(in crate::runtime) async fn start_as(
         user.as_ref().unwrap_or(&new_run.caller),
         &context.core,
     )?;
-    let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
+    let in_flight = match in_flight {
+        Some(in_flight) => in_flight.count(tx).await?,
+        None => InFlight::default(),
+    };
     check_room(new_run, in_flight, context.most_waiting)?;
     if action_on_displaced(new_run.request.multitask).is_some() && in_flight.at_work > 0 {
         check_by_policies(tx, &thread, new_run, Action::ThreadsUpdate, &context.core).await?;
@@ -194,9 +196,35 @@ pub(in crate::runtime) async fn start_as(
         ownership: thread.ownership,
         is_thread_new: is_new,
         claimed,
+        log_end,
         first_step: None,
         displaced,
     })
+}
+
+/// What a request names.
+struct LookedUp {
+    resolved: ResolvedAssistant,
+    target: TargetLookup,
+}
+
+/// Returns the assistant of a request with the definition of the run, and begins to look for its thread. On SQLite both are read
+/// together.
+async fn look_up(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> Result<LookedUp, StartError> {
+    let registry = &context.core.registry;
+    let assistant = registry.look_up(tx, &new_run.assistant).await;
+    let target = TargetLookup::begin(tx, new_run, context).await?;
+    let found = match assistant {
+        Ok(assistant) => assistant.resolve(tx).await,
+        Err(refusal) => Err(refusal),
+    };
+    let mut resolved = match new_run.resume {
+        // Approvers do not choose the assistant: they answer the agent that has asked.
+        Some(Resolution::AnsweredAlone(..)) => found?,
+        Some(_) | None => check_assistant(found, &new_run.assistant, &new_run.caller, &context.core)?,
+    };
+    resolved.known = registry.pinned_definition(tx, new_run, resolved.known).await?;
+    Ok(LookedUp { resolved, target })
 }
 
 /// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run.
@@ -242,6 +270,16 @@ pub(in crate::runtime) async fn find_assistant(
     core: &Arc<Core>,
 ) -> Result<ResolvedAssistant, StartError> {
     let resolved = core.registry.resolve(tx, wanted).await;
+    check_assistant(resolved, wanted, caller, core)
+}
+
+/// Returns the assistant that a request names as [`find_assistant`] does, after it was looked for.
+fn check_assistant(
+    resolved: Result<ResolvedAssistant, StartError>,
+    wanted: &AssistantRef,
+    caller: &Identity,
+    core: &Arc<Core>,
+) -> Result<ResolvedAssistant, StartError> {
     if caller.is_unrestricted() {
         return resolved;
     }
@@ -458,27 +496,80 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
     Ok(Some((old, action)))
 }
 
+/// The thread of a request, before it is read.
+struct TargetLookup {
+    id: ThreadId,
+    /// True if the thread is created unless it exists.
+    may_make: bool,
+    /// The rows of the thread; none if it surely does not exist.
+    rows: Option<TargetRows>,
+}
+
+/// The rows of a thread that are read later in the transaction.
+struct TargetRows {
+    thread: LaterThread,
+    in_flight: LaterInFlight,
+    /// The end of its log, if the run may take its first step at once.
+    log_end: Option<LaterLogEnd>,
+}
+
+impl TargetLookup {
+    /// Begins to look for the thread of a request.
+    async fn begin(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> DbResult<Self> {
+        let (id, may_make) = match new_run.target {
+            Target::Thread(id) => (id, false),
+            Target::ThreadOrNew(id) => (id, true),
+            Target::Stateless { .. } => {
+                return Ok(Self {
+                    id: ThreadId::mint(),
+                    may_make: true,
+                    rows: None,
+                });
+            }
+        };
+        let may_step = context.worker.is_some() && FirstStep::is_possible(&new_run.request);
+        let rows = TargetRows {
+            thread: db::threads::lock_later(tx, id).await?,
+            in_flight: db::runs::count_in_flight_later(tx, id).await?,
+            log_end: match may_step {
+                true => Some(db::checkpoints::log_end_later(tx, id).await?),
+                false => None,
+            },
+        };
+        let rows = Some(rows);
+        Ok(Self { id, may_make, rows })
+    }
+}
+
 /// The thread of a request, locked.
 struct TargetThread {
     thread: Thread,
     /// True if it was created for the request.
     is_new: bool,
+    /// The number of runs on it; none if it was created.
+    in_flight: Option<LaterInFlight>,
+    /// The end of its log, if it is to be read already.
+    log_end: Option<LaterLogEnd>,
 }
 
 /// Returns the thread of a request, locked. The thread is created if necessary.
 async fn find_or_make_thread(
     tx: &mut Tx<'_>,
+    target: TargetLookup,
     new_run: &NewRun,
     context: &AdmissionContext,
 ) -> Result<TargetThread, StartError> {
     let now = context.now;
-    let (id, may_make) = match new_run.target {
-        Target::Thread(id) => (id, false),
-        Target::ThreadOrNew(id) => (id, true),
-        Target::Stateless { .. } => (ThreadId::mint(), true),
-    };
-    if let Some(thread) = db::threads::lock(tx, id).await? {
-        return Ok(TargetThread { thread, is_new: false });
+    let TargetLookup { id, may_make, rows } = target;
+    if let Some(rows) = rows
+        && let Some(thread) = rows.thread.lock(tx).await?
+    {
+        return Ok(TargetThread {
+            thread,
+            is_new: false,
+            in_flight: Some(rows.in_flight),
+            log_end: rows.log_end,
+        });
     }
     if !may_make {
         return Err(StartError::NoThread(id));
@@ -495,12 +586,22 @@ async fn find_or_make_thread(
         if !is_temporary {
             check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
         }
-        return Ok(TargetThread { thread, is_new: true });
+        return Ok(TargetThread {
+            thread,
+            is_new: true,
+            in_flight: None,
+            log_end: None,
+        });
     }
     // Another client may have created the thread meanwhile.
     let made = db::threads::lock(tx, id).await?;
     let thread = made.ok_or(StartError::NoThread(id))?;
-    Ok(TargetThread { thread, is_new: false })
+    Ok(TargetThread {
+        thread,
+        is_new: false,
+        in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
+        log_end: None,
+    })
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
