@@ -22,7 +22,7 @@ pub use claims::{
     Claim, EndOfRun, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
     held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported, mark_unreported, next_due_at,
     release, release_all, request_cancel, restore_children, set_child_status, set_first_seq, some_pending,
-    some_running, stop_below, stop_children, unreported,
+    some_running, stop_below, stop_children, store_fenced, unreported,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_by, ended_among, latest};

@@ -355,12 +355,7 @@ async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
         seq: Some(seq),
         ..runs::RunRowUpdate::at(Timestamp(seq))
     };
-    assert!(write!(db, |tx| runs::end_fenced(
-        tx,
-        holder,
-        end_with(status, None),
-        trace
-    )));
+    write!(db, |tx| runs::end_fenced(tx, holder, end_with(status, None), trace));
 }
 
 /// Returns the end of a run that leaves no work.
@@ -509,7 +504,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(write!(db, |tx| runs::check_fence(
         tx,
         holder(id, old, fence),
-        runs::RunRowUpdate::at(Timestamp(3))
+        Timestamp(3)
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
     let newer = adopted[0].fence;
@@ -517,35 +512,36 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
         holder(id, old, fence),
-        runs::RunRowUpdate::at(Timestamp(5))
+        Timestamp(5)
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
         holder(id, old, newer),
-        runs::RunRowUpdate::at(Timestamp(5))
+        Timestamp(5)
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
         holder(id, new, newer),
-        runs::RunRowUpdate::at(Timestamp(5))
+        Timestamp(5)
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
-    assert!(!write!(db, |tx| runs::end_fenced(
-        tx,
-        holder(id, old, fence),
-        end_with(status, error.as_ref()),
-        runs::RunRowUpdate::at(Timestamp(6))
-    )));
+    let ends = db.write(move |tx| {
+        Box::pin(async move {
+            let end = end_with(status, error.as_ref());
+            runs::end_fenced(tx, holder(id, old, fence), end, runs::RunRowUpdate::at(Timestamp(6))).await
+        })
+    });
+    assert!(matches!(ends.await, Err(DbError::NoRow)));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
     assert_eq!(read!(db, |tx| runs::waiting_queues(tx, "", 9)), []);
     let (status, error) = failed.clone();
-    assert!(write!(db, |tx| runs::end_fenced(
+    write!(db, |tx| runs::end_fenced(
         tx,
         holder(id, new, newer),
         end_with(status, error.as_ref()),
         runs::RunRowUpdate::at(Timestamp(7))
-    )));
+    ));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!(ended.status, failed.0);
     assert_eq!(ended.error, failed.1);
@@ -622,7 +618,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
     let trace = runs::RunRowUpdate::at(Timestamp(3));
-    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 5), trace)));
+    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 5), trace));
     worker = WorkerId::mint();
     assert_eq!(
         adopted(worker).await,
@@ -633,7 +629,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         makes_progress: true,
         ..trace
     };
-    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 6), trace)));
+    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 6), trace));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 

@@ -332,7 +332,7 @@ async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
                 seq,
                 ..RunRowUpdate::at(Timestamp(at))
             };
-            let step = async { assert!(write!(db, |tx| runs::check_fence(tx, holder, trace))) };
+            let step = async { write!(db, |tx| runs::store_fenced(tx, holder, trace)) };
             assert_eq!(pages_of(folder, step).await, pages, "{seq:?}");
         }
         // The row and two indexes, and two more of the time at which the state changed.
