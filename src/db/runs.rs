@@ -456,9 +456,12 @@ pub async fn descendants(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<Run>> {
 
 /// Returns the pending and running runs of the main agent on a thread, oldest first.
 pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> {
+    // On SQLite each status has an index of its own.
     const SQL: &str = concatcp!(
         SELECT,
-        " where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id"
+        " where thread_id = $1 and depth = 0 and status = 'pending' union all ",
+        SELECT,
+        " where thread_id = $1 and depth = 0 and status = 'running' order by created_at, run_id"
     );
     select_all(tx, SQL, thread.0).await
 }
@@ -491,7 +494,9 @@ pub struct LaterInFlight(LaterRows<(String, i64)>);
 /// thread meanwhile. On SQLite it is made together with other statements.
 pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
     const SQL: &str = "select status, count(*) from runs \
-        where thread_id = $1 and depth = 0 and status in ('pending', 'running') group by status";
+        where thread_id = $1 and depth = 0 and status = 'pending' group by status \
+        union all select status, count(*) from runs \
+        where thread_id = $1 and depth = 0 and status = 'running' group by status";
     let counted = tx.statement(SQL).bind(thread.0).fetch_later().await?;
     Ok(LaterInFlight(counted))
 }
@@ -513,10 +518,11 @@ impl LaterInFlight {
 
 /// Returns the ids of the runs of [`in_flight`], in the same order.
 pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
-    const SQL: &str = "select run_id from runs \
-        where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id";
-    let rows: Vec<(Uuid,)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
+    const SQL: &str = "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'pending' \
+        union all select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'running' \
+        order by created_at, run_id";
+    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(id, _)| RunId(id)).collect())
 }
 
 /// Returns those of these runs that are stored, with their threads.

@@ -322,10 +322,11 @@ pub async fn leave(
 ) -> DbResult<Option<LeftThread>> {
     const SQL: &str = concatcp!(
         "update threads set status = case when exists (select 1 from runs other \
-         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
-         and other.run_id <> $2 and (other.status = 'running' or ",
+         where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
+         or exists (select 1 from runs other \
+         where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
         str_replace!(NO_QUESTION, "{run}", "other"),
-        ")) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+        ") then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
          expires_at = $6 + ttl where thread_id = $1 returning exists (select 1 from interrupts asked \
          where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
          where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \
