@@ -21,8 +21,8 @@ pub use below::{count_waiting, members, successor, tree};
 pub use claims::{
     Claim, EndOfRun, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
     held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported, mark_unreported, next_due_at,
-    release, release_all, request_cancel, restore_children, set_child_status, set_first_seq, some_pending,
-    some_running, stop_below, stop_children, store_fenced, unreported,
+    release, release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
+    stop_children, store_fenced, unreported,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_by, ended_among, latest};
@@ -280,11 +280,24 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 /// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it: by the end of the transaction, see
 /// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
+    insert_begun(tx, run, worker, None).await
+}
+
+/// Stores a new run like [`insert`]. `first_seq` is the number of its first event, if the same transaction stores that.
+///
+/// # Errors
+/// As [`insert`].
+pub async fn insert_begun(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    worker: Option<WorkerId>,
+    first_seq: Option<i64>,
+) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes, queue, definition, turn) \
+        visibility, crashes, queue, definition, turn, first_seq) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20, \
-        $21, $22)";
+        $21, $22, $23)";
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let sealer = tx.sealer_of_thread(run.thread).await?;
     let at = |column| cell(column, &run.id);
@@ -317,6 +330,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.queue.text())
         .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
         .bind(run.request.turn().word())
+        .bind(first_seq)
         .execute_later()
         .await?;
     let holder = Holder::Request {

@@ -319,13 +319,6 @@ pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpd
     update.change_later().await
 }
 
-/// Stores the number of the first event of a run in the transaction that stores the run itself, so that no other worker can
-/// hold it.
-pub async fn set_first_seq(tx: &mut Tx<'_>, run: RunId, seq: i64) -> DbResult<()> {
-    const SQL: &str = "update runs set first_seq = $2 where run_id = $1";
-    tx.statement(SQL).bind(run.0).bind(seq).execute_later().await
-}
-
 /// Stores the end of a run like [`store_fenced`]. The thread is locked as by [`threads::lock`], since the end of a run changes it.
 ///
 /// # Errors

@@ -28,6 +28,7 @@ on_both!(
     one_run_per_thread_is_claimed_at_a_time,
     only_one_concurrent_claim_on_a_thread_succeeds,
     runs_become_due_in_order,
+    a_run_that_is_stored_with_its_first_event_has_its_number,
     an_answer_begins_before_the_other_runs_of_its_thread,
     a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
     a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands,
@@ -546,6 +547,15 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert_eq!(ended.status, failed.0);
     assert_eq!(ended.error, failed.1);
     assert_eq!(ended.updated_at, Timestamp(7));
+}
+
+async fn a_run_that_is_stored_with_its_first_event_has_its_number(db: Db) {
+    let mut run = run_at(stored_thread(&db).await, 1);
+    run.status = RunStatus::Running;
+    let id = run.id;
+    let worker = WorkerId::mint();
+    write!(db, |tx| runs::insert_begun(tx, &run, Some(worker), Some(5)));
+    assert_eq!(read!(db, |tx| runs::first_seq(tx, id)), Some(5));
 }
 
 async fn orphaned_runs_are_adopted(db: Db) {

@@ -18,7 +18,7 @@ use crate::domain::access::{Action, Ownership, ResourceFacts};
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::assistant::{Assistant, AssistantSettings, RunSettings};
 use crate::domain::goto::Destination;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::REMEMBERED;
 use crate::domain::identity::{Credential, Identity, Tenant};
 use crate::domain::input::{read_input, read_update};
@@ -50,16 +50,6 @@ const HELD: Ttl = Ttl {
     after: REMEMBERED,
     strategy: TtlStrategy::Delete,
 };
-
-/// Keeps the thread of a stateless run for as long as its key is stored: a repeated request follows the same run.
-pub(in crate::runtime) async fn keep_for_key(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbResult<()> {
-    if run.request.temporary {
-        run.request.held = true;
-        db::runs::set_request(tx, run.id, &run.request, now).await?;
-        db::threads::patch(tx, run.thread, &Map::new(), Some(HELD), now).await?;
-    }
-    Ok(())
-}
 
 /// Admits a run of the main agent and stores it, with the resolution that it brings. After a refusal the transaction
 /// has to be rolled back.
@@ -101,6 +91,68 @@ pub(in crate::runtime) async fn start_as(
     number: usize,
     context: &AdmissionContext,
 ) -> Result<Admitted, StartError> {
+    let unstored = decide(tx, id, new_run, number, context).await?;
+    Ok(unstored.store(tx, None).await?)
+}
+
+/// A run that is admitted, and is still to be stored.
+pub(in crate::runtime) struct UnstoredRun {
+    pub(in crate::runtime) admitted: Admitted,
+    /// Its thread, as it was before.
+    thread: Thread,
+    known: Arc<RegisteredAgent>,
+    /// The process that holds the run; none if it waits.
+    worker: Option<WorkerId>,
+    /// True if it waits for answers, and no run is at work that looks for such runs at its end.
+    may_hold_messages: bool,
+    /// True if the thread is kept for a repeated request.
+    keeps_thread: bool,
+    now: Timestamp,
+}
+
+impl UnstoredRun {
+    /// Keeps the thread of a stateless run for as long as its key is stored: a repeated request follows the same run.
+    pub(in crate::runtime) fn keep_for_key(&mut self) {
+        let request = &mut self.admitted.run.request;
+        request.held |= request.temporary;
+        self.keeps_thread = request.temporary;
+    }
+
+    /// Stores the run. `first_seq` is the number of its first event, if the same transaction stores that.
+    pub(in crate::runtime) async fn store(self, tx: &mut Tx<'_>, first_seq: Option<i64>) -> DbResult<Admitted> {
+        let Self {
+            admitted,
+            thread,
+            known,
+            worker,
+            may_hold_messages,
+            keeps_thread,
+            now,
+        } = self;
+        let run = &admitted.run;
+        db::runs::insert_begun(tx, run, worker, first_seq).await?;
+        if may_hold_messages {
+            interrupts::hold_messages(tx, thread.id).await?;
+        }
+        if !admitted.claimed {
+            db::notifications::notify(tx, db::Notification::Queue).await?;
+        }
+        enter_thread(tx, &thread, run, &known, now).await?;
+        if keeps_thread {
+            db::threads::patch(tx, thread.id, &Map::new(), Some(HELD), now).await?;
+        }
+        Ok(admitted)
+    }
+}
+
+/// Decides whether a run is admitted, like [`start_as`], and stores the resolution that it brings, but not the run.
+pub(in crate::runtime) async fn decide(
+    tx: &mut Tx<'_>,
+    id: RunId,
+    new_run: &NewRun,
+    number: usize,
+    context: &AdmissionContext,
+) -> Result<UnstoredRun, StartError> {
     let now = context.now;
     let LookedUp { mut resolved, target } = look_up(tx, new_run, context).await?;
     // What the run chooses may change what the agent takes.
@@ -183,22 +235,24 @@ pub(in crate::runtime) async fn start_as(
     } else if new_run.resume.is_none() && !is_continuation(new_run) {
         quotas::check_waiting(tx, quotas, &run.queue.account).await?;
     }
-    db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
-    if !claimed {
-        if run.request.turn() == QueueTurn::AfterAnswers && in_flight.at_work == 0 {
-            interrupts::hold_messages(tx, thread.id).await?;
-        }
-        db::notifications::notify(tx, db::Notification::Queue).await?;
-    }
-    enter_thread(tx, &thread, &run, &resolved.known, now).await?;
-    Ok(Admitted {
+    let may_hold_messages = !claimed && run.request.turn() == QueueTurn::AfterAnswers && in_flight.at_work == 0;
+    let admitted = Admitted {
         run,
-        ownership: thread.ownership,
+        ownership: thread.ownership.clone(),
         is_thread_new: is_new,
         claimed,
         log_end,
         first_step: None,
         displaced,
+    };
+    Ok(UnstoredRun {
+        admitted,
+        thread,
+        known: resolved.known,
+        worker: context.worker.filter(|_| claimed),
+        may_hold_messages,
+        keeps_thread: false,
+        now,
     })
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{LoadedMachine, give_input, next_seq, plan_of, started};
+use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::checkpoints::{LaterLogEnd, LogEnd};
 use crate::db::{self, DbError, DbResult, Tx};
@@ -32,6 +33,15 @@ pub(in crate::runtime) struct BegunRun {
     pub(super) loaded: LoadedMachine,
 }
 
+/// The first step of a run that is still to be stored, after the run itself.
+pub(in crate::runtime) struct PlannedStep {
+    run_context: Arc<RunContext>,
+    begun: BegunRun,
+    notes: Vec<PendingWrite>,
+    /// The number of its first event in the log of the thread.
+    pub(in crate::runtime) first: i64,
+}
+
 /// Where a run goes on in the log of its thread.
 struct StartingPoint {
     loaded: LoadedMachine,
@@ -49,10 +59,17 @@ impl FirstStep {
         request.input.is_some() && only_input && !has_breakpoints && !is_large(request)
     }
 
-    /// Takes the first step of a run in the transaction that admits it, or stores nothing and returns none if the agent or
-    /// the state of the thread is not in memory, or if the input abandons a step of the thread. `log_end` is that of the
-    /// thread, if it is to be read already.
-    pub(in crate::runtime) async fn take(
+    /// Makes the step visible, once the transaction is durable.
+    pub(in crate::runtime) fn publish(self) -> BegunRun {
+        self.commit.publish();
+        self.begun
+    }
+}
+
+impl PlannedStep {
+    /// Plans the first step of a run for the transaction that admits it. None if the agent or the state of the thread is not
+    /// in memory, or if the input abandons a step of the thread. `log_end` is that of the thread, if it is to be read already.
+    pub(in crate::runtime) async fn plan(
         tx: &mut Tx<'_>,
         run_context: Arc<RunContext>,
         is_thread_new: bool,
@@ -80,22 +97,33 @@ impl FirstStep {
         let plan = plan_of(run, &known);
         let mut notes = vec![started(run, &loaded.machine, false)];
         notes.extend(give_input(&mut loaded.machine, &plan, input));
-        let stop = CancellationToken::new();
-        let journal = LaneJournal::main(Arc::clone(&run_context), loaded.segment, stop, None);
         let first = next_seq(run, max_seq);
-        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first)).await?;
-        loaded.segment = commit.segment;
         Ok(Some(Self {
             run_context,
             begun: BegunRun { known, loaded },
-            commit,
+            notes,
+            first,
         }))
     }
 
-    /// Makes the step visible, once the transaction is durable.
-    pub(in crate::runtime) fn publish(self) -> BegunRun {
-        self.commit.publish();
-        self.begun
+    /// Stores the step of a run that the transaction has stored with the number [`Self::first`].
+    pub(in crate::runtime) async fn store(self, tx: &mut Tx<'_>) -> DbResult<FirstStep> {
+        let Self {
+            run_context,
+            mut begun,
+            notes,
+            first,
+        } = self;
+        let loaded = &mut begun.loaded;
+        let stop = CancellationToken::new();
+        let journal = LaneJournal::main(Arc::clone(&run_context), loaded.segment, stop, None);
+        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first)).await?;
+        loaded.segment = commit.segment;
+        Ok(FirstStep {
+            run_context,
+            begun,
+            commit,
+        })
     }
 }
 

@@ -180,6 +180,7 @@ async fn a_run_and_its_input_are_one_transaction_on_sqlite() {
             eventually(async || admission().is_some()).await;
             let lines = admission().expect("it is in the log");
             assert!(lines.contains("insert into checkpoints"), "{lines}");
+            assert!(!lines.contains("update runs"), "the row is stored once: {lines}");
         }
     })
     .await;
