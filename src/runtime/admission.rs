@@ -1,8 +1,8 @@
 //! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
-//! `start` is the transaction, `precheck` makes slow checks before the transaction, `queue` bounds the number of
-//! waiting runs, and `withdraw` removes runs that do not begin. A run that clients start, and that begins at once, takes its
-//! [first step](FirstStep) in the same transaction.
+//! `start` is the transaction, `target` its thread, `precheck` makes slow checks before the transaction, `queue` bounds the
+//! number of waiting runs, and `withdraw` removes runs that do not begin. A run that clients start, and that begins at once,
+//! takes its [first step](FirstStep) in the same transaction.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
@@ -33,6 +33,7 @@ use crate::domain::trace::SpanContext;
 mod precheck;
 mod queue;
 mod start;
+mod target;
 mod withdraw;
 
 pub use queue::RunBounds;

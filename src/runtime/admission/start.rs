@@ -1,16 +1,14 @@
 //! The transaction that admits a run: it checks the request against the thread and stores the run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::target::{TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
-use crate::db::checkpoints::LaterLogEnd;
-use crate::db::runs::{InFlight, LaterInFlight, RunBefore};
-use crate::db::threads::LaterThread;
+use crate::db::runs::{InFlight, RunBefore};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
@@ -32,20 +30,13 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::access::{self, Denial};
 use crate::runtime::background::PARENT_RUN;
-use crate::runtime::prepare::FirstStep;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::shared::Core;
 use crate::runtime::{
     AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas, trace,
 };
 
-/// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
-const TEMPORARY: Ttl = Ttl {
-    after: Duration::from_secs(600),
-    strategy: TtlStrategy::Delete,
-};
-
-/// The TTL of that thread if the client may repeat its request.
+/// The TTL of the thread of a stateless run if the client may repeat its request.
 const HELD: Ttl = Ttl {
     after: REMEMBERED,
     strategy: TtlStrategy::Delete,
@@ -165,7 +156,7 @@ pub(in crate::runtime) async fn decide(
         is_new,
         in_flight,
         log_end,
-    } = find_or_make_thread(tx, target, new_run, context).await?;
+    } = target.find_or_make(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
     let settings = settings(new_run, &resolved, &thread);
     if is_configurable {
@@ -445,7 +436,7 @@ fn refusal(denial: &Denial, action: Action, thread: ThreadId) -> StartError {
 }
 
 /// Checks that no policy forbids the caller what a run does besides: it creates its thread, or cancels other runs.
-async fn check_by_policies(
+pub(super) async fn check_by_policies(
     tx: &mut Tx<'_>,
     thread: &Thread,
     new_run: &NewRun,
@@ -548,114 +539,6 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
     };
     db::runs::request_cancel(tx, old, action.word()).await?;
     Ok(Some((old, action)))
-}
-
-/// The thread of a request, before it is read.
-struct TargetLookup {
-    id: ThreadId,
-    /// True if the thread is created unless it exists.
-    may_make: bool,
-    /// The rows of the thread; none if it surely does not exist.
-    rows: Option<TargetRows>,
-}
-
-/// The rows of a thread that are read later in the transaction.
-struct TargetRows {
-    thread: LaterThread,
-    in_flight: LaterInFlight,
-    /// The end of its log, if the run may take its first step at once.
-    log_end: Option<LaterLogEnd>,
-}
-
-impl TargetLookup {
-    /// Begins to look for the thread of a request.
-    async fn begin(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> DbResult<Self> {
-        let (id, may_make) = match new_run.target {
-            Target::Thread(id) => (id, false),
-            Target::ThreadOrNew(id) => (id, true),
-            Target::Stateless { .. } => {
-                return Ok(Self {
-                    id: ThreadId::mint(),
-                    may_make: true,
-                    rows: None,
-                });
-            }
-        };
-        let may_step = context.worker.is_some() && FirstStep::is_possible(&new_run.request);
-        let rows = TargetRows {
-            thread: db::threads::lock_later(tx, id).await?,
-            in_flight: db::runs::count_in_flight_later(tx, id).await?,
-            log_end: match may_step {
-                true => Some(db::checkpoints::log_end_later(tx, id).await?),
-                false => None,
-            },
-        };
-        let rows = Some(rows);
-        Ok(Self { id, may_make, rows })
-    }
-}
-
-/// The thread of a request, locked.
-struct TargetThread {
-    thread: Thread,
-    /// True if it was created for the request.
-    is_new: bool,
-    /// The number of runs on it; none if it was created.
-    in_flight: Option<LaterInFlight>,
-    /// The end of its log, if it is to be read already.
-    log_end: Option<LaterLogEnd>,
-}
-
-/// Returns the thread of a request, locked. The thread is created if necessary.
-async fn find_or_make_thread(
-    tx: &mut Tx<'_>,
-    target: TargetLookup,
-    new_run: &NewRun,
-    context: &AdmissionContext,
-) -> Result<TargetThread, StartError> {
-    let now = context.now;
-    let TargetLookup { id, may_make, rows } = target;
-    if let Some(rows) = rows
-        && let Some(thread) = rows.thread.lock(tx).await?
-    {
-        return Ok(TargetThread {
-            thread,
-            is_new: false,
-            in_flight: Some(rows.in_flight),
-            log_end: rows.log_end,
-        });
-    }
-    if !may_make {
-        return Err(StartError::NoThread(id));
-    }
-    // The thread of a stateless run has a TTL in case nothing else deletes it.
-    let is_temporary = new_run.target == (Target::Stateless { keep: false });
-    let ttl = if is_temporary {
-        Some(TEMPORARY)
-    } else {
-        context.core.retention.threads
-    };
-    let thread = Thread::new(id, Ownership::of(&new_run.caller), new_run.metadata.clone(), now).with_ttl(ttl);
-    if db::threads::insert(tx, &thread).await? {
-        if !is_temporary {
-            check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
-        }
-        return Ok(TargetThread {
-            thread,
-            is_new: true,
-            in_flight: None,
-            log_end: None,
-        });
-    }
-    // Another client may have created the thread meanwhile.
-    let made = db::threads::lock(tx, id).await?;
-    let thread = made.ok_or(StartError::NoThread(id))?;
-    Ok(TargetThread {
-        thread,
-        is_new: false,
-        in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
-        log_end: None,
-    })
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
