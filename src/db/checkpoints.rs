@@ -503,7 +503,7 @@ pub struct LogSummary {
 /// Returns the summary of the log of a thread.
 pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
     let found = log_summary_later(tx, thread).await?.fetch_optional(tx).await?;
-    found.ok_or(DbError::NoRow)
+    Ok(found.ok_or(sqlx::Error::RowNotFound)?)
 }
 
 async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
@@ -558,7 +558,7 @@ impl LaterLogEnd {
             summary,
             newest,
         } = self;
-        let summary = summary.fetch_optional(tx).await?.ok_or(DbError::NoRow)?;
+        let summary = summary.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
         if summary.max_seq == 0 {
             return Ok(LogEnd {
                 summary,

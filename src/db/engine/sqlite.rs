@@ -27,6 +27,24 @@ const FAIL_UNLESS_CHANGED: &str = "select json(iif(changes() = 0, '', '0'))";
 /// The code of an error that a function of SQLite reports.
 const FAILED: &str = "1";
 
+/// The cause of an error: a statement that had to change a row has changed none. The driver has no error of its own for that,
+/// and its error about a row that was not found has other causes, too.
+#[derive(Debug, thiserror::Error)]
+#[error("a statement that had to change a row has changed none")]
+pub(in crate::db) struct NothingChanged;
+
+impl NothingChanged {
+    /// Returns the error of the driver that has this cause.
+    fn error() -> sqlx::Error {
+        sqlx::Error::Decode(Box::new(Self))
+    }
+
+    /// Returns whether this is the cause of an error.
+    pub(in crate::db) fn is_cause_of(error: &sqlx::Error) -> bool {
+        matches!(error, sqlx::Error::Decode(cause) if cause.is::<Self>())
+    }
+}
+
 /// Statements without values and results, such as those that begin and end a transaction.
 pub(in crate::db) type PlainStatements = &'static [&'static str];
 
@@ -48,6 +66,8 @@ pub(in crate::db) struct SqliteConn<'c> {
     kept: Vec<KeptRows>,
     /// The number of the last statement whose rows are kept.
     last_kept: usize,
+    /// The number of statements that have to change a row, and of which it is not known yet that they have.
+    unconfirmed: usize,
 }
 
 /// The rows of a statement that was sent with later ones.
@@ -81,6 +101,15 @@ struct Batch {
 impl Batch {
     fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// Returns the number of its statements that have to change a row.
+    fn count_changes(&self) -> usize {
+        let changes = self
+            .uses
+            .iter()
+            .filter(|(_, usage)| *usage == ResultUse::FailsUnlessChanged);
+        changes.count()
     }
 
     /// Adds a statement whose values are those behind the first `offset` ones.
@@ -169,6 +198,7 @@ impl<'c> SqliteConn<'c> {
             may_wait: false,
             kept: vec![],
             last_kept: 0,
+            unconfirmed: 0,
         }
     }
 
@@ -211,6 +241,12 @@ impl<'c> SqliteConn<'c> {
         }
         let openings = self.opening.len();
         let mut batch = std::mem::take(&mut self.waiting);
+        if self.unconfirmed > batch.count_changes() {
+            // The job has ignored the error.
+            let part = FailedPart::Job;
+            let error = NothingChanged::error();
+            return Err(EndError { part, error });
+        }
         if openings > 0 && batch.is_empty() {
             return Ok(());
         }
@@ -269,7 +305,7 @@ impl<'c> SqliteConn<'c> {
     }
 
     /// Lets a statement wait like [`Self::send_later`]. If it changes no row, the next one that is sent with it fails with
-    /// [`sqlx::Error::RowNotFound`], and none of those behind it is executed.
+    /// [`NothingChanged`], none of those behind it is executed, and the job cannot end well.
     ///
     /// # Errors
     /// As [`Self::send_later`].
@@ -277,6 +313,7 @@ impl<'c> SqliteConn<'c> {
         self.waiting.push(sql, offset);
         let position = self.waiting.count;
         self.waiting.uses.push((position, ResultUse::FailsUnlessChanged));
+        self.unconfirmed += 1;
         self.send_later(FAIL_UNLESS_CHANGED, 0).await
     }
 
@@ -342,7 +379,12 @@ impl<'c> SqliteConn<'c> {
             skipped,
             uses: batch.uses,
         };
-        sent.remaining_steps(steps, &mut self.opening_error, &mut self.kept)
+        let results = ResultPlaces {
+            opening_error: &mut self.opening_error,
+            kept: &mut self.kept,
+            unconfirmed: &mut self.unconfirmed,
+        };
+        sent.remaining_steps(steps, results)
     }
 }
 
@@ -367,20 +409,31 @@ struct SentStatements {
     uses: Vec<(usize, ResultUse)>,
 }
 
+/// The places for the results of sent statements, in the connection.
+struct ResultPlaces<'e> {
+    opening_error: &'e mut Option<sqlx::Error>,
+    kept: &'e mut Vec<KeptRows>,
+    unconfirmed: &'e mut usize,
+}
+
 impl SentStatements {
-    /// Leaves out the steps of the skipped statements, and moves rows that are to be kept to `kept`. If one of the statements
-    /// that begin the transaction fails, its error is stored.
+    /// Leaves out the steps of the skipped statements, and moves rows that are to be kept to their place. If one of the
+    /// statements that begin the transaction fails, its error is stored.
     fn remaining_steps<'e>(
         self,
         steps: BoxStream<'e, sqlx::Result<StatementStep>>,
-        opening_error: &'e mut Option<sqlx::Error>,
-        kept: &'e mut Vec<KeptRows>,
+        results: ResultPlaces<'e>,
     ) -> BoxStream<'e, sqlx::Result<StatementStep>> {
         let Self {
             openings,
             skipped,
             uses,
         } = self;
+        let ResultPlaces {
+            opening_error,
+            kept,
+            unconfirmed,
+        } = results;
         let mut rows = vec![];
         let mut ended = 0;
         let mut used = 0;
@@ -392,9 +445,13 @@ impl SentStatements {
             if matches!(step, Ok(Either::Left(_))) {
                 ended += 1;
                 used += usize::from(usage.is_some());
-                if let Some(ResultUse::Kept(number)) = usage {
-                    let rows = std::mem::take(&mut rows);
-                    kept.push(KeptRows { number, rows });
+                match usage {
+                    Some(ResultUse::Kept(number)) => {
+                        let rows = std::mem::take(&mut rows);
+                        kept.push(KeptRows { number, rows });
+                    }
+                    Some(ResultUse::FailsUnlessChanged) => *unconfirmed -= 1,
+                    None => {}
                 }
             }
             ready(match (step, usage) {
@@ -403,7 +460,7 @@ impl SentStatements {
                     Some(Err(sqlx::Error::BeginFailed))
                 }
                 (Err(error), Some(ResultUse::FailsUnlessChanged)) if has_code(&error, FAILED) => {
-                    Some(Err(sqlx::Error::RowNotFound))
+                    Some(Err(NothingChanged::error()))
                 }
                 (Err(error), _) => Some(Err(error)),
                 (Ok(Either::Right(row)), Some(ResultUse::Kept(_))) => {
@@ -477,7 +534,12 @@ impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
             skipped: opening.len(),
             uses: vec![],
         };
-        sent.remaining_steps(steps, &mut self.opening_error, &mut self.kept)
+        let results = ResultPlaces {
+            opening_error: &mut self.opening_error,
+            kept: &mut self.kept,
+            unconfirmed: &mut self.unconfirmed,
+        };
+        sent.remaining_steps(steps, results)
     }
 
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<SqliteRow>>>

@@ -3,11 +3,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use sqlx::{Connection, SqliteConnection, raw_sql};
+use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::Semaphore;
 
 use super::runs::claimed_run;
 use super::{Db, Refusal, on_both, read, run_at, stored_thread, thread_at, write};
+use crate::db::engine::on_engine;
 use crate::db::runs::{self, EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::threads::ThreadChange;
 use crate::db::{DbError, DbResult, Tx, checkpoints, events, threads};
@@ -28,6 +29,7 @@ on_both!(
     rows_that_are_read_later_are_those_of_their_statements,
     nothing_is_stored_on_behalf_of_a_claim_that_is_lost,
     a_lost_claim_is_told_by_the_next_statement,
+    a_row_that_is_not_found_is_no_lost_claim,
     a_savepoint_undoes_one_part,
     a_panicking_job_does_not_affect_others,
     a_job_finishes_without_its_caller,
@@ -462,6 +464,41 @@ async fn a_lost_claim_is_told_by_the_next_statement(db: Db) {
     });
     assert!(matches!(written.await, Err(DbError::NoRow)));
     assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_on_sqlite_that_ignores_that_its_claim_is_lost_stores_nothing() {
+    super::on_server(async {
+        let db = super::open("sqlite::memory:").await;
+        let thread = stored_thread(&db).await;
+        let holder = claimed_run(&db, run_at(thread, 1), 2).await;
+        let lost = LeaseHolder {
+            worker: WorkerId::mint(),
+            ..holder
+        };
+        let written = db.write(move |tx| {
+            Box::pin(async move {
+                runs::store_fenced(tx, lost, RunRowUpdate::at(Timestamp(3))).await?;
+                let told = checkpoints::max_seq(tx, thread).await;
+                assert!(matches!(told, Err(DbError::NoRow)), "{told:?}");
+                store_event(tx, thread, 1).await
+            })
+        });
+        assert!(matches!(written.await, Err(DbError::NoRow)));
+        assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 0);
+        db.close().await;
+    })
+    .await;
+}
+
+async fn a_row_that_is_not_found_is_no_lost_claim(db: Db) {
+    let found = db.read(|tx| {
+        Box::pin(async move {
+            const NONE: &str = "select 1 from threads where 1 = 0";
+            Ok::<i32, DbError>(on_engine!(tx, |conn| query_scalar(NONE).fetch_one(conn).await)?)
+        })
+    });
+    assert!(matches!(found.await, Err(DbError::Unavailable(_))));
 }
 
 async fn reads_without_a_caller_hold_nothing_up(db: Db) {

@@ -51,7 +51,9 @@ impl TargetLookup {
                 });
             }
         };
-        let may_step = context.worker.is_some() && FirstStep::is_possible(&new_run.request);
+        // An answer changes the end of the log in this transaction.
+        let brings_answer = new_run.resume.is_some();
+        let may_step = context.worker.is_some() && !brings_answer && FirstStep::is_possible(&new_run.request);
         let rows = TargetRows {
             thread: db::threads::lock_later(tx, id).await?,
             in_flight: db::runs::count_in_flight_later(tx, id).await?,
