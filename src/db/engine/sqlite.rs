@@ -345,8 +345,8 @@ impl<'c> SqliteConn<'c> {
         }
         match self.kept.iter().position(|kept| kept.number == number) {
             Some(at) => Ok(self.kept.swap_remove(at).rows),
-            // It was sent with a statement that failed, or the thread of the connection has ended.
-            None => Err(sqlx::Error::Protocol("a statement was not executed".to_owned())),
+            // The thread of the connection has ended before the statement, or an earlier one failed and the job has ignored it.
+            None => Err(sqlx::Error::WorkerCrashed),
         }
     }
 
