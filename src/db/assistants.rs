@@ -11,6 +11,7 @@ use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart, PageQuery};
+use super::statement::LaterRows;
 use super::{DbResult, Tx};
 use crate::domain::access::{AccessScope, Ownership};
 use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};
@@ -176,8 +177,26 @@ pub async fn insert_all(tx: &mut Tx<'_>, assistants: &[Assistant]) -> DbResult<H
 
 /// Returns the assistant with this id.
 pub async fn find(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant>> {
+    find_later(tx, id).await?.find(tx).await
+}
+
+/// An assistant that is read later in its transaction.
+pub struct LaterAssistant(LaterRows<AssistantRow>);
+
+/// Returns the assistant with this id, to be read later in the transaction, which must not change it meanwhile. On SQLite it is
+/// read together with other rows.
+pub async fn find_later(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<LaterAssistant> {
     const SQL: &str = concatcp!(SELECT, " where assistant_id = $1");
-    select_one(tx, SQL, id).await
+    let found = tx.statement(SQL).bind(id.0).fetch_later().await?;
+    Ok(LaterAssistant(found))
+}
+
+impl LaterAssistant {
+    /// Reads the assistant like [`find`], and returns it.
+    pub async fn find(self, tx: &mut Tx<'_>) -> DbResult<Option<Assistant>> {
+        let found = self.0.fetch_optional(tx).await?;
+        found.map(Assistant::try_from).transpose()
+    }
 }
 
 /// Returns the assistant with this id, locked until the end of the transaction.

@@ -172,7 +172,8 @@ pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskReco
 
 /// The SQL condition that the task of row `t` is not over, as far as this server knows.
 const IS_NOT_OVER: &str = "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-    and r.status in ('pending', 'running')) or exists (select 1 from interrupts i \
+    and r.status = 'pending') or exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
+    and r.status = 'running') or exists (select 1 from interrupts i \
     where i.thread_id = t.task_id and i.status = 'pending') or exists (select 1 from remote_runs w \
     where w.remote_run_id = t.task_id and coalesce(w.seen_status, 'running') in ('pending', 'running', 'waiting')))";
 
@@ -241,10 +242,10 @@ pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<Thread
          join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
          where t.watched and p.status in ('idle', 'error') and not exists (select 1 from jobs j \
          where j.kind = 'notify_parent' and j.key = t.parent_thread) and case when w.url is null then \
-         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
-         and (r.status = 'running' or r.status = 'pending' and ",
+         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and r.status = 'running') \
+         and not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 and r.status = 'pending' and ",
         str_replace!(NO_QUESTION, "{run}", "r"),
-        ")) and (t.told_run is null or t.told_run is distinct from ("
+        ") and (t.told_run is null or t.told_run is distinct from ("
     );
     const REMOTE: &str = ")) else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
         and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";

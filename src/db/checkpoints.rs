@@ -28,6 +28,7 @@ use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::{Engine, LaneColumn, on_engine};
 use super::error::corrupt;
 use super::json::ColumnRef;
+use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -403,17 +404,18 @@ const SELECT_HEAD: &str =
 
 /// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
+    let found = head_later(tx, thread, lane).await?.fetch_optional(tx).await?;
+    let Some(row) = found else { return Ok(None) };
+    row.read(tx, thread).await.map(Some)
+}
+
+async fn head_later(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<LaterRows<HeadRow>> {
     const SQL: &str = concatcp!(
         SELECT_HEAD,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
-    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(thread.0)
-        .bind(LaneColumn(lane))
-        .fetch_optional(conn)
-        .await)?;
-    let Some(row) = row else { return Ok(None) };
-    row.read(tx, thread).await.map(Some)
+    let statement = tx.statement(SQL).bind(thread.0).bind(LaneColumn(lane));
+    statement.fetch_later().await
 }
 
 /// Returns the id of the newest checkpoint of a lane.
@@ -514,6 +516,11 @@ pub struct LogSummary {
 
 /// Returns the summary of the log of a thread.
 pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSummary> {
+    let found = log_summary_later(tx, thread).await?.fetch_optional(tx).await?;
+    Ok(found.ok_or(sqlx::Error::RowNotFound)?)
+}
+
+async fn log_summary_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterRows<LogSummary>> {
     const SUMMARY: &str = "select coalesce(max(seq), 0) as max_seq, \
         exists (select 1 from remembered_decisions where thread_id = $1) as has_decisions from (";
     const STEPS: &str = "select max(seq) as seq from checkpoints where thread_id = $1";
@@ -529,10 +536,55 @@ pub async fn log_summary(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LogSumma
     );
     const POSTGRES: &str = concatcp!(SUMMARY, STEPS, EVENTS);
     let sql = tx.either(SQLITE, POSTGRES);
-    Ok(on_engine!(tx, |conn| query_as(sql)
-        .bind(thread.0)
-        .fetch_one(conn)
-        .await)?)
+    tx.statement(sql).bind(thread.0).fetch_later().await
+}
+
+/// The end of a thread's log that is read later in its transaction.
+pub struct LaterLogEnd {
+    thread: ThreadId,
+    summary: LaterRows<LogSummary>,
+    newest: LaterRows<HeadRow>,
+}
+
+/// The end of a thread's log.
+pub struct LogEnd {
+    /// The summary of the log.
+    pub summary: LogSummary,
+    /// The newest checkpoint of the main agent, or why it cannot be read.
+    pub newest: DbResult<Option<Head>>,
+}
+
+/// Returns the end of the log of a thread, to be read later in the transaction, which must store nothing in the log meanwhile. On
+/// SQLite it is read together with other rows.
+pub async fn log_end_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterLogEnd> {
+    Ok(LaterLogEnd {
+        thread,
+        summary: log_summary_later(tx, thread).await?,
+        newest: head_later(tx, thread, Lane::Main).await?,
+    })
+}
+
+impl LaterLogEnd {
+    /// Reads the end of the log. Of an empty log, no checkpoint is read.
+    pub async fn read(self, tx: &mut Tx<'_>) -> DbResult<LogEnd> {
+        let Self {
+            thread,
+            summary,
+            newest,
+        } = self;
+        let summary = summary.fetch_optional(tx).await?.ok_or(sqlx::Error::RowNotFound)?;
+        if summary.max_seq == 0 {
+            return Ok(LogEnd {
+                summary,
+                newest: Ok(None),
+            });
+        }
+        let newest = match newest.fetch_optional(tx).await? {
+            Some(row) => row.read(tx, thread).await.map(Some),
+            None => Ok(None),
+        };
+        Ok(LogEnd { summary, newest })
+    }
 }
 
 /// Deletes the checkpoints and events of a run of the main agent, in all lanes. No later checkpoint may descend from

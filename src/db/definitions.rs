@@ -89,8 +89,8 @@ impl TryFrom<VersionRow> for DefinitionVersion {
 /// The condition that nothing needs the content `d`: no version, no pending or running run, and no run on a busy or
 /// interrupted thread.
 const IS_UNUSED: &str = "not exists (select 1 from definition_versions v where v.digest = d.digest) \
-    and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
-    and r.definition = d.digest) \
+    and not exists (select 1 from runs r where r.depth = 0 and r.status = 'pending' and r.definition = d.digest) \
+    and not exists (select 1 from runs r where r.depth = 0 and r.status = 'running' and r.definition = d.digest) \
     and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
     where t.status in ('busy', 'interrupted') and r.definition = d.digest)";
 

@@ -38,6 +38,7 @@ pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 use postgres::SessionSettings;
 pub(super) use postgres::{PostgresConn, PostgresPool, pool_hosts};
+use sqlite::NothingChanged;
 pub(super) use sqlite::{EndError, FailedPart, PlainStatements, SqliteConn, first_row};
 pub(super) use vector::Vector;
 
@@ -550,6 +551,9 @@ async fn acquire_at_one_of_several(pool: &PostgresPool) -> Result<PoolConnection
 pub(super) fn classify_error(error: sqlx::Error) -> DbError {
     if matches!(error, sqlx::Error::PoolClosed) {
         return DbError::Closed;
+    }
+    if NothingChanged::is_cause_of(&error) {
+        return DbError::NoRow;
     }
     let Some(told) = error.as_database_error() else {
         return DbError::Unavailable(Arc::new(error));

@@ -12,6 +12,9 @@ pub enum DbError {
     /// A unique key is taken, or a referenced row does not exist.
     #[error("in conflict with what is stored: {0}")]
     Conflict(String),
+    /// A row that the transaction had to change does not exist, or not as it has to be. Nothing of the transaction is stored.
+    #[error("a row that was to be changed does not exist")]
+    NoRow,
     /// The transaction lost a race; a retry may succeed.
     #[error("the database is busy")]
     Busy,
@@ -68,6 +71,7 @@ impl DbError {
             Self::Busy | Self::Sealed(_) => true,
             Self::Unavailable(error) => super::engine::is_transient(error),
             Self::Conflict(_)
+            | Self::NoRow
             | Self::Corrupt { .. }
             | Self::Unfit(_)
             | Self::Unbound

@@ -14,7 +14,7 @@
 //! 1. the idempotency key of the request ([`Db::write_once`]), or the lock of claims ([`runs::lock_claims`]);
 //! 2. the thread ([`threads::lock`]), and that of an agent before those of its background tasks;
 //! 3. the cron of the thread;
-//! 4. the run of the main agent ([`runs::check_fence`], [`runs::lock`], [`runs::request_cancel`]);
+//! 4. the run of the main agent ([`runs::check_fence`], [`runs::store_fenced`], [`runs::lock`], [`runs::request_cancel`]);
 //! 5. its checkpoints, the runs of its subagents, its interrupts;
 //! 6. trees, by their ids ([`trees::lock`]), then background tasks;
 //! 7. jobs, then deliveries.

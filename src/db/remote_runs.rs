@@ -56,8 +56,9 @@ const IS_OVER: &str = concatcp!(
     "not exists (select 1 from runs r where r.run_id = e.remote_run_id and (r.status not in {statuses} \
      or exists (select 1 from interrupts i where i.thread_id = r.thread_id and i.status = 'pending' and ",
     IS_RAISED_BY_IT,
-    ") or (r.status <> 'error' and exists (select 1 from runs m \
-     where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))))"
+    ") or (r.status <> 'error' and (exists (select 1 from runs m \
+     where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'pending') or exists (select 1 from runs m \
+     where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'running')))))"
 );
 
 /// The SQL condition that the run of row `e` is one of a main agent, and its question was dropped.
@@ -86,8 +87,9 @@ const WAITS: &str = concatcp!(
     "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id \
      where r.run_id = e.remote_run_id and i.status = 'pending' and ",
     IS_RAISED_BY_IT,
-    " and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 \
-     and (m.status = 'running' or m.status = 'pending' and m.turn = 'answer')))"
+    " and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'running') \
+     and not exists (select 1 from runs m where m.thread_id = r.thread_id and m.depth = 0 and m.status = 'pending' \
+     and m.turn = 'answer'))"
 );
 
 /// The SQL condition that no job will cancel the work of row `e`.

@@ -113,6 +113,19 @@ pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<Ve
     select_ids(tx, SQL, now, limit).await
 }
 
+/// Makes the index of SQLite by which [`unpruned`] finds threads if that is used, else drops it: each change of a thread's state
+/// writes a page of it or two. Postgres always has it, since its servers may be configured one after the other.
+pub async fn set_index_of_unpruned(tx: &mut Tx<'_>, is_used: bool) -> DbResult<()> {
+    const CREATE: &str = "create index if not exists threads_unpruned on threads (state_updated_at, thread_id) \
+        where pruned_at is null or pruned_at < state_updated_at";
+    const DROP: &str = "drop index if exists threads_unpruned";
+    if tx.engine() == Engine::Postgres {
+        return Ok(());
+    }
+    let sql = if is_used { CREATE } else { DROP };
+    tx.statement(sql).execute_later().await
+}
+
 /// Returns up to `limit` threads that are not busy, whose state last changed at or before `until` and that were not
 /// pruned since, oldest first.
 pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {

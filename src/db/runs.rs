@@ -21,8 +21,8 @@ pub use below::{count_waiting, members, successor, tree};
 pub use claims::{
     Claim, EndOfRun, LeaseHolder, RunRowUpdate, adopt_orphans, cancels_of, check_fence, claim, end_fenced, first_seq,
     held_by, is_cancelled_while_waiting, is_to_stop, mark_begun_by, mark_reported, mark_unreported, next_due_at,
-    release, release_all, request_cancel, restore_children, set_child_status, set_first_seq, some_pending,
-    some_running, stop_below, stop_children, unreported,
+    release, release_all, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below,
+    stop_children, store_fenced, unreported,
 };
 pub(super) use order::{LAST_ENDED_ON_POSTGRES, LAST_ENDED_ON_SQLITE};
 pub use order::{begun_after, begun_before_last, begun_by, begun_with, ended_among, latest};
@@ -37,6 +37,7 @@ use super::blobs::{self, Holder, Packer, StoredText};
 use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
 use super::part::{ListBuilder, ListPart};
+use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
@@ -279,11 +280,24 @@ fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
 /// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it: by the end of the transaction, see
 /// [`Statement::execute_later`](super::statement::Statement::execute_later).
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
+    insert_begun(tx, run, worker, None).await
+}
+
+/// Stores a new run like [`insert`]. `first_seq` is the number of its first event, if the same transaction stores that.
+///
+/// # Errors
+/// As [`insert`].
+pub async fn insert_begun(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    worker: Option<WorkerId>,
+    first_seq: Option<i64>,
+) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility, crashes, queue, definition, turn) \
+        visibility, crashes, queue, definition, turn, first_seq) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0, $20, \
-        $21, $22)";
+        $21, $22, $23)";
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let sealer = tx.sealer_of_thread(run.thread).await?;
     let at = |column| cell(column, &run.id);
@@ -316,6 +330,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.queue.text())
         .bind(run.request.pinned_definition().map(|digest| digest.0.as_str()))
         .bind(run.request.turn().word())
+        .bind(first_seq)
         .execute_later()
         .await?;
     let holder = Holder::Request {
@@ -477,9 +492,12 @@ pub async fn descendants(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<Run>> {
 
 /// Returns the pending and running runs of the main agent on a thread, oldest first.
 pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> {
+    // On SQLite each status has an index of its own.
     const SQL: &str = concatcp!(
         SELECT,
-        " where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id"
+        " where thread_id = $1 and depth = 0 and status = 'pending' union all ",
+        SELECT,
+        " where thread_id = $1 and depth = 0 and status = 'running' order by created_at, run_id"
     );
     select_all(tx, SQL, thread.0).await
 }
@@ -502,25 +520,45 @@ impl InFlight {
 
 /// Counts the runs of [`in_flight`] without reading them.
 pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFlight> {
+    count_in_flight_later(tx, thread).await?.count(tx).await
+}
+
+/// A count of runs that is made later in its transaction.
+pub struct LaterInFlight(LaterRows<(String, i64)>);
+
+/// Returns the count of [`count_in_flight`], to be made later in the transaction, which must store or change no run of the
+/// thread meanwhile. On SQLite it is made together with other statements.
+pub async fn count_in_flight_later(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<LaterInFlight> {
     const SQL: &str = "select status, count(*) from runs \
-        where thread_id = $1 and depth = 0 and status in ('pending', 'running') group by status";
-    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    let count = |status: RunStatus| {
-        let found = rows.iter().find(|(word, _)| word == status.word());
-        found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
-    };
-    Ok(InFlight {
-        waiting: count(RunStatus::Pending),
-        at_work: count(RunStatus::Running),
-    })
+        where thread_id = $1 and depth = 0 and status = 'pending' group by status \
+        union all select status, count(*) from runs \
+        where thread_id = $1 and depth = 0 and status = 'running' group by status";
+    let counted = tx.statement(SQL).bind(thread.0).fetch_later().await?;
+    Ok(LaterInFlight(counted))
+}
+
+impl LaterInFlight {
+    /// Counts the runs, and returns their numbers.
+    pub async fn count(self, tx: &mut Tx<'_>) -> DbResult<InFlight> {
+        let rows = self.0.fetch_all(tx).await?;
+        let count = |status: RunStatus| {
+            let found = rows.iter().find(|(word, _)| word == status.word());
+            found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
+        };
+        Ok(InFlight {
+            waiting: count(RunStatus::Pending),
+            at_work: count(RunStatus::Running),
+        })
+    }
 }
 
 /// Returns the ids of the runs of [`in_flight`], in the same order.
 pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
-    const SQL: &str = "select run_id from runs \
-        where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id";
-    let rows: Vec<(Uuid,)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
+    const SQL: &str = "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'pending' \
+        union all select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'running' \
+        order by created_at, run_id";
+    let rows: Vec<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(id, _)| RunId(id)).collect())
 }
 
 /// Returns those of these runs that are stored, with their threads.

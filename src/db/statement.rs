@@ -1,10 +1,11 @@
 //! A statement that can be sent together with others.
 //!
 //! On SQLite each exchange with the thread of the connection costs more than most statements. So statements whose results
-//! nothing needs wait for the next one of their transaction. Postgres takes one statement with values at a time, so there
-//! each is sent at once.
+//! nothing needs wait for the next one of their transaction, and so do those whose [rows](LaterRows) are needed later.
+//! Postgres takes one statement with values at a time, so there each is sent at once, or when its rows are needed.
 
 use std::borrow::Cow;
+use std::marker::PhantomData;
 
 use futures::TryStreamExt;
 use sqlx::error::BoxDynError;
@@ -13,7 +14,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Arguments, AssertSqlSafe, Either, Encode, FromRow, Postgres, Sqlite, Type, query_as_with, query_with};
 
 use super::engine::{Conn, Engine, PostgresConn, SqliteConn, first_row};
-use super::{DbResult, Tx};
+use super::{DbError, DbResult, Tx};
 
 /// The most values of a statement with rows on SQLite, which searches the place of each value by its number.
 const MOST_VALUES: usize = 60;
@@ -152,6 +153,42 @@ impl Statement<'_, '_> {
         }
     }
 
+    /// Executes the statement like [`Self::execute_later`]. If it changes no row, nothing of the transaction is stored: it fails
+    /// as if the database had refused the statement.
+    ///
+    /// # Errors
+    /// [`DbError::NoRow`] if it changed no row, those of the statement, and of others that waited.
+    pub(super) async fn change_later(self) -> DbResult<()> {
+        match self.target {
+            Target::Sqlite { conn, offset } => Ok(conn.change_later(&self.sql, offset).await?),
+            Target::Postgres { conn, arguments, error } => {
+                encoded(error)?;
+                let done = query_with(AssertSqlSafe(self.sql), arguments).execute(conn).await?;
+                match done.rows_affected() {
+                    0 => Err(DbError::NoRow),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Executes the statement before its rows are [read](LaterRows::fetch_all). On SQLite that is together with what is sent
+    /// meanwhile, on Postgres only then. So the transaction must change nothing meanwhile that the statement reads.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn fetch_later<R: ReadRow>(self) -> DbResult<LaterRows<R>> {
+        let source = match self.target {
+            Target::Sqlite { conn, offset } => LaterSource::Sqlite(conn.fetch_later(&self.sql, offset).await?),
+            Target::Postgres { arguments, error, .. } => {
+                encoded(error)?;
+                LaterSource::Postgres(self.sql, arguments)
+            }
+        };
+        let row = PhantomData;
+        Ok(LaterRows { source, row })
+    }
+
     /// Executes the statement and returns its first row.
     ///
     /// # Errors
@@ -194,6 +231,49 @@ impl Statement<'_, '_> {
                     .await?)
             }
         }
+    }
+}
+
+/// The rows of a statement that are read later in its transaction.
+pub(super) struct LaterRows<R> {
+    source: LaterSource,
+    row: PhantomData<fn() -> R>,
+}
+
+enum LaterSource {
+    /// The number under which the connection keeps the rows.
+    Sqlite(usize),
+    /// The statement with its values.
+    Postgres(Cow<'static, str>, PgArguments),
+}
+
+impl<R: ReadRow> LaterRows<R> {
+    /// Returns all rows. `tx` is the transaction of the statement.
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn fetch_all(self, tx: &mut Tx<'_>) -> DbResult<Vec<R>> {
+        match (self.source, &mut tx.conn) {
+            (LaterSource::Sqlite(number), Conn::Sqlite(conn)) => {
+                let rows = conn.take_kept(number).await?;
+                rows.iter().map(|row| R::from_row(row).map_err(DbError::from)).collect()
+            }
+            (LaterSource::Postgres(sql, arguments), Conn::Postgres(conn)) => {
+                Ok(query_as_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?)
+            }
+            // The transaction of another database.
+            (LaterSource::Sqlite(_), Conn::Postgres(_)) | (LaterSource::Postgres(..), Conn::Sqlite(_)) => {
+                Err(DbError::Closed)
+            }
+        }
+    }
+
+    /// Returns the first row, like [`Self::fetch_all`].
+    ///
+    /// # Errors
+    /// Those of the statement, and of others that waited.
+    pub(super) async fn fetch_optional(self, tx: &mut Tx<'_>) -> DbResult<Option<R>> {
+        Ok(self.fetch_all(tx).await?.into_iter().next())
     }
 }
 

@@ -20,6 +20,7 @@ use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable};
 use super::runs::NO_QUESTION;
 use super::sealing::Sealer;
+use super::statement::LaterRows;
 use super::{DbResult, Tx, access, blobs, idempotency};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -149,10 +150,28 @@ pub async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
 /// Returns the thread with this id, locked until the end of the transaction. Rows that belong to the thread can still be
 /// added: the steps of its run at work do not wait. See [the order of locks](crate::db#the-order-of-locks).
 pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
+    lock_later(tx, id).await?.lock(tx).await
+}
+
+/// A thread that is locked later in its transaction.
+pub struct LaterThread(LaterRows<ThreadRow>);
+
+/// Returns the thread with this id, to be locked later in the transaction, which must not change it meanwhile. On SQLite it is
+/// read together with other rows.
+pub async fn lock_later(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<LaterThread> {
     const SQLITE: &str = concatcp!(SELECT, " where thread_id = $1");
     const POSTGRES: &str = concatcp!(SELECT, " where thread_id = $1 for no key update");
     let sql = tx.either(SQLITE, POSTGRES);
-    select_one(tx, sql, id).await
+    let found = tx.statement(sql).bind(id.0).fetch_later().await?;
+    Ok(LaterThread(found))
+}
+
+impl LaterThread {
+    /// Locks the thread like [`lock`], and returns it.
+    pub async fn lock(self, tx: &mut Tx<'_>) -> DbResult<Option<Thread>> {
+        let found = self.0.fetch_optional(tx).await?;
+        Ok(found.map(Thread::from))
+    }
 }
 
 /// Locks threads like [`lock`], in an order that is the same for all transactions.
@@ -303,10 +322,11 @@ pub async fn leave(
 ) -> DbResult<Option<LeftThread>> {
     const SQL: &str = concatcp!(
         "update threads set status = case when exists (select 1 from runs other \
-         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
-         and other.run_id <> $2 and (other.status = 'running' or ",
+         where other.thread_id = $1 and other.depth = 0 and other.status = 'running' and other.run_id <> $2) \
+         or exists (select 1 from runs other \
+         where other.thread_id = $1 and other.depth = 0 and other.status = 'pending' and other.run_id <> $2 and ",
         str_replace!(NO_QUESTION, "{run}", "other"),
-        ")) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+        ") then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
          expires_at = $6 + ttl where thread_id = $1 returning exists (select 1 from interrupts asked \
          where asked.thread_id = $1 and asked.status = 'pending') and exists (select 1 from runs message \
          where message.thread_id = $1 and message.depth = 0 and message.status = 'pending' \

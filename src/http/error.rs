@@ -650,6 +650,7 @@ impl From<DbError> for ApiError {
                 Self::database_unavailable(&error)
             }
             DbError::Conflict(_)
+            | DbError::NoRow
             | DbError::Corrupt { .. }
             | DbError::Unbound
             | DbError::Panicked(_)

@@ -1,8 +1,8 @@
 //! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
-//! `start` is the transaction, `precheck` makes slow checks before the transaction, `queue` bounds the number of
-//! waiting runs, and `withdraw` removes runs that do not begin. A run that clients start, and that begins at once, takes its
-//! [first step](FirstStep) in the same transaction.
+//! `start` is the transaction, `target` its thread, `precheck` makes slow checks before the transaction, `queue` bounds the
+//! number of waiting runs, and `withdraw` removes runs that do not begin. A run that clients start, and that begins at once,
+//! takes its [first step](FirstStep) in the same transaction.
 //!
 //! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
 //! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached). If the
@@ -19,6 +19,7 @@ use super::prepare::FirstStep;
 use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes, trace};
+use crate::db::checkpoints::LaterLogEnd;
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::Digest;
@@ -32,6 +33,7 @@ use crate::domain::trace::SpanContext;
 mod precheck;
 mod queue;
 mod start;
+mod target;
 mod withdraw;
 
 pub use queue::RunBounds;
@@ -39,7 +41,7 @@ pub use queue::RunBounds;
 pub(super) use precheck::{CheckedWrite, is_large};
 pub(super) use queue::QueueRoom;
 pub(super) use start::{
-    check_ahead, check_stateless, check_tenant, find_assistant, keep_for_key, refuse_assistant_by_policies,
+    check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant_by_policies,
     refuse_by_policies, start_as, try_start,
 };
 pub(super) use withdraw::{Undone, leave_thread, undo, withdraw};
@@ -53,6 +55,8 @@ pub(super) struct Admitted {
     pub(super) is_thread_new: bool,
     /// True if the run is stored as running, under fence 0, and this process has to drive it.
     pub(super) claimed: bool,
+    /// The end of the log of the thread, if it is to be read together with what the admission reads.
+    pub(super) log_end: Option<LaterLogEnd>,
     /// The first step of a claimed run, if the same transaction stores it.
     pub(super) first_step: Option<Box<FirstStep>>,
     /// The run at work that this run displaces, with the action on its checkpoints. If it is at work in another process,

@@ -17,7 +17,7 @@ use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
 use super::jobs::JobQueue;
 use super::journal::LaneJournal;
-use super::prepare::{self, BegunRun, FirstStep, ReadyMachine};
+use super::prepare::{self, BegunRun, FirstStep, PlannedStep, ReadyMachine};
 use super::registry::Registry;
 use super::retry::retry_until_available;
 use super::run_context::{RunContext, fault};
@@ -343,18 +343,22 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// Takes the first step of a run in the transaction that admits it, if the run is claimed and needs nothing else for
+    /// Plans the first step of a run for the transaction that admits it, if the run is claimed and needs nothing else for
     /// that.
-    pub(super) async fn take_first_step(&self, tx: &mut Tx<'_>, admitted: &mut Admitted) -> DbResult<()> {
+    pub(super) async fn plan_first_step(
+        &self,
+        tx: &mut Tx<'_>,
+        admitted: &mut Admitted,
+    ) -> DbResult<Option<PlannedStep>> {
         if !FirstStep::is_possible(&admitted.run.request) {
-            return Ok(());
+            return Ok(None);
         }
-        if let Some(claim) = admitted.claim() {
-            let run_context = Arc::new(self.run_context(claim));
-            let taken = FirstStep::take(tx, run_context, admitted.is_thread_new).await?;
-            admitted.first_step = taken.map(Box::new);
-        }
-        Ok(())
+        let Some(claim) = admitted.claim() else {
+            return Ok(None);
+        };
+        let run_context = Arc::new(self.run_context(claim));
+        let log_end = admitted.log_end.take();
+        PlannedStep::plan(tx, run_context, admitted.is_thread_new, log_end).await
     }
 
     /// Starts to drive a claimed run; `fresh` when no process has done so before.

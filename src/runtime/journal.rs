@@ -441,7 +441,11 @@ impl LaneJournal {
                 Ok(written)
             })
         });
-        write.await
+        match write.await {
+            // The row of the run is not as this process left it.
+            Err(DbError::NoRow) => Ok(CommitOutcome::Lost),
+            written => written,
+        }
     }
 
     /// Stores a batch. While the database is unavailable the write is retried, since the work cannot be repeated.

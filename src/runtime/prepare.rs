@@ -27,7 +27,7 @@ use crate::tool::budget::{Budget, Meter, SharedBudget};
 
 mod first_step;
 
-pub(super) use first_step::{BegunRun, FirstStep};
+pub(super) use first_step::{BegunRun, FirstStep, PlannedStep};
 
 /// A machine that is ready to be driven.
 pub(super) struct ReadyMachine {

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
+use crate::db::assistants::LaterAssistant;
 use crate::db::definitions::ClientAgent;
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
@@ -22,7 +23,7 @@ use crate::definition::{
 };
 use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::identity::Tenant;
 use crate::domain::machine::Phase;
 use crate::domain::run::{AssignedAgent, Run};
@@ -210,6 +211,38 @@ impl ResolvedAssistant {
     /// Returns whether a client of another tenant defined the agent.
     pub(super) fn is_of_another(&self, tenant: &Tenant) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner != tenant)
+    }
+}
+
+/// An assistant that a request names, and that is read later in the transaction.
+pub(super) struct AssistantLookup {
+    id: AssistantId,
+    /// The agents when the request was looked at.
+    current: Current,
+    found: LaterAssistant,
+}
+
+impl AssistantLookup {
+    /// Returns the assistant with its agent.
+    ///
+    /// # Errors
+    /// As [`Registry::resolve`].
+    pub(super) async fn resolve(self, tx: &mut Tx<'_>) -> Result<ResolvedAssistant, StartError> {
+        let Self { id, current, found } = self;
+        let Some(assistant) = found.find(tx).await? else {
+            return Err(StartError::NoAssistant(id.to_string()));
+        };
+        match current.agents.of_graph(&assistant.settings.graph_id) {
+            Some(known) => Ok(ResolvedAssistant {
+                owner: current.owners.get(&known.graph_id).cloned(),
+                known: Arc::clone(known),
+                assistant,
+            }),
+            None => Err(StartError::NoAgent {
+                assistant: id,
+                graph_id: assistant.settings.graph_id,
+            }),
+        }
     }
 }
 
@@ -561,28 +594,24 @@ impl Registry {
         tx: &mut Tx<'_>,
         wanted: &AssistantRef,
     ) -> Result<ResolvedAssistant, StartError> {
-        let Current { agents, owners, .. } = self.current();
+        self.look_up(tx, wanted).await?.resolve(tx).await
+    }
+
+    /// Begins to look for the assistant that a request names. On SQLite it is read together with other rows.
+    ///
+    /// # Errors
+    /// As [`Registry::resolve`].
+    pub(super) async fn look_up(&self, tx: &mut Tx<'_>, wanted: &AssistantRef) -> Result<AssistantLookup, StartError> {
+        let current = self.current();
         let id = match wanted {
             AssistantRef::Id(id) => *id,
-            AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
+            AssistantRef::Graph(graph_id) => match current.agents.of_graph(graph_id) {
                 Some(known) => known.assistant,
                 None => return Err(StartError::NoAssistant(graph_id.clone())),
             },
         };
-        let Some(assistant) = db::assistants::find(tx, id).await? else {
-            return Err(StartError::NoAssistant(id.to_string()));
-        };
-        match agents.of_graph(&assistant.settings.graph_id) {
-            Some(known) => Ok(ResolvedAssistant {
-                owner: owners.get(&known.graph_id).cloned(),
-                known: Arc::clone(known),
-                assistant,
-            }),
-            None => Err(StartError::NoAgent {
-                assistant: id,
-                graph_id: assistant.settings.graph_id,
-            }),
-        }
+        let found = db::assistants::find_later(tx, id).await?;
+        Ok(AssistantLookup { id, current, found })
     }
 
     /// Returns the last agent of a thread, as it is defined now; none if it does not exist for the tenant of the thread,

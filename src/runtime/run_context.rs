@@ -47,7 +47,7 @@ pub(super) struct RunContext {
 
 impl RunContext {
     pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), db::runs::RunRowUpdate::at(now)).await
+        db::runs::check_fence(tx, self.holder(), now).await
     }
 
     pub(super) fn holder(&self) -> db::runs::LeaseHolder {

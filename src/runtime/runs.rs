@@ -253,11 +253,16 @@ async fn admit(
     context: &AdmissionContext,
     is_followed: bool,
 ) -> Result<Admitted, StartError> {
-    let mut admitted = admission::start_as(tx, id, new_run, 0, context).await?;
+    let mut unstored = admission::decide(tx, id, new_run, 0, context).await?;
     if is_followed {
-        admission::keep_for_key(tx, &mut admitted.run, context.now).await?;
+        unstored.keep_for_key();
     }
-    dispatcher.take_first_step(tx, &mut admitted).await?;
+    let planned = dispatcher.plan_first_step(tx, &mut unstored.admitted).await?;
+    let first_seq = planned.as_ref().map(|planned| planned.first);
+    let mut admitted = unstored.store(tx, first_seq).await?;
+    if let Some(planned) = planned {
+        admitted.first_step = Some(Box::new(planned.store(tx).await?));
+    }
     Ok(admitted)
 }
 

@@ -47,18 +47,14 @@ pub async fn machine_as_left(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Chec
     }
 }
 
-/// Returns the same as [`machine`], if the state at the newest checkpoint is in memory; none otherwise.
-pub async fn machine_in_memory(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    lane: Lane,
-) -> DbResult<Option<(Machine, Option<i64>)>> {
-    let Some(head) = head(tx, thread, lane).await? else {
-        return Ok(Some((Machine::default(), None)));
+/// Returns the same as [`machine_of`], if the state at the checkpoint is in memory; none otherwise.
+pub fn machine_in_memory(tx: &Tx<'_>, found: Option<Head>) -> Option<(Machine, Option<i64>)> {
+    let Some(head) = found else {
+        return Some((Machine::default(), None));
     };
     let segment = head.segment;
-    let state = tx.states.get(head.id);
-    Ok(state.map(|state| (at(head, State::clone(&state)), Some(segment))))
+    let state = tx.states.get(head.id)?;
+    Some((at(head, State::clone(&state)), Some(segment)))
 }
 
 async fn restore(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {

@@ -1,7 +1,7 @@
 //! SQLite. The driver runs each connection in a thread of its own, and to hand that thread a statement and to wait for the
 //! result costs more than most statements do. So what can be sent together is sent together: the statements that begin
-//! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs with the
-//! next one.
+//! and end a transaction with those of its job, and the [statements](crate::db::statement) whose results nothing needs yet with
+//! the next one. Their rows are kept until they are asked for.
 
 use std::fmt;
 use std::future::ready;
@@ -16,8 +16,34 @@ use sqlx::{
     SqliteConnection, Type, query_with,
 };
 
+use super::has_code;
+
 /// The most statements that wait to be sent together.
 const MOST_WAITING: usize = 64;
+
+/// A statement that fails with the code [`FAILED`] if the one before it has changed no row. SQLite can raise an error only in
+/// triggers, but what is no JSON is an error everywhere.
+const FAIL_UNLESS_CHANGED: &str = "select json(iif(changes() = 0, '', '0'))";
+/// The code of an error that a function of SQLite reports.
+const FAILED: &str = "1";
+
+/// The cause of an error: a statement that had to change a row has changed none. The driver has no error of its own for that,
+/// and its error about a row that was not found has other causes, too.
+#[derive(Debug, thiserror::Error)]
+#[error("a statement that had to change a row has changed none")]
+pub(in crate::db) struct NothingChanged;
+
+impl NothingChanged {
+    /// Returns the error of the driver that has this cause.
+    fn error() -> sqlx::Error {
+        sqlx::Error::Decode(Box::new(Self))
+    }
+
+    /// Returns whether this is the cause of an error.
+    pub(in crate::db) fn is_cause_of(error: &sqlx::Error) -> bool {
+        matches!(error, sqlx::Error::Decode(cause) if cause.is::<Self>())
+    }
+}
 
 /// Statements without values and results, such as those that begin and end a transaction.
 pub(in crate::db) type PlainStatements = &'static [&'static str];
@@ -36,6 +62,28 @@ pub(in crate::db) struct SqliteConn<'c> {
     waiting: Batch,
     /// False if each statement is sent at once.
     may_wait: bool,
+    /// The rows of statements that were sent with later ones.
+    kept: Vec<KeptRows>,
+    /// The number of the last statement whose rows are kept.
+    last_kept: usize,
+    /// The number of statements that have to change a row, and of which it is not known yet that they have.
+    unconfirmed: usize,
+}
+
+/// The rows of a statement that was sent with later ones.
+struct KeptRows {
+    /// The number of the statement.
+    number: usize,
+    rows: Vec<SqliteRow>,
+}
+
+/// What becomes of the result of a statement that is sent together with later ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ResultUse {
+    /// Its rows are kept under this number.
+    Kept(usize),
+    /// It is [`FAIL_UNLESS_CHANGED`].
+    FailsUnlessChanged,
 }
 
 /// Statements that are sent together, as one text with one numbering of their values.
@@ -46,11 +94,22 @@ struct Batch {
     /// A value that could not be encoded.
     error: Option<BoxDynError>,
     count: usize,
+    /// The positions of the statements whose results have a use, in their order.
+    uses: Vec<(usize, ResultUse)>,
 }
 
 impl Batch {
     fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// Returns the number of its statements that have to change a row.
+    fn count_changes(&self) -> usize {
+        let changes = self
+            .uses
+            .iter()
+            .filter(|(_, usage)| *usage == ResultUse::FailsUnlessChanged);
+        changes.count()
     }
 
     /// Adds a statement whose values are those behind the first `offset` ones.
@@ -137,6 +196,9 @@ impl<'c> SqliteConn<'c> {
             opening_error: None,
             waiting: Batch::default(),
             may_wait: false,
+            kept: vec![],
+            last_kept: 0,
+            unconfirmed: 0,
         }
     }
 
@@ -179,6 +241,12 @@ impl<'c> SqliteConn<'c> {
         }
         let openings = self.opening.len();
         let mut batch = std::mem::take(&mut self.waiting);
+        if self.unconfirmed > batch.count_changes() {
+            // The job has ignored the error.
+            let part = FailedPart::Job;
+            let error = NothingChanged::error();
+            return Err(EndError { part, error });
+        }
         if openings > 0 && batch.is_empty() {
             return Ok(());
         }
@@ -236,6 +304,52 @@ impl<'c> SqliteConn<'c> {
         self.send_waiting().await
     }
 
+    /// Lets a statement wait like [`Self::send_later`]. If it changes no row, the next one that is sent with it fails with
+    /// [`NothingChanged`], none of those behind it is executed, and the job cannot end well.
+    ///
+    /// # Errors
+    /// As [`Self::send_later`].
+    pub(in crate::db) async fn change_later(&mut self, sql: &str, offset: usize) -> sqlx::Result<()> {
+        self.waiting.push(sql, offset);
+        let position = self.waiting.count;
+        self.waiting.uses.push((position, ResultUse::FailsUnlessChanged));
+        self.unconfirmed += 1;
+        self.send_later(FAIL_UNLESS_CHANGED, 0).await
+    }
+
+    /// Lets a statement wait like [`Self::send_later`], also where each other statement is sent at once. Its rows are kept
+    /// under the number that is returned.
+    ///
+    /// # Errors
+    /// Those of this statement or of earlier ones, if they were sent.
+    pub(in crate::db) async fn fetch_later(&mut self, sql: &str, offset: usize) -> sqlx::Result<usize> {
+        self.last_kept += 1;
+        let number = self.last_kept;
+        let position = self.waiting.count;
+        self.waiting.uses.push((position, ResultUse::Kept(number)));
+        self.waiting.push(sql, offset);
+        if self.waiting.count >= MOST_WAITING {
+            self.send_waiting().await?;
+        }
+        Ok(number)
+    }
+
+    /// Returns the rows that are kept under a number. If their statement still waits, it is sent, with all that wait.
+    ///
+    /// # Errors
+    /// Those of the statements that are sent.
+    pub(in crate::db) async fn take_kept(&mut self, number: usize) -> sqlx::Result<Vec<SqliteRow>> {
+        let is_of_number = |(_, usage): &(usize, ResultUse)| *usage == ResultUse::Kept(number);
+        if self.waiting.uses.iter().any(is_of_number) {
+            self.send_waiting().await?;
+        }
+        match self.kept.iter().position(|kept| kept.number == number) {
+            Some(at) => Ok(self.kept.swap_remove(at).rows),
+            // The thread of the connection has ended before the statement, or an earlier one failed and the job has ignored it.
+            None => Err(sqlx::Error::WorkerCrashed),
+        }
+    }
+
     /// Sends a statement with those that wait, and returns its steps. Its values are those behind the first `offset` ones.
     pub(in crate::db) fn send_now(&mut self, sql: &str, offset: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
         let mut batch = std::mem::take(&mut self.waiting);
@@ -250,8 +364,8 @@ impl<'c> SqliteConn<'c> {
     }
 
     /// Sends statements behind the opening, and returns the steps that follow the first `skipped` statements.
-    fn send(&mut self, batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
-        if let Some(error) = batch.error {
+    fn send(&mut self, mut batch: Batch, skipped: usize) -> BoxStream<'_, sqlx::Result<StatementStep>> {
+        if let Some(error) = batch.error.take() {
             return failed(sqlx::Error::Encode(error));
         }
         if self.opening_error.is_some() {
@@ -260,7 +374,17 @@ impl<'c> SqliteConn<'c> {
         let opening = std::mem::take(&mut self.opening);
         let sql = AssertSqlSafe(behind(opening, &batch.sql));
         let steps = self.conn.fetch_many(query_with(sql, batch.arguments));
-        without_first(steps, opening.len(), skipped, &mut self.opening_error)
+        let sent = SentStatements {
+            openings: opening.len(),
+            skipped,
+            uses: batch.uses,
+        };
+        let results = ResultPlaces {
+            opening_error: &mut self.opening_error,
+            kept: &mut self.kept,
+            unconfirmed: &mut self.unconfirmed,
+        };
+        sent.remaining_steps(steps, results)
     }
 }
 
@@ -275,32 +399,80 @@ fn behind(opening: PlainStatements, sql: &str) -> String {
     statements.collect::<Vec<_>>().join("; ")
 }
 
-/// Leaves out the steps of the first `skipped` statements, of which the first `openings` begin the transaction. If one of
-/// those fails, its error is stored.
-fn without_first<'e>(
-    steps: BoxStream<'e, sqlx::Result<StatementStep>>,
+/// The statements of a text that was sent.
+struct SentStatements {
+    /// The number of those that begin the transaction.
     openings: usize,
+    /// The number of those at the beginning whose steps nobody reads, with those that begin the transaction.
     skipped: usize,
+    /// The positions, behind those that begin the transaction, of the statements whose results have a use.
+    uses: Vec<(usize, ResultUse)>,
+}
+
+/// The places for the results of sent statements, in the connection.
+struct ResultPlaces<'e> {
     opening_error: &'e mut Option<sqlx::Error>,
-) -> BoxStream<'e, sqlx::Result<StatementStep>> {
-    let mut ended = 0;
-    let kept = steps.filter_map(move |step| {
-        let is_opening = ended < openings;
-        let is_skipped = ended < skipped;
-        if matches!(step, Ok(Either::Left(_))) {
-            ended += 1;
-        }
-        ready(match step {
-            Err(error) if is_opening => {
-                *opening_error = Some(error);
-                Some(Err(sqlx::Error::BeginFailed))
+    kept: &'e mut Vec<KeptRows>,
+    unconfirmed: &'e mut usize,
+}
+
+impl SentStatements {
+    /// Leaves out the steps of the skipped statements, and moves rows that are to be kept to their place. If one of the
+    /// statements that begin the transaction fails, its error is stored.
+    fn remaining_steps<'e>(
+        self,
+        steps: BoxStream<'e, sqlx::Result<StatementStep>>,
+        results: ResultPlaces<'e>,
+    ) -> BoxStream<'e, sqlx::Result<StatementStep>> {
+        let Self {
+            openings,
+            skipped,
+            uses,
+        } = self;
+        let ResultPlaces {
+            opening_error,
+            kept,
+            unconfirmed,
+        } = results;
+        let mut rows = vec![];
+        let mut ended = 0;
+        let mut used = 0;
+        let remaining = steps.filter_map(move |step| {
+            let is_opening = ended < openings;
+            let is_skipped = ended < skipped;
+            let next = uses.get(used).filter(|(position, _)| position + openings == ended);
+            let usage = next.map(|(_, usage)| *usage);
+            if matches!(step, Ok(Either::Left(_))) {
+                ended += 1;
+                used += usize::from(usage.is_some());
+                match usage {
+                    Some(ResultUse::Kept(number)) => {
+                        let rows = std::mem::take(&mut rows);
+                        kept.push(KeptRows { number, rows });
+                    }
+                    Some(ResultUse::FailsUnlessChanged) => *unconfirmed -= 1,
+                    None => {}
+                }
             }
-            Err(error) => Some(Err(error)),
-            Ok(_) if is_skipped => None,
-            Ok(step) => Some(Ok(step)),
-        })
-    });
-    kept.boxed()
+            ready(match (step, usage) {
+                (Err(error), _) if is_opening => {
+                    *opening_error = Some(error);
+                    Some(Err(sqlx::Error::BeginFailed))
+                }
+                (Err(error), Some(ResultUse::FailsUnlessChanged)) if has_code(&error, FAILED) => {
+                    Some(Err(NothingChanged::error()))
+                }
+                (Err(error), _) => Some(Err(error)),
+                (Ok(Either::Right(row)), Some(ResultUse::Kept(_))) => {
+                    rows.push(row);
+                    None
+                }
+                (Ok(_), _) if is_skipped => None,
+                (Ok(step), _) => Some(Ok(step)),
+            })
+        });
+        remaining.boxed()
+    }
 }
 
 /// A query behind the opening.
@@ -357,7 +529,17 @@ impl<'c> Executor<'c> for &'c mut SqliteConn<'_> {
             return self.conn.fetch_many(query);
         }
         let steps = self.conn.fetch_many(OpenedQuery { opening, query });
-        without_first(steps, opening.len(), opening.len(), &mut self.opening_error)
+        let sent = SentStatements {
+            openings: opening.len(),
+            skipped: opening.len(),
+            uses: vec![],
+        };
+        let results = ResultPlaces {
+            opening_error: &mut self.opening_error,
+            kept: &mut self.kept,
+            unconfirmed: &mut self.unconfirmed,
+        };
+        sent.remaining_steps(steps, results)
     }
 
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<SqliteRow>>>

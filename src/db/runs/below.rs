@@ -39,12 +39,19 @@ pub async fn members(tx: &mut Tx<'_>, top: RunId) -> DbResult<Vec<RunId>> {
 /// Returns the pending or running run that continues the work of a run of the main agent: it brings answers to interrupts
 /// of that run or of runs below it, or is at work on one of the runs below it.
 pub async fn successor(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Option<RunId>> {
-    const SQL: &str = "select other.run_id from runs other where other.thread_id = $1 and other.depth = 0 \
-        and other.status in ('pending', 'running') and other.run_id <> $2 and (other.status = 'running' \
-        and exists (select 1 from runs child where child.root_id = $2 and child.depth > 0 and child.status = 'running') \
-        or exists (select 1 from interrupts asked where asked.thread_id = $1 and asked.resumed_by = other.run_id \
-        and (asked.run_id = $2 or exists (select 1 from runs child where child.root_id = $2 and child.depth > 0 \
-        and child.run_id = asked.lane)))) order by other.created_at, other.run_id limit 1";
+    const BRINGS_ANSWER: &str = "exists (select 1 from interrupts asked where asked.thread_id = $1 \
+        and asked.resumed_by = other.run_id and (asked.run_id = $2 or exists (select 1 from runs child \
+        where child.root_id = $2 and child.depth > 0 and child.run_id = asked.lane)))";
+    const SQL: &str = concatcp!(
+        "select other.run_id, other.created_at from runs other where other.thread_id = $1 and other.depth = 0 \
+         and other.status = 'pending' and other.run_id <> $2 and ",
+        BRINGS_ANSWER,
+        " union all select other.run_id, other.created_at from runs other where other.thread_id = $1 and other.depth = 0 \
+         and other.status = 'running' and other.run_id <> $2 and (exists (select 1 from runs child \
+         where child.root_id = $2 and child.depth > 0 and child.status = 'running') or ",
+        BRINGS_ANSWER,
+        ") order by created_at, run_id limit 1"
+    );
     let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(thread.0)
         .bind(run.0)

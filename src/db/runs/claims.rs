@@ -271,7 +271,28 @@ const AND_THREAD_IS_LOCKED: &str = " and thread_id = (select threads.thread_id f
 
 /// Returns whether the worker still holds the run. If so, no other worker can claim it, and nobody can delete its thread,
 /// before the end of the transaction.
-pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<bool> {
+pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) -> DbResult<bool> {
+    const CHANGE: &str = "update runs set updated_at = $4";
+    const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
+    let sql = tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED));
+    let held = on_engine!(tx, |conn| query(sql)
+        .bind(holder.run.0)
+        .bind(holder.worker.0)
+        .bind(holder.fence)
+        .bind(at.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(held == 1)
+}
+
+/// Stores the changes to a run's row that go with a write for it, as [`check_fence`] does with the time. The rest of the write
+/// follows in the transaction, which fails if the worker does not hold the run any more.
+///
+/// # Errors
+/// [`DbError::NoRow`] if the worker does not hold the run: by the end of the transaction, see
+/// [`Statement::change_later`](crate::db::statement::Statement::change_later).
+pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
     const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
@@ -284,41 +305,34 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpda
         None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
     };
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
-    let held = on_engine!(tx, |conn| {
-        let mut update = query(sql)
-            .bind(holder.run.0)
-            .bind(holder.worker.0)
-            .bind(holder.fence)
-            .bind(trace.at.0)
-            .bind(usage)
-            .bind(trace.makes_progress);
-        if let Some(seq) = trace.seq {
-            update = update.bind(seq);
-        }
-        update.execute(conn).await.map(|done| done.rows_affected())
-    })?;
-    Ok(held == 1)
+    let mut update = tx
+        .statement(sql)
+        .bind(holder.run.0)
+        .bind(holder.worker.0)
+        .bind(holder.fence)
+        .bind(trace.at.0)
+        .bind(usage)
+        .bind(trace.makes_progress);
+    if let Some(seq) = trace.seq {
+        update = update.bind(seq);
+    }
+    update.change_later().await
 }
 
-/// Stores the number of the first event of a run in the transaction that stores the run itself, so that no other worker can
-/// hold it.
-pub async fn set_first_seq(tx: &mut Tx<'_>, run: RunId, seq: i64) -> DbResult<()> {
-    const SQL: &str = "update runs set first_seq = $2 where run_id = $1";
-    tx.statement(SQL).bind(run.0).bind(seq).execute_later().await
-}
-
-/// Checks like [`check_fence`], and stores the end of the run in the same statement. The thread is locked as by
-/// [`threads::lock`], since the end of a run changes it.
+/// Stores the end of a run like [`store_fenced`]. The thread is locked as by [`threads::lock`], since the end of a run changes it.
+///
+/// # Errors
+/// As [`store_fenced`].
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
     holder: LeaseHolder,
     end: EndOfRun<'_>,
     trace: RunRowUpdate<'_>,
-) -> DbResult<bool> {
+) -> DbResult<()> {
     const CHANGE: &str = "update runs set updated_at = $4, status = $5, error = $6, usage = coalesce($7, usage), \
         definition = case when $8 then definition end";
     const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update"));
-    // As in [`check_fence`].
+    // As in [`store_fenced`].
     let sql = match trace.seq {
         Some(_) => tx.either(
             concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)", HELD),
@@ -328,22 +342,20 @@ pub async fn end_fenced(
     };
     let error = encode_error(tx, holder.run, end.error).await?;
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
-    let held = on_engine!(tx, |conn| {
-        let mut update = query(sql)
-            .bind(holder.run.0)
-            .bind(holder.worker.0)
-            .bind(holder.fence)
-            .bind(trace.at.0)
-            .bind(end.status.word())
-            .bind(error)
-            .bind(usage)
-            .bind(end.waits);
-        if let Some(seq) = trace.seq {
-            update = update.bind(seq);
-        }
-        update.execute(conn).await.map(|done| done.rows_affected())
-    })?;
-    Ok(held == 1)
+    let mut update = tx
+        .statement(sql)
+        .bind(holder.run.0)
+        .bind(holder.worker.0)
+        .bind(holder.fence)
+        .bind(trace.at.0)
+        .bind(end.status.word())
+        .bind(error)
+        .bind(usage)
+        .bind(end.waits);
+    if let Some(seq) = trace.seq {
+        update = update.bind(seq);
+    }
+    update.change_later().await
 }
 
 /// Returns the number of a run's first event in the log of its thread; none if it has no events yet or was deleted.

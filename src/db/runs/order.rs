@@ -89,10 +89,10 @@ const NEWEST: &str = "), ended.updated_at desc, ended.created_at desc, ended.run
 /// one that ended last. Runs begin in another order than they were created: an answer goes before messages that wait.
 pub async fn latest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
     const IN_FLIGHT: &str = concatcp!(
-        "select run_id from runs where thread_id = $1 and depth = 0 and status in ('pending', 'running') \
-         and (status = 'running' or ",
+        "select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'running' \
+         union all select run_id, created_at from runs where thread_id = $1 and depth = 0 and status = 'pending' and ",
         str_replace!(NO_QUESTION, "{run}", "runs"),
-        ") order by created_at desc, run_id desc limit 1"
+        " order by created_at desc, run_id desc limit 1"
     );
     const ON_SQLITE: &str = str_replace!(LAST_ENDED_ON_SQLITE, "{thread}", "$1");
     const ON_POSTGRES: &str = str_replace!(LAST_ENDED_ON_POSTGRES, "{thread}", "$1");

@@ -65,10 +65,14 @@ pub async fn waiting_queues(tx: &mut Tx<'_>, after: &str, limit: i64) -> DbResul
     Ok(texts.into_iter().map(RunQueue::stored).collect())
 }
 
-/// Counts the running runs of the main agent by their places. Their number is bounded by the slots of all processes.
+/// Counts the running runs of the main agent by their places. Their number is bounded by the slots of all processes. A place may
+/// be there more than once.
 pub async fn at_work_by_queue(tx: &mut Tx<'_>) -> DbResult<Vec<(RunQueue, u64)>> {
-    const SQL: &str = "select queue, count(*) from runs where depth = 0 and status = 'running' group by queue";
-    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
+    // SQLite has no index in the order of places, and would sort.
+    const SQLITE: &str = "select queue, 1 from runs where depth = 0 and status = 'running'";
+    const POSTGRES: &str = "select queue, count(*) from runs where depth = 0 and status = 'running' group by queue";
+    let sql = tx.either(SQLITE, POSTGRES);
+    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(sql).fetch_all(conn).await)?;
     let counted = rows.into_iter().map(|(queue, count)| {
         let count = u64::try_from(count).unwrap_or(0);
         (RunQueue::stored(queue), count)

@@ -13,7 +13,7 @@ use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
-use crate::domain::machine::{Phase, Position};
+use crate::domain::machine::{Machine, Phase, Position};
 use crate::domain::message::{Message, REMOVE_ALL, Role};
 use crate::domain::state::{File, State, Update};
 use crate::domain::time::Timestamp;
@@ -407,9 +407,15 @@ async fn lanes_are_separate(db: Db) {
     assert!(read!(db, |tx| checkpoints::find_head(tx, ThreadId::mint(), id)).is_none());
 }
 
+/// Returns the machine of the main agent, if its state is in memory.
+async fn machine_in_memory(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(Machine, Option<i64>)>> {
+    let newest = checkpoints::head(tx, thread, Lane::Main).await?;
+    Ok(checkpoints::machine_in_memory(tx, newest))
+}
+
 async fn a_machine_is_in_memory_if_its_state_is_cached(db: Db) {
     let thread = stored_thread(&db).await;
-    let empty = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main));
+    let empty = read!(db, |tx| machine_in_memory(tx, thread));
     assert_eq!(
         empty.map(|(machine, segment)| (machine.head, segment)),
         Some((None, None))
@@ -417,10 +423,10 @@ async fn a_machine_is_in_memory_if_its_state_is_cached(db: Db) {
     let entry = saying("a", None, -1);
     let id = entry.id;
     let segment = add(&db, thread, 1, &entry).await;
-    let unknown = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main));
+    let unknown = read!(db, |tx| machine_in_memory(tx, thread));
     assert!(unknown.is_none());
     let whole = read!(db, |tx| checkpoints::machine(tx, thread, Lane::Main));
-    let cached = read!(db, |tx| checkpoints::machine_in_memory(tx, thread, Lane::Main)).expect("the machine");
+    let cached = read!(db, |tx| machine_in_memory(tx, thread)).expect("the machine");
     assert_eq!(cached, whole);
     assert_eq!(cached.0.head, Some(id));
     assert_eq!(cached.1, Some(segment));

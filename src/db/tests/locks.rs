@@ -42,7 +42,7 @@ async fn insert_event(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult
 
 /// Stores a step of a run, as its journal does.
 async fn store_step(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbResult<()> {
-    assert!(runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(3))).await?);
+    runs::store_fenced(tx, holder, RunRowUpdate::at(Timestamp(3))).await?;
     insert_event(tx, thread, holder.run).await
 }
 
@@ -54,7 +54,7 @@ async fn end_run(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbRe
         error: None,
         waits: false,
     };
-    assert!(runs::end_fenced(tx, holder, end, trace).await?);
+    runs::end_fenced(tx, holder, end, trace).await?;
     let left = threads::ThreadAfterRun {
         run: holder.run,
         status: ThreadStatus::Idle,
@@ -154,7 +154,7 @@ async fn the_deletion_of_a_thread_waits_for_the_step_that_has_begun() {
             let (waits, is_waiting) = oneshot::channel();
             let steps = db.write(move |tx| {
                 Box::pin(async move {
-                    assert!(runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(3))).await?);
+                    assert!(runs::check_fence(tx, holder, Timestamp(3)).await?);
                     begun.send(()).expect("the deletion waits");
                     is_waiting.await.expect("the deletion waits");
                     insert_event(tx, thread, holder.run).await
@@ -171,7 +171,7 @@ async fn the_deletion_of_a_thread_waits_for_the_step_that_has_begun() {
             let (stored, is_deleted, ()) = tokio::join!(steps, deletes, watches);
             stored.expect("the step");
             assert!(is_deleted);
-            let later = write!(db, |tx| runs::check_fence(tx, holder, RunRowUpdate::at(Timestamp(4))));
+            let later = write!(db, |tx| runs::check_fence(tx, holder, Timestamp(4)));
             assert!(!later, "the run is gone");
         })
     })

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::{Db, on_both, read, run_at, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::events::{self, NewEvent};
-use crate::db::{retention, runs, threads};
+use crate::db::{DbResult, Tx, retention, runs, threads};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::ThreadId;
@@ -126,6 +126,26 @@ async fn unpruned_threads_are_found(db: Db) {
     };
     write!(db, |tx| threads::set(tx, id, change, Timestamp(7)));
     assert_eq!(found(7).await, [id]);
+}
+
+/// Counts the indexes of SQLite by which unpruned threads are found.
+async fn count_indexes(tx: &mut Tx<'_>) -> DbResult<i64> {
+    const SQL: &str = "select count(*) from sqlite_master where type = 'index' and name = 'threads_unpruned'";
+    let counted: Option<(i64,)> = tx.statement(SQL).fetch_optional().await?;
+    Ok(counted.map_or(0, |(count,)| count))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_has_the_index_of_unpruned_threads_only_if_it_is_used() {
+    super::on_server(async {
+        let db = super::open("sqlite::memory:").await;
+        for is_used in [false, false, true, true, false] {
+            write!(db, |tx| retention::set_index_of_unpruned(tx, is_used));
+            assert_eq!(read!(db, |tx| count_indexes(tx)), i64::from(is_used));
+        }
+        db.close().await;
+    })
+    .await;
 }
 
 async fn pruning_keeps_the_newest_state(db: Db) {

@@ -29,6 +29,7 @@ on_both!(
     one_run_per_thread_is_claimed_at_a_time,
     only_one_concurrent_claim_on_a_thread_succeeds,
     runs_become_due_in_order,
+    a_run_that_is_stored_with_its_first_event_has_its_number,
     an_answer_begins_before_the_other_runs_of_its_thread,
     a_run_that_waits_for_answers_begins_when_no_interrupt_is_pending,
     a_run_whose_answer_came_too_late_does_not_tell_how_the_work_stands,
@@ -379,12 +380,7 @@ async fn ended_run(db: &Db, run: Run, status: RunStatus, seq: i64) {
         seq: Some(seq),
         ..runs::RunRowUpdate::at(Timestamp(seq))
     };
-    assert!(write!(db, |tx| runs::end_fenced(
-        tx,
-        holder,
-        end_with(status, None),
-        trace
-    )));
+    write!(db, |tx| runs::end_fenced(tx, holder, end_with(status, None), trace));
 }
 
 /// Returns the end of a run that leaves no work.
@@ -560,7 +556,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(write!(db, |tx| runs::check_fence(
         tx,
         holder(id, old, fence),
-        runs::RunRowUpdate::at(Timestamp(3))
+        Timestamp(3)
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
     let newer = adopted[0].fence;
@@ -568,39 +564,49 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
         holder(id, old, fence),
-        runs::RunRowUpdate::at(Timestamp(5))
+        Timestamp(5)
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
         holder(id, old, newer),
-        runs::RunRowUpdate::at(Timestamp(5))
+        Timestamp(5)
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
         holder(id, new, newer),
-        runs::RunRowUpdate::at(Timestamp(5))
+        Timestamp(5)
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
-    assert!(!write!(db, |tx| runs::end_fenced(
-        tx,
-        holder(id, old, fence),
-        end_with(status, error.as_ref()),
-        runs::RunRowUpdate::at(Timestamp(6))
-    )));
+    let ends = db.write(move |tx| {
+        Box::pin(async move {
+            let end = end_with(status, error.as_ref());
+            runs::end_fenced(tx, holder(id, old, fence), end, runs::RunRowUpdate::at(Timestamp(6))).await
+        })
+    });
+    assert!(matches!(ends.await, Err(DbError::NoRow)));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
     assert_eq!(read!(db, |tx| runs::waiting_queues(tx, "", 9)), []);
     let (status, error) = failed.clone();
-    assert!(write!(db, |tx| runs::end_fenced(
+    write!(db, |tx| runs::end_fenced(
         tx,
         holder(id, new, newer),
         end_with(status, error.as_ref()),
         runs::RunRowUpdate::at(Timestamp(7))
-    )));
+    ));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!(ended.status, failed.0);
     assert_eq!(ended.error, failed.1);
     assert_eq!(ended.updated_at, Timestamp(7));
+}
+
+async fn a_run_that_is_stored_with_its_first_event_has_its_number(db: Db) {
+    let mut run = run_at(stored_thread(&db).await, 1);
+    run.status = RunStatus::Running;
+    let id = run.id;
+    let worker = WorkerId::mint();
+    write!(db, |tx| runs::insert_begun(tx, &run, Some(worker), Some(5)));
+    assert_eq!(read!(db, |tx| runs::first_seq(tx, id)), Some(5));
 }
 
 async fn orphaned_runs_are_adopted(db: Db) {
@@ -673,7 +679,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
     let trace = runs::RunRowUpdate::at(Timestamp(3));
-    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 5), trace)));
+    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 5), trace));
     worker = WorkerId::mint();
     assert_eq!(
         adopted(worker).await,
@@ -684,7 +690,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         makes_progress: true,
         ..trace
     };
-    assert!(write!(db, |tx| runs::check_fence(tx, holder(id, worker, 6), trace)));
+    write!(db, |tx| runs::store_fenced(tx, holder(id, worker, 6), trace));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 

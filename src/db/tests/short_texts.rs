@@ -70,7 +70,7 @@ async fn store(db: &Db) -> Run {
             usage: Some(&used),
             ..RunRowUpdate::at(Timestamp(3))
         };
-        assert!(runs::check_fence(tx, holder, with_usage).await?);
+        runs::store_fenced(tx, holder, with_usage).await?;
         let placed = NewCheckpoint {
             thread,
             lane: Lane::Main,

@@ -119,7 +119,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 63] = [
+const SEARCHES: [(&str, &str); 71] = [
     (
         "select digest from call_tokens where expires_at <= 5 order by expires_at limit 5",
         "call_tokens_by_expiry",
@@ -142,13 +142,13 @@ const SEARCHES: [(&str, &str); 63] = [
         "runs_waiting",
     ),
     (
-        "select queue, count(*) from runs where depth = 0 and status = 'running' group by queue",
-        "runs_at_work",
+        "select queue, 1 from runs where depth = 0 and status = 'running'",
+        "runs_running",
     ),
     (
         "select count(*) from (select 1 from runs where depth = 0 and status = 'running' and queue >= 'a' \
          and queue < 'b' limit 5) found",
-        "runs_at_work",
+        "runs_running",
     ),
     (
         "select job_id from jobs where kind = 'cron' and due_at <= 5 and (worker is null or worker = {id}) \
@@ -265,9 +265,45 @@ const SEARCHES: [(&str, &str); 63] = [
         "runs_running",
     ),
     (
-        "select * from runs where thread_id = {id} and depth = 0 and status in ('pending', 'running') \
-         order by created_at, run_id",
-        "runs_in_flight",
+        "select * from runs where thread_id = {id} and depth = 0 and status = 'pending' union all \
+         select * from runs where thread_id = {id} and depth = 0 and status = 'running' order by created_at, run_id",
+        "runs_queued",
+    ),
+    (
+        "select status, count(*) from runs where thread_id = {id} and depth = 0 and status = 'pending' group by status \
+         union all select status, count(*) from runs where thread_id = {id} and depth = 0 and status = 'running' \
+         group by status",
+        "runs_queued",
+    ),
+    (
+        "update runs set turn = 'unheld' where thread_id = {id} and depth = 0 and status = 'pending' \
+         and turn = 'after_answers'",
+        "runs_queued",
+    ),
+    (
+        "select 1 from runs where depth = 0 and status = 'pending' and definition = 'd'",
+        "runs_queued",
+    ),
+    (
+        "select run_id, fence from runs where depth = 0 and status = 'running' and worker = {id}",
+        "runs_running",
+    ),
+    (
+        "select run_id, cancel from runs where depth = 0 and status = 'running' and worker = {id} and cancel is not null",
+        "runs_running",
+    ),
+    (
+        "update runs set worker = null where depth = 0 and status = 'running' and worker = {id}",
+        "runs_running",
+    ),
+    (
+        "select run_id, first_seq from runs where thread_id = {id} and depth = 0 and first_seq > 5 order by first_seq limit 1",
+        "runs_by_first_seq",
+    ),
+    (
+        "select run_id, first_seq from runs where thread_id = {id} and depth = 0 and first_seq <= 5 \
+         order by first_seq desc limit 1",
+        "runs_by_first_seq",
     ),
     (
         "select * from checkpoints where thread_id = {id} and lane = {id} order by seq desc limit 1",

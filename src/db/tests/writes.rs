@@ -3,11 +3,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use sqlx::{Connection, SqliteConnection, raw_sql};
+use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
 use tokio::sync::Semaphore;
 
+use super::runs::claimed_run;
 use super::{Db, Refusal, on_both, read, run_at, stored_thread, thread_at, write};
-use crate::db::runs::{self, LeaseHolder, RunRowUpdate};
+use crate::db::engine::on_engine;
+use crate::db::runs::{self, EndOfRun, LeaseHolder, RunRowUpdate};
 use crate::db::threads::ThreadChange;
 use crate::db::{DbError, DbResult, Tx, checkpoints, events, threads};
 use crate::domain::access::AccessScope;
@@ -24,6 +26,10 @@ on_both!(
     a_refused_job_leaves_nothing_behind,
     a_job_whose_last_statement_fails_fails_alone,
     a_statement_sees_those_before_it,
+    rows_that_are_read_later_are_those_of_their_statements,
+    nothing_is_stored_on_behalf_of_a_claim_that_is_lost,
+    a_lost_claim_is_told_by_the_next_statement,
+    a_row_that_is_not_found_is_no_lost_claim,
     a_savepoint_undoes_one_part,
     a_panicking_job_does_not_affect_others,
     a_job_finishes_without_its_caller,
@@ -332,7 +338,7 @@ async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
                 seq,
                 ..RunRowUpdate::at(Timestamp(at))
             };
-            let step = async { assert!(write!(db, |tx| runs::check_fence(tx, holder, trace))) };
+            let step = async { write!(db, |tx| runs::store_fenced(tx, holder, trace)) };
             assert_eq!(pages_of(folder, step).await, pages, "{seq:?}");
         }
         // The row and two indexes, and two more of the time at which the state changed.
@@ -348,6 +354,151 @@ async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
         db.close().await;
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_begins_at_once_enters_one_index_of_runs_at_work_and_none_of_those_that_wait() {
+    super::on_server(async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let folder = directory.path();
+        let db = super::open(&format!("sqlite://{}/a.db", folder.display())).await;
+        let mut run = run_at(stored_thread(&db).await, 1);
+        run.status = RunStatus::Running;
+        let worker = WorkerId::mint();
+        let holder = LeaseHolder {
+            run: run.id,
+            worker,
+            fence: 0,
+        };
+        // The row, its key, the runs of its thread, and those at work.
+        let begins = async { write!(db, |tx| runs::insert(tx, &run, Some(worker))) };
+        assert_eq!(pages_of(folder, begins).await, 4);
+        let end = EndOfRun {
+            status: RunStatus::Success,
+            error: None,
+            waits: false,
+        };
+        let ends = async {
+            write!(db, |tx| runs::end_fenced(
+                tx,
+                holder,
+                end,
+                RunRowUpdate::at(Timestamp(2))
+            ))
+        };
+        assert_eq!(pages_of(folder, ends).await, 2);
+        db.close().await;
+    })
+    .await;
+}
+
+async fn rows_that_are_read_later_are_those_of_their_statements(db: Db) {
+    let id = stored_thread(&db).await;
+    let unknown = ThreadId::mint();
+    let run = run_at(id, 1);
+    let written = run.clone();
+    let found = db.write(move |tx| {
+        Box::pin(async move {
+            let thread = threads::lock_later(tx, id).await?;
+            let none = threads::lock_later(tx, unknown).await?;
+            let in_flight = runs::count_in_flight_later(tx, id).await?;
+            let _unread = checkpoints::log_end_later(tx, id).await?;
+            runs::insert(tx, &written, None).await?;
+            // The last one is asked for first.
+            let log = checkpoints::log_end_later(tx, id).await?.read(tx).await?;
+            let in_flight = in_flight.count(tx).await?;
+            let none = none.lock(tx).await?;
+            let thread = thread.lock(tx).await?;
+            DbResult::Ok((log.summary.max_seq, in_flight.at_work, none, thread))
+        })
+    });
+    let (max_seq, at_work, none, thread) = found.await.expect("a write");
+    assert_eq!(max_seq, 0);
+    assert_eq!(at_work, 0);
+    assert!(none.is_none());
+    assert_eq!(thread.map(|thread| thread.id), Some(id));
+    let id = run.id;
+    assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some());
+}
+
+/// Stores an event on behalf of a claim of a run.
+async fn store_event_of(tx: &mut Tx<'_>, thread: ThreadId, holder: LeaseHolder) -> DbResult<()> {
+    runs::store_fenced(tx, holder, RunRowUpdate::at(Timestamp(3))).await?;
+    store_event(tx, thread, 1).await
+}
+
+async fn nothing_is_stored_on_behalf_of_a_claim_that_is_lost(db: Db) {
+    alone_and_together(|n| {
+        let db = db.clone();
+        async move {
+            let thread = stored_thread(&db).await;
+            let holder = claimed_run(&db, run_at(thread, n), 2).await;
+            let is_lost = n % 2 == 0;
+            let fence = if is_lost { holder.fence - 1 } else { holder.fence };
+            let holder = LeaseHolder { fence, ..holder };
+            let written = db.write(move |tx| Box::pin(store_event_of(tx, thread, holder))).await;
+            assert_eq!(matches!(written, Err(DbError::NoRow)), is_lost, "{written:?}");
+            assert_eq!(written.is_err(), is_lost, "{written:?}");
+            let last = read!(db, |tx| checkpoints::max_seq(tx, thread));
+            assert_eq!(last, i64::from(!is_lost));
+            let id = holder.run;
+            let run = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
+            assert_eq!(run.updated_at, Timestamp(if is_lost { 2 } else { 3 }));
+        }
+    })
+    .await;
+}
+
+async fn a_lost_claim_is_told_by_the_next_statement(db: Db) {
+    let thread = stored_thread(&db).await;
+    let holder = claimed_run(&db, run_at(thread, 1), 2).await;
+    let lost = LeaseHolder {
+        worker: WorkerId::mint(),
+        ..holder
+    };
+    let written = db.write(move |tx| {
+        Box::pin(async move {
+            store_event_of(tx, thread, lost).await?;
+            checkpoints::max_seq(tx, thread).await
+        })
+    });
+    assert!(matches!(written.await, Err(DbError::NoRow)));
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_on_sqlite_that_ignores_that_its_claim_is_lost_stores_nothing() {
+    super::on_server(async {
+        let db = super::open("sqlite::memory:").await;
+        let thread = stored_thread(&db).await;
+        let holder = claimed_run(&db, run_at(thread, 1), 2).await;
+        let lost = LeaseHolder {
+            worker: WorkerId::mint(),
+            ..holder
+        };
+        let written = db.write(move |tx| {
+            Box::pin(async move {
+                runs::store_fenced(tx, lost, RunRowUpdate::at(Timestamp(3))).await?;
+                let told = checkpoints::max_seq(tx, thread).await;
+                assert!(matches!(told, Err(DbError::NoRow)), "{told:?}");
+                store_event(tx, thread, 1).await
+            })
+        });
+        assert!(matches!(written.await, Err(DbError::NoRow)));
+        assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 0);
+        db.close().await;
+    })
+    .await;
+}
+
+async fn a_row_that_is_not_found_is_no_lost_claim(db: Db) {
+    let found = db.read(|tx| {
+        Box::pin(async move {
+            const NONE: &str = "select 1 from threads where 1 = 0";
+            Ok::<i32, DbError>(on_engine!(tx, |conn| query_scalar(NONE).fetch_one(conn).await)?)
+        })
+    });
+    assert!(matches!(found.await, Err(DbError::Unavailable(_))));
 }
 
 async fn reads_without_a_caller_hold_nothing_up(db: Db) {

@@ -1,10 +1,10 @@
 //! The transaction that admits a run: it checks the request against the thread and stores the run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::target::{TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
@@ -16,7 +16,7 @@ use crate::domain::access::{Action, Ownership, ResourceFacts};
 use crate::domain::account::{Account, RunQueue};
 use crate::domain::assistant::{Assistant, AssistantSettings, RunSettings};
 use crate::domain::goto::Destination;
-use crate::domain::id::{RunId, ThreadId};
+use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::REMEMBERED;
 use crate::domain::identity::{Credential, Identity, Tenant};
 use crate::domain::input::{read_input, read_update};
@@ -36,27 +36,11 @@ use crate::runtime::{
     AssistantRef, CancelAction, NewRun, Resolution, ResourceRef, StartError, Target, audit, interrupts, quotas, trace,
 };
 
-/// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
-const TEMPORARY: Ttl = Ttl {
-    after: Duration::from_secs(600),
-    strategy: TtlStrategy::Delete,
-};
-
-/// The TTL of that thread if the client may repeat its request.
+/// The TTL of the thread of a stateless run if the client may repeat its request.
 const HELD: Ttl = Ttl {
     after: REMEMBERED,
     strategy: TtlStrategy::Delete,
 };
-
-/// Keeps the thread of a stateless run for as long as its key is stored: a repeated request follows the same run.
-pub(in crate::runtime) async fn keep_for_key(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbResult<()> {
-    if run.request.temporary {
-        run.request.held = true;
-        db::runs::set_request(tx, run.id, &run.request, now).await?;
-        db::threads::patch(tx, run.thread, &Map::new(), Some(HELD), now).await?;
-    }
-    Ok(())
-}
 
 /// Admits a run of the main agent and stores it, with the resolution that it brings. After a refusal the transaction
 /// has to be rolled back.
@@ -98,23 +82,81 @@ pub(in crate::runtime) async fn start_as(
     number: usize,
     context: &AdmissionContext,
 ) -> Result<Admitted, StartError> {
+    let unstored = decide(tx, id, new_run, number, context).await?;
+    Ok(unstored.store(tx, None).await?)
+}
+
+/// A run that is admitted, and is still to be stored.
+pub(in crate::runtime) struct UnstoredRun {
+    pub(in crate::runtime) admitted: Admitted,
+    /// Its thread, as it was before.
+    thread: Thread,
+    known: Arc<RegisteredAgent>,
+    /// The process that holds the run; none if it waits.
+    worker: Option<WorkerId>,
+    /// True if it waits for answers, and no run is at work that looks for such runs at its end.
+    may_hold_messages: bool,
+    /// True if the thread is kept for a repeated request.
+    keeps_thread: bool,
+    now: Timestamp,
+}
+
+impl UnstoredRun {
+    /// Keeps the thread of a stateless run for as long as its key is stored: a repeated request follows the same run.
+    pub(in crate::runtime) fn keep_for_key(&mut self) {
+        let request = &mut self.admitted.run.request;
+        request.held |= request.temporary;
+        self.keeps_thread = request.temporary;
+    }
+
+    /// Stores the run. `first_seq` is the number of its first event, if the same transaction stores that.
+    pub(in crate::runtime) async fn store(self, tx: &mut Tx<'_>, first_seq: Option<i64>) -> DbResult<Admitted> {
+        let Self {
+            admitted,
+            thread,
+            known,
+            worker,
+            may_hold_messages,
+            keeps_thread,
+            now,
+        } = self;
+        let run = &admitted.run;
+        db::runs::insert_begun(tx, run, worker, first_seq).await?;
+        if may_hold_messages {
+            interrupts::hold_messages(tx, thread.id).await?;
+        }
+        if !admitted.claimed {
+            db::notifications::notify(tx, db::Notification::Queue).await?;
+        }
+        enter_thread(tx, &thread, run, &known, now).await?;
+        if keeps_thread {
+            db::threads::patch(tx, thread.id, &Map::new(), Some(HELD), now).await?;
+        }
+        Ok(admitted)
+    }
+}
+
+/// Decides whether a run is admitted, like [`start_as`], and stores the resolution that it brings, but not the run.
+pub(in crate::runtime) async fn decide(
+    tx: &mut Tx<'_>,
+    id: RunId,
+    new_run: &NewRun,
+    number: usize,
+    context: &AdmissionContext,
+) -> Result<UnstoredRun, StartError> {
     let now = context.now;
-    let mut resolved = match new_run.resume {
-        // Approvers do not choose the assistant: they answer the agent that has asked.
-        Some(Resolution::AnsweredAlone(..)) => context.core.registry.resolve(tx, &new_run.assistant).await?,
-        Some(_) | None => find_assistant(tx, &new_run.assistant, &new_run.caller, &context.core).await?,
-    };
-    resolved.known = context
-        .core
-        .registry
-        .pinned_definition(tx, new_run, resolved.known)
-        .await?;
+    let LookedUp { mut resolved, target } = look_up(tx, new_run, context).await?;
     // What the run chooses may change what the agent takes.
     let is_configurable = resolved.known.is_configurable();
     if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
         check(new_run, resolved.known.agent(), context.core.sizes)?;
     }
-    let TargetThread { thread, is_new } = find_or_make_thread(tx, new_run, context).await?;
+    let TargetThread {
+        thread,
+        is_new,
+        in_flight,
+        log_end,
+    } = target.find_or_make(tx, new_run, context).await?;
     check_thread(tx, &thread, new_run, &context.core).await?;
     let settings = settings(new_run, &resolved, &thread);
     if is_configurable {
@@ -130,7 +172,10 @@ pub(in crate::runtime) async fn start_as(
         user.as_ref().unwrap_or(&new_run.caller),
         &context.core,
     )?;
-    let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
+    let in_flight = match in_flight {
+        Some(in_flight) => in_flight.count(tx).await?,
+        None => InFlight::default(),
+    };
     check_room(new_run, in_flight, context.most_waiting)?;
     if action_on_displaced(new_run.request.multitask).is_some() && in_flight.at_work > 0 {
         check_by_policies(tx, &thread, new_run, Action::ThreadsUpdate, &context.core).await?;
@@ -181,22 +226,50 @@ pub(in crate::runtime) async fn start_as(
     } else if new_run.resume.is_none() && !is_continuation(new_run) {
         quotas::check_waiting(tx, quotas, &run.queue.account).await?;
     }
-    db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
-    if !claimed {
-        if run.request.turn() == QueueTurn::AfterAnswers && in_flight.at_work == 0 {
-            interrupts::hold_messages(tx, thread.id).await?;
-        }
-        db::notifications::notify(tx, db::Notification::Queue).await?;
-    }
-    enter_thread(tx, &thread, &run, &resolved.known, now).await?;
-    Ok(Admitted {
+    let may_hold_messages = !claimed && run.request.turn() == QueueTurn::AfterAnswers && in_flight.at_work == 0;
+    let admitted = Admitted {
         run,
-        ownership: thread.ownership,
+        ownership: thread.ownership.clone(),
         is_thread_new: is_new,
         claimed,
+        log_end,
         first_step: None,
         displaced,
+    };
+    Ok(UnstoredRun {
+        admitted,
+        thread,
+        known: resolved.known,
+        worker: context.worker.filter(|_| claimed),
+        may_hold_messages,
+        keeps_thread: false,
+        now,
     })
+}
+
+/// What a request names.
+struct LookedUp {
+    resolved: ResolvedAssistant,
+    target: TargetLookup,
+}
+
+/// Returns the assistant of a request with the definition of the run, and begins to look for its thread. On SQLite both are read
+/// together.
+async fn look_up(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> Result<LookedUp, StartError> {
+    let registry = &context.core.registry;
+    let assistant = registry.look_up(tx, &new_run.assistant).await;
+    let target = TargetLookup::begin(tx, new_run, context).await?;
+    let found = match assistant {
+        Ok(assistant) => assistant.resolve(tx).await,
+        Err(refusal) => Err(refusal),
+    };
+    let mut resolved = match new_run.resume {
+        // Approvers do not choose the assistant: they answer the agent that has asked.
+        Some(Resolution::AnsweredAlone(..)) => found?,
+        Some(_) | None => check_assistant(found, &new_run.assistant, &new_run.caller, &context.core)?,
+    };
+    resolved.known = registry.pinned_definition(tx, new_run, resolved.known).await?;
+    Ok(LookedUp { resolved, target })
 }
 
 /// Returns what the new run takes over from the newest run on the thread, if it continues the work of that run.
@@ -242,6 +315,16 @@ pub(in crate::runtime) async fn find_assistant(
     core: &Arc<Core>,
 ) -> Result<ResolvedAssistant, StartError> {
     let resolved = core.registry.resolve(tx, wanted).await;
+    check_assistant(resolved, wanted, caller, core)
+}
+
+/// Returns the assistant that a request names as [`find_assistant`] does, after it was looked for.
+fn check_assistant(
+    resolved: Result<ResolvedAssistant, StartError>,
+    wanted: &AssistantRef,
+    caller: &Identity,
+    core: &Arc<Core>,
+) -> Result<ResolvedAssistant, StartError> {
     if caller.is_unrestricted() {
         return resolved;
     }
@@ -353,7 +436,7 @@ fn refusal(denial: &Denial, action: Action, thread: ThreadId) -> StartError {
 }
 
 /// Checks that no policy forbids the caller what a run does besides: it creates its thread, or cancels other runs.
-async fn check_by_policies(
+pub(super) async fn check_by_policies(
     tx: &mut Tx<'_>,
     thread: &Thread,
     new_run: &NewRun,
@@ -456,51 +539,6 @@ async fn displace(tx: &mut Tx<'_>, strategy: Multitask, thread: ThreadId) -> DbR
     };
     db::runs::request_cancel(tx, old, action.word()).await?;
     Ok(Some((old, action)))
-}
-
-/// The thread of a request, locked.
-struct TargetThread {
-    thread: Thread,
-    /// True if it was created for the request.
-    is_new: bool,
-}
-
-/// Returns the thread of a request, locked. The thread is created if necessary.
-async fn find_or_make_thread(
-    tx: &mut Tx<'_>,
-    new_run: &NewRun,
-    context: &AdmissionContext,
-) -> Result<TargetThread, StartError> {
-    let now = context.now;
-    let (id, may_make) = match new_run.target {
-        Target::Thread(id) => (id, false),
-        Target::ThreadOrNew(id) => (id, true),
-        Target::Stateless { .. } => (ThreadId::mint(), true),
-    };
-    if let Some(thread) = db::threads::lock(tx, id).await? {
-        return Ok(TargetThread { thread, is_new: false });
-    }
-    if !may_make {
-        return Err(StartError::NoThread(id));
-    }
-    // The thread of a stateless run has a TTL in case nothing else deletes it.
-    let is_temporary = new_run.target == (Target::Stateless { keep: false });
-    let ttl = if is_temporary {
-        Some(TEMPORARY)
-    } else {
-        context.core.retention.threads
-    };
-    let thread = Thread::new(id, Ownership::of(&new_run.caller), new_run.metadata.clone(), now).with_ttl(ttl);
-    if db::threads::insert(tx, &thread).await? {
-        if !is_temporary {
-            check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
-        }
-        return Ok(TargetThread { thread, is_new: true });
-    }
-    // Another client may have created the thread meanwhile.
-    let made = db::threads::lock(tx, id).await?;
-    let thread = made.ok_or(StartError::NoThread(id))?;
-    Ok(TargetThread { thread, is_new: false })
 }
 
 /// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 
 use super::{JobHandler, JobLimits, JobOutcome};
-use crate::db::{self, DbResult, Tx, warn_of};
+use crate::db::{self, DbResult, Engine, Tx, warn_of};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -75,6 +75,13 @@ async fn sweep(core: &Core) -> DbResult<u64> {
     let day = quotas::first_kept_day(now);
     delete_all(core, move |tx| Box::pin(db::quotas::sweep(tx, day, AT_ONCE))).await?;
     sweep_copies(core, false).await?;
+    if core.db.engine() == Engine::Sqlite {
+        let is_used = core.retention.checkpoints.is_some();
+        let write = core
+            .db
+            .write(move |tx| Box::pin(db::retention::set_index_of_unpruned(tx, is_used)));
+        write.await?;
+    }
     let Some(ttl) = core.retention.checkpoints else {
         return Ok(swept);
     };

@@ -130,8 +130,10 @@ pub(super) struct PlacedFact {
     pub(super) fact: Fact,
 }
 
-/// Stores a batch in its `turn`, if this process still holds the lease of the run, and if the batch is not stored
-/// already under one of the numbers that it had `before`.
+/// Stores a batch in its `turn`, unless it is stored already under one of the numbers that it had `before`.
+///
+/// # Errors
+/// [`DbError::NoRow`](crate::db::DbError::NoRow) if another process holds the lease of the run, by the end of the transaction.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
@@ -159,22 +161,19 @@ pub(super) async fn write_batch(
         makes_progress: batch.makes_progress(),
         at,
     };
-    let held = match &batch.ended {
+    match &batch.ended {
         Some(end) if lane == Lane::Main => {
             let end = EndOfRun {
                 status: end.status,
                 error: end.error.as_ref(),
                 waits: end.waits,
             };
-            db::runs::end_fenced(tx, run_context.holder(), end, trace).await?
+            db::runs::end_fenced(tx, run_context.holder(), end, trace).await?;
         }
-        Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
-    };
-    // The row is locked now until the end of the transaction, so the turn is over.
-    drop(turn);
-    if !held {
-        return Ok(CommitOutcome::Lost);
+        Some(_) | None => db::runs::store_fenced(tx, run_context.holder(), trace).await?,
     }
+    // The row is locked now until the end of the transaction, so the turn is over. SQLite has one writer at a time anyway.
+    drop(turn);
     // An earlier try has released the row by now, whatever its outcome.
     for first in before {
         if db::events::is_stored(tx, thread, *first).await? {

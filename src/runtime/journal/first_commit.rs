@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::commit::{CommitBatch, write_rows};
 use super::{LaneJournal, SplitWrites};
 use crate::agent::PendingWrite;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{DbResult, Tx};
 use crate::domain::machine::Machine;
 use crate::domain::trace::SpanData;
 
@@ -24,8 +24,9 @@ pub(in crate::runtime) struct FirstCommit {
 }
 
 impl LaneJournal {
-    /// Stores the first writes of a run in the transaction that admits it for this process, with numbers from `first` on.
-    /// The log is not open yet, and no numbers are reserved there: they are used only if the transaction is stored.
+    /// Stores the first writes of a run in the transaction that admits it for this process, with numbers from `first` on, which
+    /// is in the row of the run already. The log is not open yet, and no numbers are reserved there: they are used only if the
+    /// transaction is stored.
     pub(in crate::runtime) async fn commit_first(
         self,
         tx: &mut Tx<'_>,
@@ -36,7 +37,6 @@ impl LaneJournal {
         let batch = self.build_step(machine, SplitWrites::of(notes), None, first);
         let span = self.begin_span(&batch);
         let begun = Instant::now();
-        db::runs::set_first_seq(tx, self.run, first).await?;
         write_rows(tx, &self.run_context, self.origin.lane, &batch).await?;
         let segment = *self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(FirstCommit {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{LoadedMachine, give_input, next_seq, plan_of, started};
+use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
+use crate::db::checkpoints::{LaterLogEnd, LogEnd};
 use crate::db::{self, DbError, DbResult, Tx};
-use crate::domain::checkpoint::Lane;
-use crate::domain::id::ThreadId;
 use crate::domain::machine::{Machine, Phase};
 use crate::domain::run::RunRequest;
 use crate::runtime::admission::is_large;
@@ -33,8 +33,17 @@ pub(in crate::runtime) struct BegunRun {
     pub(super) loaded: LoadedMachine,
 }
 
-/// The end of a thread's log, from which a run goes on.
-struct LogEnd {
+/// The first step of a run that is still to be stored, after the run itself.
+pub(in crate::runtime) struct PlannedStep {
+    run_context: Arc<RunContext>,
+    begun: BegunRun,
+    notes: Vec<PendingWrite>,
+    /// The number of its first event in the log of the thread.
+    pub(in crate::runtime) first: i64,
+}
+
+/// Where a run goes on in the log of its thread.
+struct StartingPoint {
     loaded: LoadedMachine,
     max_seq: i64,
 }
@@ -50,12 +59,21 @@ impl FirstStep {
         request.input.is_some() && only_input && !has_breakpoints && !is_large(request)
     }
 
-    /// Takes the first step of a run in the transaction that admits it, or stores nothing and returns none if the agent or
-    /// the state of the thread is not in memory, or if the input abandons a step of the thread.
-    pub(in crate::runtime) async fn take(
+    /// Makes the step visible, once the transaction is durable.
+    pub(in crate::runtime) fn publish(self) -> BegunRun {
+        self.commit.publish();
+        self.begun
+    }
+}
+
+impl PlannedStep {
+    /// Plans the first step of a run for the transaction that admits it. None if the agent or the state of the thread is not
+    /// in memory, or if the input abandons a step of the thread. `log_end` is that of the thread, if it is to be read already.
+    pub(in crate::runtime) async fn plan(
         tx: &mut Tx<'_>,
         run_context: Arc<RunContext>,
         is_thread_new: bool,
+        log_end: Option<LaterLogEnd>,
     ) -> DbResult<Option<Self>> {
         let run = &run_context.run;
         let registry = &run_context.core.registry;
@@ -65,37 +83,52 @@ impl FirstStep {
         let Some(known) = registry.in_memory(run, &run_context.ownership.tenant) else {
             return Ok(None);
         };
-        let end = match is_thread_new {
-            true => Some(LogEnd::of_empty(false)),
-            false => LogEnd::find(tx, run.thread).await?,
+        let point = match (is_thread_new, log_end) {
+            (true, _) => Some(StartingPoint::of_empty(false)),
+            (false, Some(log_end)) => StartingPoint::find(tx, log_end).await?,
+            (false, None) => {
+                let log_end = db::checkpoints::log_end_later(tx, run.thread).await?;
+                StartingPoint::find(tx, log_end).await?
+            }
         };
-        let Some(LogEnd { mut loaded, max_seq }) = end else {
+        let Some(StartingPoint { mut loaded, max_seq }) = point else {
             return Ok(None);
         };
         let plan = plan_of(run, &known);
         let mut notes = vec![started(run, &loaded.machine, false)];
         notes.extend(give_input(&mut loaded.machine, &plan, input));
-        let stop = CancellationToken::new();
-        let journal = LaneJournal::main(Arc::clone(&run_context), loaded.segment, stop, None);
         let first = next_seq(run, max_seq);
-        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first)).await?;
-        loaded.segment = commit.segment;
         Ok(Some(Self {
             run_context,
             begun: BegunRun { known, loaded },
-            commit,
+            notes,
+            first,
         }))
     }
 
-    /// Makes the step visible, once the transaction is durable.
-    pub(in crate::runtime) fn publish(self) -> BegunRun {
-        self.commit.publish();
-        self.begun
+    /// Stores the step of a run that the transaction has stored with the number [`Self::first`].
+    pub(in crate::runtime) async fn store(self, tx: &mut Tx<'_>) -> DbResult<FirstStep> {
+        let Self {
+            run_context,
+            mut begun,
+            notes,
+            first,
+        } = self;
+        let loaded = &mut begun.loaded;
+        let stop = CancellationToken::new();
+        let journal = LaneJournal::main(Arc::clone(&run_context), loaded.segment, stop, None);
+        let commit = Box::pin(journal.commit_first(tx, &loaded.machine, notes, first)).await?;
+        loaded.segment = commit.segment;
+        Ok(FirstStep {
+            run_context,
+            begun,
+            commit,
+        })
     }
 }
 
-impl LogEnd {
-    /// Returns the end of an empty log.
+impl StartingPoint {
+    /// Returns the point in an empty log.
     fn of_empty(remembers: bool) -> Self {
         let loaded = LoadedMachine {
             machine: Machine::default(),
@@ -105,15 +138,15 @@ impl LogEnd {
         Self { loaded, max_seq: 0 }
     }
 
-    /// Reads the end of the log of a thread. None if a step waits there, or if the state is not in memory.
-    async fn find(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Self>> {
-        let log = db::checkpoints::log_summary(tx, thread).await?;
-        if log.max_seq == 0 {
-            return Ok(Some(Self::of_empty(log.has_decisions)));
+    /// Returns the point at the end of a log. None if a step waits there, or if the state is not in memory.
+    async fn find(tx: &mut Tx<'_>, log_end: LaterLogEnd) -> DbResult<Option<Self>> {
+        let LogEnd { summary, newest } = log_end.read(tx).await?;
+        if summary.max_seq == 0 {
+            return Ok(Some(Self::of_empty(summary.has_decisions)));
         }
         let is_unreadable = |error: &DbError| error.is_corrupt() || matches!(error, DbError::Sealed(_));
-        let found = match db::checkpoints::machine_in_memory(tx, thread, Lane::Main).await {
-            Ok(found) => found,
+        let found = match newest {
+            Ok(newest) => db::checkpoints::machine_in_memory(tx, newest),
             // Who drives the run meets the error again, and ends the run or gives it back. The request is not refused.
             Err(error) if is_unreadable(&error) => None,
             Err(error) => return Err(error),
@@ -125,9 +158,9 @@ impl LogEnd {
         let loaded = LoadedMachine {
             machine,
             segment,
-            remembers: log.has_decisions,
+            remembers: summary.has_decisions,
         };
-        let max_seq = log.max_seq;
+        let max_seq = summary.max_seq;
         Ok(Some(Self { loaded, max_seq }))
     }
 }

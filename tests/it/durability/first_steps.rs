@@ -180,7 +180,58 @@ async fn a_run_and_its_input_are_one_transaction_on_sqlite() {
             eventually(async || admission().is_some()).await;
             let lines = admission().expect("it is in the log");
             assert!(lines.contains("insert into checkpoints"), "{lines}");
+            assert!(!lines.contains("update runs"), "the row is stored once: {lines}");
         }
+    })
+    .await;
+}
+
+/// Returns in how many exchanges with the thread of its connection SQLite made the transaction that has this statement: the
+/// number of lines, each with the statements that were sent together.
+fn exchanges_of(log: &str, statement: &str) -> Option<usize> {
+    let mut lines: Vec<&str> = vec![];
+    for line in log.lines().filter(|line| line.contains("sqlx::query")) {
+        let begins = line.contains("begin immediate");
+        if begins {
+            lines.clear();
+        }
+        if begins || !lines.is_empty() {
+            lines.push(line);
+        }
+        if line.contains("commit") {
+            let made = std::mem::take(&mut lines);
+            if made.iter().any(|line| line.contains(statement)) {
+                return Some(made.len());
+            }
+        }
+    }
+    None
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_of_one_step_takes_four_exchanges_with_the_connection_of_sqlite() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.moves_into_a_process_that_logs("info,sqlx::query=debug").await;
+        let alice = server.human("plain").await;
+        // The first run writes its agent into the metadata of the thread.
+        alice.says("one").await;
+        let mut admission = usize::MAX;
+        let mut end = usize::MAX;
+        // Reads of other work may be in the log in the middle of a transaction, but not each time.
+        for text in ["two", "three", "four", "five"] {
+            server.log().clear();
+            alice.says(text).await;
+            let of_admission = || exchanges_of(&server.log().text(), "insert into runs");
+            let of_end = || exchanges_of(&server.log().text(), "update threads set status = case");
+            eventually(async || of_admission().is_some() && of_end().is_some()).await;
+            admission = admission.min(of_admission().expect("it is in the log"));
+            end = end.min(of_end().expect("it is in the log"));
+        }
+        assert_eq!(admission, 2, "what is read, and what is stored");
+        assert_eq!(
+            end, 2,
+            "what is stored, which says whether messages wait for answers, and the commit"
+        );
     })
     .await;
 }

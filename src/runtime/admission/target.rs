@@ -1,0 +1,131 @@
+//! The thread of a request: its rows are looked up together with the assistant, and it is created if necessary.
+
+use std::time::Duration;
+
+use super::AdmissionContext;
+use super::start::check_by_policies;
+use crate::db::checkpoints::LaterLogEnd;
+use crate::db::runs::LaterInFlight;
+use crate::db::threads::LaterThread;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::access::{Action, Ownership};
+use crate::domain::id::ThreadId;
+use crate::domain::thread::{Thread, Ttl, TtlStrategy};
+use crate::runtime::prepare::FirstStep;
+use crate::runtime::{NewRun, StartError, Target};
+
+/// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
+const TEMPORARY: Ttl = Ttl {
+    after: Duration::from_secs(600),
+    strategy: TtlStrategy::Delete,
+};
+
+/// The thread of a request, before it is read.
+pub(super) struct TargetLookup {
+    id: ThreadId,
+    /// True if the thread is created unless it exists.
+    may_make: bool,
+    /// The rows of the thread; none if it surely does not exist.
+    rows: Option<TargetRows>,
+}
+
+/// The rows of a thread that are read later in the transaction.
+struct TargetRows {
+    thread: LaterThread,
+    in_flight: LaterInFlight,
+    /// The end of its log, if the run may take its first step at once.
+    log_end: Option<LaterLogEnd>,
+}
+
+impl TargetLookup {
+    /// Begins to look for the thread of a request.
+    pub(super) async fn begin(tx: &mut Tx<'_>, new_run: &NewRun, context: &AdmissionContext) -> DbResult<Self> {
+        let (id, may_make) = match new_run.target {
+            Target::Thread(id) => (id, false),
+            Target::ThreadOrNew(id) => (id, true),
+            Target::Stateless { .. } => {
+                return Ok(Self {
+                    id: ThreadId::mint(),
+                    may_make: true,
+                    rows: None,
+                });
+            }
+        };
+        // An answer changes the end of the log in this transaction.
+        let brings_answer = new_run.resume.is_some();
+        let may_step = context.worker.is_some() && !brings_answer && FirstStep::is_possible(&new_run.request);
+        let rows = TargetRows {
+            thread: db::threads::lock_later(tx, id).await?,
+            in_flight: db::runs::count_in_flight_later(tx, id).await?,
+            log_end: match may_step {
+                true => Some(db::checkpoints::log_end_later(tx, id).await?),
+                false => None,
+            },
+        };
+        let rows = Some(rows);
+        Ok(Self { id, may_make, rows })
+    }
+
+    /// Returns the thread of a request, locked. The thread is created if necessary.
+    pub(super) async fn find_or_make(
+        self,
+        tx: &mut Tx<'_>,
+        new_run: &NewRun,
+        context: &AdmissionContext,
+    ) -> Result<TargetThread, StartError> {
+        let now = context.now;
+        let Self { id, may_make, rows } = self;
+        if let Some(rows) = rows
+            && let Some(thread) = rows.thread.lock(tx).await?
+        {
+            return Ok(TargetThread {
+                thread,
+                is_new: false,
+                in_flight: Some(rows.in_flight),
+                log_end: rows.log_end,
+            });
+        }
+        if !may_make {
+            return Err(StartError::NoThread(id));
+        }
+        // The thread of a stateless run has a TTL in case nothing else deletes it.
+        let is_temporary = new_run.target == (Target::Stateless { keep: false });
+        let ttl = if is_temporary {
+            Some(TEMPORARY)
+        } else {
+            context.core.retention.threads
+        };
+        let thread = Thread::new(id, Ownership::of(&new_run.caller), new_run.metadata.clone(), now).with_ttl(ttl);
+        if db::threads::insert(tx, &thread).await? {
+            if !is_temporary {
+                check_by_policies(tx, &thread, new_run, Action::ThreadsCreate, &context.core).await?;
+            }
+            return Ok(TargetThread {
+                thread,
+                is_new: true,
+                in_flight: None,
+                log_end: None,
+            });
+        }
+        // Another client may have created the thread meanwhile.
+        let made = db::threads::lock(tx, id).await?;
+        let thread = made.ok_or(StartError::NoThread(id))?;
+        Ok(TargetThread {
+            thread,
+            is_new: false,
+            in_flight: Some(db::runs::count_in_flight_later(tx, id).await?),
+            log_end: None,
+        })
+    }
+}
+
+/// The thread of a request, locked.
+pub(super) struct TargetThread {
+    pub(super) thread: Thread,
+    /// True if it was created for the request.
+    pub(super) is_new: bool,
+    /// The number of runs on it; none if it was created.
+    pub(super) in_flight: Option<LaterInFlight>,
+    /// The end of its log, if it is to be read already.
+    pub(super) log_end: Option<LaterLogEnd>,
+}
