@@ -358,7 +358,7 @@ async fn a_change_writes_no_index_of_columns_that_keep_their_values() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_begins_at_once_enters_one_index_of_runs_at_work_and_none_of_those_that_wait() {
-    super::on_server(async {
+    super::on_server(Box::pin(async {
         let directory = tempfile::tempdir().expect("a directory");
         let folder = directory.path();
         let db = super::open(&format!("sqlite://{}/a.db", folder.display())).await;
@@ -384,11 +384,11 @@ async fn a_run_that_begins_at_once_enters_one_index_of_runs_at_work_and_none_of_
                 holder,
                 end,
                 RunRowUpdate::at(Timestamp(2))
-            ))
+            ));
         };
         assert_eq!(pages_of(folder, ends).await, 2);
         db.close().await;
-    })
+    }))
     .await;
 }
 

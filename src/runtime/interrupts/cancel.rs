@@ -49,7 +49,7 @@ pub(in crate::runtime) async fn cancel_waiting(
     if action == CancelAction::Rollback {
         return Err(CancelError::NoUndo);
     }
-    let (notice, by, started) = notify_caller(tx, child, context).await?;
+    let (notice, by, started) = Box::pin(notify_caller(tx, child, context)).await?;
     let cancelled = Failure::cancelled();
     db::runs::set_child_status(tx, child.id, RunStatus::Interrupted, Some(&cancelled), by, now).await?;
     db::runs::mark_unreported(tx, child.id).await?;
