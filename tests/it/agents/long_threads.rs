@@ -164,9 +164,9 @@ async fn a_history_with_a_state_that_is_too_large_is_refused(server: TestServer)
 
 async fn a_state_that_is_too_large_since_nothing_is_summarised_says_so(server: TestServer) {
     server.configuration_changes("[runtime]\n", "[runtime]\nmax_state_bytes = 50000\n");
-    let agent = "[agents.keeper]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You keep.\"\nsummarization = false\n";
+    let agent = "[agents.hoarder]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You keep.\"\nsummarization = false\n";
     server.is_configured_with(agent).await;
-    let alice = server.human("keeper").await;
+    let alice = server.human("hoarder").await;
     alice.says("hello").await;
     let files = json!({"values": {"files": {"/a": {"content": "a".repeat(40_000)}}}});
     alice.client().post(&alice.path("/state"), files).await.ok();
