@@ -49,7 +49,7 @@ kinds! {
     Cron = "cron",
     /// Polls or cancels a background task on another server. The key is the task.
     PollRemote = "poll_remote",
-    /// Cancels a run on another server whose result is not needed any more. The key is the run of the subagent.
+    /// Cancels work on another server that is not needed any more. The key is the run of the subagent, or the task.
     CancelRemote = "cancel_remote",
     /// Checks whether an interrupt of another server was answered there. The key is the run of the subagent.
     WatchInterrupt = "watch_interrupt",

@@ -27,7 +27,9 @@ use crate::runtime::{AgentRecord, DefinitionError};
     responses((status = 200, description = "The agent", body = AgentView),
         (status = 403, description = "The configuration does not allow clients to define agents, or the tenant this one",
             body = ErrorBody),
-        (status = 409, description = "The name is taken by a file or by another tenant, or the limit of agents is reached",
+        (status = 409, description = "The name is taken by a file or by another tenant, or the clients of all tenants have too many agents",
+            body = ErrorBody),
+        (status = 429, description = "The clients of the tenant have too many agents, or another quota is used up; `limit` names it",
             body = ErrorBody),
         (status = 422, description = "The definition is invalid; `findings` lists all errors", body = ErrorBody)))]
 pub(super) async fn put(

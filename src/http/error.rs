@@ -47,7 +47,7 @@ pub struct ApiError {
     message: Cow<'static, str>,
     findings: Vec<DiagnosticView>,
     gap: Option<Gap>,
-    /// The name of the quota that is used up.
+    /// The name of the quota that is used up, or of the limit that is reached.
     limit: Option<Box<str>>,
     /// The number of seconds after which the client may retry; sent as `Retry-After`.
     retry_after: Option<u32>,
@@ -66,7 +66,7 @@ pub struct ErrorBody {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Option<Vec<DiagnosticView>>)]
     pub findings: Vec<DiagnosticView>,
-    /// The name of the quota that is used up.
+    /// The name of the quota that is used up, or of the limit that is reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "per_tenant.tokens_per_day")]
     pub limit: Option<String>,

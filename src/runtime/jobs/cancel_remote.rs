@@ -1,4 +1,5 @@
-//! Cancels the work on other servers of subagents whose runs were stopped, or failed.
+//! Cancels the work on other servers of subagents whose runs were stopped, or failed, and that of background tasks whose
+//! conversation was deleted.
 //!
 //! Usually the run cancels that work itself. This job is for cases in which the other server could not be reached, or
 //! this server crashed. So nothing schedules the job; it looks for runs that are over.

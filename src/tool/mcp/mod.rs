@@ -381,7 +381,8 @@ impl McpServers {
     }
 
     /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
-    /// its replacement has listed its tools, and answers the calls made before. Returns whether anything has changed.
+    /// its replacement has listed its tools or has failed to, and answers the calls made before. Returns whether anything
+    /// has changed.
     ///
     /// # Errors
     /// The field of a definition that is invalid; nothing changes then.
