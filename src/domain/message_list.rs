@@ -412,7 +412,7 @@ impl Serialize for MessageList {
 pub struct CompressedMessages {
     /// The messages without the UUIDs at the ends of their ids: as texts these would be half of it.
     json: Deflated,
-    /// These UUIDs, in the order of the messages.
+    /// The UUIDs at the ends of the ids, in the order of the messages.
     uuids: Box<[Uuid]>,
     count: usize,
     /// The sum of the messages' sizes, see [`size::of_message`].

@@ -322,19 +322,22 @@ impl Runs {
             return Ok(None);
         }
         let follower = Follower::new(&self.core, run.id);
-        self.note_follower(run).await?;
+        // The process that takes the run up may be this one, and finds itself among the followers then.
+        if self.note_follower(run).await? {
+            self.cancel_unless_followed(run.id);
+        }
         Ok(Some(follower))
     }
 
-    /// Notes that a client of this process follows a run.
-    async fn note_follower(&self, run: &Run) -> DbResult<()> {
+    /// Notes that a client of this process follows a run. Returns false if that is known, or if the run is over.
+    async fn note_follower(&self, run: &Run) -> DbResult<bool> {
         let own = self.core.id;
         let needs_note = move |run: &Run| {
             let followers = &run.request.followers;
             !run.status.is_final() && !followers.is_empty() && !followers.contains(&own)
         };
         if !needs_note(run) {
-            return Ok(());
+            return Ok(false);
         }
         let now = self.core.clock.now();
         let thread = run.thread;
@@ -344,12 +347,12 @@ impl Runs {
                 // The run does not end in between.
                 db::threads::lock(tx, thread).await?;
                 let Some(mut run) = db::runs::find(tx, thread, id).await?.filter(needs_note) else {
-                    return Ok(());
+                    return Ok(false);
                 };
                 run.request.followers = with_lease(tx, &run.request.followers).await?;
                 run.request.followers.push(own);
                 db::runs::set_request(tx, id, &run.request, now).await?;
-                DbResult::Ok(())
+                DbResult::Ok(true)
             })
         });
         write.await

@@ -77,12 +77,12 @@ struct KeptRows {
     rows: Vec<SqliteRow>,
 }
 
-/// What becomes of the result of a statement that is sent together with later ones.
+/// The use of the result of a statement that is sent together with later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResultUse {
     /// Its rows are kept under this number.
     Kept(usize),
-    /// It is [`FAIL_UNLESS_CHANGED`].
+    /// The statement is [`FAIL_UNLESS_CHANGED`].
     FailsUnlessChanged,
 }
 

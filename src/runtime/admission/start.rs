@@ -247,7 +247,7 @@ pub(in crate::runtime) async fn decide(
     })
 }
 
-/// What a request names.
+/// The assistant and the thread that a request names.
 struct LookedUp {
     resolved: ResolvedAssistant,
     target: TargetLookup,
