@@ -27,8 +27,8 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::remembered::RememberedDecision;
 use crate::domain::size;
 use crate::domain::state::{State, Update};
-use crate::middleware::NextCall;
 use crate::middleware::approval::ApprovalCheck;
+use crate::middleware::{Middleware, NextCall};
 use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
@@ -174,12 +174,7 @@ impl Loop<'_> {
         remembered: &[RememberedDecision],
     ) -> Option<ToolCall> {
         loop {
-            let mut policies = self
-                .agent
-                .stack()
-                .iter()
-                .filter(|policy| policy.needs_approval(&self.scope, &call));
-            let Some(policy) = policies.next() else {
+            let Some(policy) = self.approval_policies(&call).next() else {
                 return Some(call);
             };
             if machine.is_reviewed(&call) {
@@ -211,14 +206,8 @@ impl Loop<'_> {
 
     /// Returns the decisions for the rest of the thread, if one of these calls needs approval and has none.
     async fn remembered_for(&self, machine: &Machine, ready: &[usize]) -> Result<Arc<[RememberedDecision]>, Halt> {
-        let needs_approval = |call: &ToolCall| {
-            self.agent
-                .stack()
-                .iter()
-                .any(|policy| policy.needs_approval(&self.scope, call))
-        };
         let mut calls = ready.iter().filter_map(|at| machine.call(*at));
-        if !calls.any(|call| needs_approval(&call) && !machine.is_reviewed(&call)) {
+        if !calls.any(|call| self.needs_approval(&call) && !machine.is_reviewed(&call)) {
             return Ok(Arc::default());
         }
         Ok(self.scope.remembered.of_thread(self.scope.thread).await?)
@@ -226,13 +215,21 @@ impl Loop<'_> {
 
     /// Returns those who approve a call: they also decide about its unknown outcome.
     fn approvers_of_call(&self, call: &ToolCall) -> Approvers {
-        let mut policies = self
-            .agent
-            .stack()
-            .iter()
-            .filter(|policy| policy.needs_approval(&self.scope, call));
-        let question = policies.find_map(|policy| policy.approval_question(call));
+        let question = self
+            .approval_policies(call)
+            .find_map(|policy| policy.approval_question(call));
         question.map(|question| question.approvers).unwrap_or_default()
+    }
+
+    /// Returns whether a human has to approve a call.
+    pub(super) fn needs_approval(&self, call: &ToolCall) -> bool {
+        self.approval_policies(call).next().is_some()
+    }
+
+    /// Returns the policies by which a human has to approve a call.
+    fn approval_policies(&self, call: &ToolCall) -> impl Iterator<Item = &Arc<dyn Middleware>> {
+        let stack = self.agent.stack().iter();
+        stack.filter(move |policy| policy.needs_approval(&self.scope, call))
     }
 
     /// Records that these calls start and that these children continue. Commits if it matters: if a crash would leave
@@ -323,8 +320,7 @@ impl Loop<'_> {
         let Some(tool) = self.agent.tool(&call.name) else {
             let own = self.agent.model_loop();
             if let Some(problem) = own.and_then(|own| own.toolbox.problem_with(&call.name)) {
-                let text = format!("The call to `{}` failed: {}", call.name, problem.message);
-                return Ok(CallOutcome::Answer(ToolOutput::error(call, text).with_failure(problem)));
+                return Ok(CallOutcome::Answer(report(call, problem)));
             }
             let names = self.agent.tool_names();
             let text = tool::unknown(&call.name, names.iter().map(String::as_str));
@@ -363,8 +359,7 @@ impl Loop<'_> {
         });
         match outcome.and_then(within_limits) {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
-                let text = format!("The call to `{}` failed: {}", call.name, failure.message);
-                Ok(CallOutcome::Answer(ToolOutput::error(call, text).with_failure(failure)))
+                Ok(CallOutcome::Answer(report(call, failure)))
             }
             outcome => outcome,
         }
@@ -545,6 +540,12 @@ fn halt_call(machine: &mut Machine, pending: &mut PendingWrites, at: usize, halt
 fn fail_call(machine: &mut Machine, at: usize, failure: Failure, outcome: &mut StepFailure) {
     outcome.failure.get_or_insert_with(|| failure.clone());
     machine.call_failed(at, failure);
+}
+
+/// Returns the result that reports the failure of a call to the model.
+fn report(call: &ToolCall, failure: Failure) -> ToolOutput {
+    let text = format!("The call to `{}` failed: {}", call.name, failure.message);
+    ToolOutput::error(call, text).with_failure(failure)
 }
 
 /// Records the answer of a call, with what the subagents have written that its tool has delegated to.

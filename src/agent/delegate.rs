@@ -1,6 +1,5 @@
 //! Delegation: runs the loop of a subagent for a call.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
@@ -22,15 +21,12 @@ use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::{AfterDelegation, DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES, RunStatus};
-use crate::domain::state::{DELEGATED_PROMPT, File, State, Update};
+use crate::domain::state::{DELEGATED_PROMPT, File, FileWrites, State, Update};
 use crate::domain::summarization;
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::files::FileClaims;
 use crate::tool::{Delegation, ProgressSink, Scope};
-
-/// Files that are written, or deleted (`None`), by path.
-type FileWrites = BTreeMap<String, Option<Arc<File>>>;
 
 /// The result of a child run.
 pub(super) enum ChildResult {

@@ -25,32 +25,36 @@ impl Agent {
     /// are named like `researcher:model`, and they are connected to the tools that delegate to them.
     pub fn graph(&self, levels: u32) -> Graph {
         let mut graph = self.loop_graph();
-        let mut queue = self.subagents_below(&[], levels);
-        while let Some((path, agent)) = queue.pop_front() {
+        for (path, agent) in self.agents_below(levels) {
             let inner = agent.loop_graph();
             if graph.nodes.len() + inner.nodes.len() > MAX_NODES {
                 break;
             }
             graph.merge_subagent(inner, &path);
-            queue.extend(agent.subagents_below(&path, levels));
         }
         graph
     }
 
     /// Waits for the tools that [`Agent::graph`] names, as long as runs would.
     pub async fn tools_ready(&self, levels: u32) {
-        let mut below = vec![];
-        let mut queue = self.subagents_below(&[], levels);
-        while let Some((path, agent)) = queue.pop_front() {
-            if below.len() == MAX_NODES {
-                break;
-            }
-            queue.extend(agent.subagents_below(&path, levels));
-            below.push(agent);
-        }
+        let below: Vec<Arc<Self>> = self
+            .agents_below(levels)
+            .take(MAX_NODES)
+            .map(|(_, agent)| agent)
+            .collect();
         let all = below.iter().map(|agent| &**agent).chain([self]);
         let toolboxes: Vec<&Toolbox> = all.filter_map(|agent| Some(&agent.model_loop()?.toolbox)).collect();
         join_all(toolboxes.into_iter().map(Toolbox::ready)).await;
+    }
+
+    /// Returns the agents of the next `levels` levels with their paths, level by level.
+    fn agents_below(&self, levels: u32) -> impl Iterator<Item = (Vec<String>, Arc<Self>)> {
+        let mut queue = self.subagents_below(&[], levels);
+        std::iter::from_fn(move || {
+            let (path, agent) = queue.pop_front()?;
+            queue.extend(agent.subagents_below(&path, levels));
+            Some((path, agent))
+        })
     }
 
     /// Returns the subagents of this agent with their paths. `path` is the agent's own; levels below `levels` are

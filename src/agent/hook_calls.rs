@@ -14,7 +14,7 @@ use crate::domain::id::TaskId;
 use crate::domain::machine::Machine;
 use crate::domain::message::ToolCall;
 use crate::domain::state::State;
-use crate::middleware::{HookTools, Middleware};
+use crate::middleware::HookTools;
 use crate::model::ToolSpec;
 use crate::tool::files::FileClaims;
 use crate::tool::{CallOutcome, Halt, Scope};
@@ -102,8 +102,7 @@ impl Loop<'_> {
 
     /// Returns the reason why a hook may not make a call.
     fn refusal_for_hook(&self, call: &ToolCall) -> Option<&'static str> {
-        let needs_approval = |policy: &Arc<dyn Middleware>| policy.needs_approval(&self.scope, call);
-        if self.agent.stack().iter().any(needs_approval) {
+        if self.needs_approval(call) {
             return Some(NO_APPROVAL);
         }
         let tool = self.agent.tool(&call.name);

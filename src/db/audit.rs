@@ -17,6 +17,9 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "audit";
 
+const SELECT: &str = "\
+    select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at from audit";
+
 #[derive(sqlx::FromRow)]
 struct AuditRow {
     entry_id: Uuid,
@@ -122,10 +125,7 @@ pub async fn of_resources(
     let mut all = vec![];
     for part in resources.chunks(MOST_RESOURCES) {
         let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(
-                "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
-                 from audit where tenant = ",
-            );
+            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
             sql.push_bind(tenant.as_str());
             sql.push(" and entry_id >= ")
                 .push_bind(first_id_at(since.minus(ID_TOLERANCE)));
@@ -173,10 +173,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbRe
     let mut before = wanted.before;
     while let Some(next) = page.next() {
         let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(
-                "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
-                 from audit where tenant = ",
-            );
+            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
             sql.push_bind(wanted.tenant.as_str());
             if let Some(user) = &wanted.user {
                 sql.push(" and user_id = ").push_bind(user);
@@ -230,7 +227,7 @@ pub async fn ids_of_user(
     after: Uuid,
     entries: i64,
 ) -> DbResult<PartOfUser<Uuid>> {
-    const SQL: &str = concatcp!("select entry_id", OF_USER);
+    const SQL: &str = concatcp!("select entry_id from audit", OF_USER);
     let end = end_of_part(tx, tenant, after, entries).await?;
     let found = on_engine!(tx, |conn| query_scalar(SQL)
         .bind(tenant.as_str())
@@ -250,10 +247,7 @@ pub async fn of_user(
     after: Uuid,
     entries: i64,
 ) -> DbResult<PartOfUser<AuditEntry>> {
-    const SQL: &str = concatcp!(
-        "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at",
-        OF_USER
-    );
+    const SQL: &str = concatcp!(SELECT, OF_USER);
     let end = end_of_part(tx, tenant, after, entries).await?;
     let rows: Vec<AuditRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(tenant.as_str())
@@ -266,9 +260,8 @@ pub async fn of_user(
     Ok(PartOfUser { found, end })
 }
 
-/// The entries about a user between two others.
-const OF_USER: &str =
-    " from audit where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4 order by entry_id";
+/// The condition that an entry is about a user, and between two others.
+const OF_USER: &str = " where tenant = $1 and user_id = $2 and entry_id > $3 and entry_id <= $4 order by entry_id";
 /// An id that follows those of all entries.
 const LAST_ID: Uuid = Uuid::from_u128(u128::MAX);
 

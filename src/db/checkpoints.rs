@@ -25,7 +25,7 @@ pub use machine::{
 };
 
 use super::blobs::{self, Holder, Packer, StoredText};
-use super::engine::{Engine, LaneColumn, on_engine};
+use super::engine::{LaneColumn, on_engine};
 use super::error::corrupt;
 use super::json::ColumnRef;
 use super::statement::LaterRows;
@@ -600,10 +600,7 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
         EVENTS,
     ];
     const POSTGRES: &[&str] = &[CHECKPOINTS, EVENTS];
-    let statements = match tx.engine() {
-        Engine::Sqlite => SQLITE,
-        Engine::Postgres => POSTGRES,
-    };
+    let statements = tx.either(SQLITE, POSTGRES);
     for sql in statements {
         on_engine!(tx, |conn| query(*sql)
             .bind(thread.0)

@@ -166,9 +166,9 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Returns the text of a statement in which the engines differ by a clause: a hint, or a lock. SQLite has one
-    /// writer at a time and no locks of rows.
-    pub(super) fn either(&self, sqlite: &'static str, postgres: &'static str) -> &'static str {
+    /// Returns the text of a statement, or those of several ones, in which the engines differ by a clause: a hint, or a
+    /// lock. SQLite has one writer at a time and no locks of rows.
+    pub(super) fn either<T>(&self, sqlite: T, postgres: T) -> T {
         match self.conn {
             Conn::Sqlite(_) => sqlite,
             Conn::Postgres(_) => postgres,

@@ -347,7 +347,7 @@ where
 
 /// Deletes up to `limit` expired items of all owners, the first expired first. Returns their number. Several servers
 /// can sweep at once without waiting for each other.
-pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64> {
+pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<u64> {
     const SQLITE: &str = "delete from items where (tenant, owner, namespace, key) in \
         (select tenant, owner, namespace, key from items where expires_at <= $1 order by expires_at limit $2)";
     const POSTGRES: &str = "delete from items where (tenant, owner, namespace, key) in \
@@ -356,7 +356,7 @@ pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64>
     let sql = tx.either(SQLITE, POSTGRES);
     let swept = on_engine!(tx, |conn| query(sql)
         .bind(now.0)
-        .bind(i64::from(limit))
+        .bind(limit)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

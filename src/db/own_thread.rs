@@ -134,7 +134,7 @@ pub(super) async fn on_own_thread(name: &'static str, processor: Processor, task
         dropped,
         thread: Some(thread),
     };
-    // After a panic the sender is gone. Whoever waits for the task sees to it, also while the server stops.
+    // After a panic of the task the sender is gone. The panic goes on in the caller, also while the server stops.
     if has_ended.await.is_err()
         && let Some(Err(panic)) = running.thread.take().map(JoinHandle::join)
     {

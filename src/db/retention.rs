@@ -81,10 +81,7 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
         (EVENTS, ""),
     ];
     const POSTGRES: &[(&str, &str)] = &[(CHECKPOINTS, ""), (EVENTS, "")];
-    let parts = match tx.engine() {
-        Engine::Sqlite => SQLITE,
-        Engine::Postgres => POSTGRES,
-    };
+    let parts = tx.either(SQLITE, POSTGRES);
     for (delete, condition) in parts {
         on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(*delete);

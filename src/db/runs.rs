@@ -412,11 +412,7 @@ pub async fn find_before(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<R
         return Ok(None);
     };
     // A request that is corrupt names no caller; one whose key is missing here may name one.
-    let request = cell("request", &RunId(id)).open(&request).and_then(|text| {
-        let read = serde_json::from_str::<OnlyCaller>(blobs::without_blobs(&text));
-        read.map_err(|_| cell("request", &RunId(id)).corrupt())
-    });
-    let request = unless_corrupt(request)?;
+    let request = unless_corrupt(decode_some::<OnlyCaller>(RunId(id), &request))?;
     let OnlyCaller { caller, trace } = request.unwrap_or_default();
     Ok(Some(RunBefore {
         queue: RunQueue::stored(queue),
@@ -438,13 +434,16 @@ pub async fn followers(tx: &mut Tx<'_>, run: RunId) -> DbResult<Vec<WorkerId>> {
     let Some(stored) = found else {
         return Ok(vec![]);
     };
-    let cell = cell("request", &run);
-    let request = cell.open(&stored).and_then(|text| {
-        let read = serde_json::from_str::<OnlyFollowers>(blobs::without_blobs(&text));
-        read.map_err(|_| cell.corrupt())
-    });
+    let request = decode_some::<OnlyFollowers>(run, &stored);
     let OnlyFollowers { followers } = request.inspect_err(log_unreadable).unwrap_or_default();
     Ok(followers)
+}
+
+/// Decodes some fields of the stored request of a run, and nothing of its blobs.
+fn decode_some<T: DeserializeOwned>(run: RunId, stored: &str) -> DbResult<T> {
+    let cell = cell("request", &run);
+    let text = cell.open(stored)?;
+    serde_json::from_str(blobs::without_blobs(&text)).map_err(|_| cell.corrupt())
 }
 
 /// Returns the runs of the main agent on a thread, newest first.

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::access::push_owner;
 use super::checkpoints::{OF_MAIN_AGENTS, OF_SUBAGENTS};
 use super::engine::on_engine;
-use super::{DbResult, Engine, Tx};
+use super::{DbResult, Tx};
 use crate::domain::id::ThreadId;
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::time::Timestamp;
@@ -60,10 +60,7 @@ pub async fn measure(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbRes
     let mut bytes = before.map_or(0, |before| before.0);
     let after = before.map_or(0, |before| before.1);
     let mut seq = after;
-    let sums = match tx.engine() {
-        Engine::Sqlite => SQLITE,
-        Engine::Postgres => POSTGRES,
-    };
+    let sums = tx.either(SQLITE, POSTGRES);
     for sql in sums {
         let added: (i64, i64) = on_engine!(tx, |conn| query_as(*sql)
             .bind(thread.0)

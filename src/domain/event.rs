@@ -23,6 +23,12 @@ use super::visibility::Visibility;
 /// The name of the custom event that says how far a tool call is.
 pub const TOOL_PROGRESS: &str = "tool_progress";
 
+/// Returns what a custom event says about how far a tool call is; `None` if it is about something else.
+pub fn tool_progress(custom: &Value) -> Option<&Value> {
+    let is_progress = custom.get("name").and_then(Value::as_str) == Some(TOOL_PROGRESS);
+    custom.get("payload").filter(|_| is_progress)
+}
+
 /// An event, with its number, its run and its agent.
 #[derive(Debug, Clone)]
 pub struct Event {

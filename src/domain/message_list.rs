@@ -112,6 +112,21 @@ impl MessageList {
         Cow::Owned(earlier.chain(self.recent.iter().cloned()).collect())
     }
 
+    /// Passes the messages to `visit`, oldest first. Only the text of one part, and one of its messages, are decompressed at a
+    /// time.
+    ///
+    /// # Errors
+    /// The first error of `visit`, after which it gets no more messages; or that the messages cannot be read.
+    pub fn try_each<E: serde::ser::Error>(&self, mut visit: impl FnMut(&Message) -> Result<(), E>) -> Result<(), E> {
+        for part in &self.earlier {
+            part.try_each(&mut visit)?;
+        }
+        for message in &self.recent {
+            visit(message)?;
+        }
+        Ok(())
+    }
+
     /// Returns the newest message for which `is_wanted` returns true.
     pub fn newest(&self, is_wanted: impl Fn(&Message) -> bool) -> Option<Arc<Message>> {
         let recent = self.recent.iter().rfind(|message| is_wanted(message)).cloned();
@@ -171,7 +186,7 @@ impl MessageList {
             return;
         }
         // Search from the end: replaced messages are mostly the newest.
-        let same = id.and_then(|id| self.recent.iter().rposition(|other| other.id.as_deref() == Some(id)));
+        let same = id.and_then(|id| self.recent.iter().rposition(|other| has_id(other, id)));
         match same {
             Some(at) => self.replace_recent(at, Arc::clone(message)),
             None => self.recent.push(Arc::clone(message)),
@@ -188,7 +203,7 @@ impl MessageList {
 
     /// Returns whether one of [`MessageList::recent`] has this id.
     pub fn has_recent(&self, id: &str) -> bool {
-        self.recent.iter().any(|message| message.id.as_deref() == Some(id))
+        self.recent.iter().any(|message| has_id(message, id))
     }
 
     /// Returns whether a compressed message may have this id. False positives are very rare.
@@ -204,11 +219,7 @@ impl MessageList {
     /// many. None is compressed while middleware has work with them: without an answer of the model it has not seen them, and
     /// a call without a result gets one when the next run begins. Returns whether they were compressed.
     pub fn compress_before(&mut self, last: &str) -> bool {
-        let Some(summarized) = self
-            .recent
-            .iter()
-            .position(|message| message.id.as_deref() == Some(last))
-        else {
+        let Some(summarized) = self.recent.iter().position(|message| has_id(message, last)) else {
             return false;
         };
         // The calls of the last answer may still be executed.
@@ -395,15 +406,9 @@ impl Extend<Arc<Message>> for MessageList {
 }
 
 impl Serialize for MessageList {
-    /// Serialises all messages. Only the text of one part, and one of its messages, are decompressed at a time.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.len()))?;
-        for part in &self.earlier {
-            part.try_each(|message| list.serialize_element(message))?;
-        }
-        for message in &self.recent {
-            list.serialize_element(message)?;
-        }
+        self.try_each(|message| list.serialize_element(message))?;
         list.end()
     }
 }
@@ -479,11 +484,8 @@ impl CompressedMessages {
         messages
     }
 
-    /// Passes the messages to `visit`, oldest first. Only one of them is in memory at a time.
-    ///
-    /// # Errors
-    /// The first error of `visit`, after which it gets no more messages; or that the messages cannot be read.
-    pub fn try_each<E: serde::ser::Error>(&self, mut visit: impl FnMut(&Message) -> Result<(), E>) -> Result<(), E> {
+    /// Passes the messages to `visit`, as [`MessageList::try_each`] does.
+    fn try_each<E: serde::ser::Error>(&self, mut visit: impl FnMut(&Message) -> Result<(), E>) -> Result<(), E> {
         let mut result = Ok(());
         let is_whole = self.each(|message| {
             result = visit(&message);

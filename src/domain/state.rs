@@ -169,6 +169,9 @@ pub struct FileFacts {
     pub modified_at: Option<String>,
 }
 
+/// Files to write, or to delete (`None`), by path.
+pub type FileWrites = BTreeMap<String, Option<Arc<File>>>;
+
 /// The writes of a step. Serialised, an update is the delta of a checkpoint and the payload of an `updates` event.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Update {
@@ -177,7 +180,7 @@ pub struct Update {
     pub messages: Vec<Arc<Message>>,
     /// Files to write, or to delete (`None`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub files: BTreeMap<String, Option<Arc<File>>>,
+    pub files: FileWrites,
     /// The rules of those fields that have any.
     #[serde(default, rename = "_rules", skip_serializing_if = "BTreeMap::is_empty")]
     pub rules: BTreeMap<String, FieldRule>,

@@ -41,29 +41,30 @@ const RESOURCE_BYTES: usize = "thread:".len() + 36;
 
 /// The state of the router. Handlers cannot read it; they extract an [`Api`].
 #[derive(Clone)]
-pub struct AppState {
-    parts: Arc<ApiParts>,
-    searches: Arc<SearchTurns>,
-    messages: Arc<SocketMessages>,
+pub struct AppState(Arc<Shared>);
+
+/// The parts of the server that all requests share.
+struct Shared {
+    parts: ApiParts,
+    searches: SearchTurns,
+    messages: SocketMessages,
 }
 
 impl AppState {
     /// Creates the state from the parts of the server.
     pub fn new(parts: ApiParts) -> Self {
-        Self {
-            searches: Arc::new(SearchTurns::new(parts.db.searches())),
-            messages: Arc::new(SocketMessages::new(parts.settings.bodies.max)),
-            parts: Arc::new(parts),
-        }
+        Self(Arc::new(Shared {
+            searches: SearchTurns::new(parts.db.searches()),
+            messages: SocketMessages::new(parts.settings.bodies.max),
+            parts,
+        }))
     }
 }
 
 /// The parts of the server, for a request of this caller that the route's rule allows. Cloning copies pointers.
 #[derive(Clone)]
 pub struct Api {
-    parts: Arc<ApiParts>,
-    searches: Arc<SearchTurns>,
-    messages: Arc<SocketMessages>,
+    shared: Arc<Shared>,
     /// The caller, who sends the request.
     pub caller: Arc<Identity>,
     /// The address of the client; none for a request of this process.
@@ -74,7 +75,7 @@ impl Deref for Api {
     type Target = ApiParts;
 
     fn deref(&self) -> &ApiParts {
-        &self.parts
+        &self.shared.parts
     }
 }
 
@@ -186,7 +187,7 @@ impl Api {
 
     /// Returns the limit of the messages of a new WebSocket of the caller.
     pub(super) fn message_limit(&self) -> MessageLimit {
-        self.messages.limit(&self.caller)
+        self.shared.messages.limit(&self.caller)
     }
 
     /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.
@@ -194,7 +195,7 @@ impl Api {
     /// # Errors
     /// 503 if the other searches of the caller take too long.
     pub(super) async fn search_turn(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        self.searches.take(&self.caller).await
+        self.shared.searches.take(&self.caller).await
     }
 
     /// Runs `job` like [`Db::search`](crate::db::Db::search), in a [turn](Api::search_turn) of the caller.
@@ -239,9 +240,7 @@ impl FromRequestParts<AppState> for Api {
             (None, Rule::Allow(..) | Rule::OfCall) => return Err(ApiError::unauthenticated()),
         };
         let api = Self {
-            parts: Arc::clone(&state.parts),
-            searches: Arc::clone(&state.searches),
-            messages: Arc::clone(&state.messages),
+            shared: Arc::clone(&state.0),
             caller,
             address: peer_address(&parts.extensions),
         };

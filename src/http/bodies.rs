@@ -116,9 +116,9 @@ impl BodyReader {
     /// If the budget, or the part of the caller, is exhausted for [`BUDGET_WAIT`].
     pub(super) async fn reserve(&self, caller: &Identity, command: &[u8]) -> Result<BudgetShare, ApiError> {
         let cost = command.len() + count_values(command) * VALUE_BYTES;
-        let has_part = caller.credential.is_proof() && cost > QUICK;
+        let of_user = if cost > QUICK { self.of_users.of(caller) } else { None };
         let mut share = BudgetShare {
-            of_user: has_part.then(|| UserShare::new(self.of_users.of(caller))),
+            of_user: of_user.map(UserShare::new),
             ..BudgetShare::default()
         };
         self.grow(&mut share, cost).await?;
@@ -141,10 +141,9 @@ impl BodyReader {
             .get::<ConnectionHandle>()
             .map(ConnectionHandle::receive);
         let caller = parts.extensions.get::<Arc<Identity>>();
-        let user = caller.filter(|caller| caller.credential.is_proof());
         tokio::select! {
             biased;
-            read = self.collect(body, refusal, user) => read,
+            read = self.collect(body, refusal, caller) => read,
             () = self.events.shutdown_started() => Err(ApiError::body_aborted()),
         }
     }
@@ -154,7 +153,7 @@ impl BodyReader {
         &self,
         body: Body,
         refusal: Option<ApiError>,
-        user: Option<&Arc<Identity>>,
+        caller: Option<&Arc<Identity>>,
     ) -> Result<(Bytes, BudgetShare), ApiError> {
         let deadline = Instant::now() + self.limits.timeout.saturating_mul(TOTAL_TIMEOUT_FACTOR);
         let whole = body.size_hint().exact();
@@ -182,7 +181,8 @@ impl BodyReader {
             let cost = length + values * VALUE_BYTES;
             let is_quick = cost <= QUICK && whole == u64::try_from(length).ok();
             if share.of_user.is_none() && !is_quick {
-                share.of_user = user.map(|user| UserShare::new(self.of_users.of(user)));
+                let of_user = caller.and_then(|caller| self.of_users.of(caller));
+                share.of_user = of_user.map(UserShare::new);
             }
             self.grow(&mut share, cost).await?;
             if first.is_empty() {

@@ -69,12 +69,9 @@ impl ResponseBudget {
     /// slowly, or not at all, hold as much, some of them give it up.
     pub(super) async fn permit(&self, caller: &Identity) -> Result<Permit, ApiError> {
         let mut patience = PERMIT_TIMEOUT_S;
-        let of_user = match caller.credential.is_proof() {
-            true => {
-                let part = self.of_users.of(caller);
-                Some(self.reserve(&part, Some(&part), &mut patience).await?)
-            }
-            false => None,
+        let of_user = match self.of_users.of(caller) {
+            Some(part) => Some(self.reserve(&part, Some(&part), &mut patience).await?),
+            None => None,
         };
         let all = self.reserve(&self.memory, None, &mut patience).await?;
         Ok(Permit {
@@ -458,20 +455,12 @@ mod tests {
     use axum::body::to_bytes;
 
     use super::*;
-    use crate::domain::identity::{Credential, UserId};
+    use crate::http::user_budgets::user;
 
     const LARGEST: usize = 1 << 20;
 
     fn nobody() -> Identity {
         Identity::unauthenticated()
-    }
-
-    fn user(name: &str) -> Identity {
-        Identity {
-            user: UserId::stored(name.to_owned()),
-            credential: Credential::ApiKey("k".to_owned()),
-            ..Identity::unauthenticated()
-        }
     }
 
     async fn response_to(caller: &Identity, budget: &ResponseBudget, bytes: usize) -> Response {

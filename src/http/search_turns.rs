@@ -31,10 +31,10 @@ impl SearchTurns {
     /// # Errors
     /// 503 if the other searches of the user take longer than [`LONGEST_WAIT`].
     pub(super) async fn take(&self, caller: &Identity) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        if !caller.credential.is_proof() {
+        let Some(of_user) = self.of_users.of(caller) else {
             return Ok(None);
-        }
-        let turn = timeout(LONGEST_WAIT, self.of_users.of(caller).acquire_owned()).await;
+        };
+        let turn = timeout(LONGEST_WAIT, of_user.acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok);
         turn.map(Some).ok_or_else(ApiError::searches_busy)
     }
@@ -43,15 +43,7 @@ impl SearchTurns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::identity::{Credential, UserId};
-
-    fn user(name: &str) -> Identity {
-        Identity {
-            user: UserId::stored(name.to_owned()),
-            credential: Credential::ApiKey("k".to_owned()),
-            ..Identity::unauthenticated()
-        }
-    }
+    use crate::http::user_budgets::user;
 
     #[tokio::test(start_paused = true)]
     async fn the_searches_of_one_user_leave_connections_for_those_of_others() {

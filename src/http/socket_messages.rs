@@ -51,7 +51,7 @@ impl SocketMessages {
 
     /// Returns the permits of a socket with large messages, if there may be one more.
     fn permits(&self, caller: &Identity) -> Option<Vec<OwnedSemaphorePermit>> {
-        let of_user = caller.credential.is_proof().then(|| self.of_users.of(caller));
+        let of_user = self.of_users.of(caller);
         let budgets = of_user.into_iter().chain([Arc::clone(&self.large)]);
         budgets.map(|budget| budget.try_acquire_owned().ok()).collect()
     }
@@ -74,17 +74,9 @@ impl MessageLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::identity::{Credential, UserId};
+    use crate::http::user_budgets::user;
 
     const LARGEST: usize = 4 << 20;
-
-    fn user(name: &str) -> Identity {
-        Identity {
-            user: UserId::stored(name.to_owned()),
-            credential: Credential::ApiKey("k".to_owned()),
-            ..Identity::unauthenticated()
-        }
-    }
 
     #[test]
     fn a_user_and_all_users_have_a_limited_number_of_sockets_with_large_messages() {

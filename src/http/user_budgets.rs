@@ -34,23 +34,38 @@ impl UserBudgets {
         self.units
     }
 
-    /// Returns the part of a user.
-    pub(super) fn of(&self, user: &Identity) -> Arc<Semaphore> {
-        let user = Ownership::of(user);
+    /// Returns the part of a caller; none for one without authentication.
+    pub(super) fn of(&self, caller: &Identity) -> Option<Arc<Semaphore>> {
+        if !caller.credential.is_proof() {
+            return None;
+        }
+        let user = Ownership::of(caller);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(budget) = known.get(&user).and_then(Weak::upgrade) {
-            return budget;
+            return Some(budget);
         }
         if known.len() >= MANY_USERS {
             known.retain(|_, budget| budget.strong_count() > 0);
         }
         let budget = budget_of(self.units);
         known.insert(user, Arc::downgrade(&budget));
-        budget
+        Some(budget)
     }
 }
 
 /// Returns a budget of this many units.
 pub(super) fn budget_of(units: u32) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
+}
+
+/// Returns a user of this name.
+#[cfg(test)]
+pub(super) fn user(name: &str) -> Identity {
+    use crate::domain::identity::{Credential, UserId};
+
+    Identity {
+        user: UserId::stored(name.to_owned()),
+        credential: Credential::ApiKey("k".to_owned()),
+        ..Identity::unauthenticated()
+    }
 }

@@ -4,7 +4,7 @@
 //! The middleware also prevents two calls of one answer from changing the same file: both would start from the same
 //! content, and one change would be lost.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -18,7 +18,7 @@ use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::path::{file_name, numbered};
-use crate::domain::state::{File, State, Update};
+use crate::domain::state::{File, FileWrites, State, Update};
 use crate::domain::summarization::{LongMessagePlace, can_be_shortened, shortened};
 use crate::model::ModelRequest;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
@@ -97,7 +97,7 @@ impl Middleware for FileTools {
     /// Shows the model the beginning and the end of human messages that are too long. The state keeps the whole message;
     /// the file is written together with the answer.
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let mut files: BTreeMap<String, Option<Arc<File>>> = BTreeMap::new();
+        let mut files = FileWrites::new();
         for message in &mut request.messages {
             if !self.is_too_long(message) {
                 continue;
@@ -187,7 +187,7 @@ fn shorten(mut answer: ToolOutput, scope: &Scope, state: &State, max_chars: usiz
 /// answers, subagents use those of their callers, and different ids may have the same name. The results of one step are
 /// written together, so the paths of the other calls of the answer are known by their order alone. What else a client has sent
 /// for the step is not known.
-fn result_path(id: &str, scope: &Scope, state: &State, written: &BTreeMap<String, Option<Arc<File>>>) -> String {
+fn result_path(id: &str, scope: &Scope, state: &State, written: &FileWrites) -> String {
     let is_there = |path: &str| state.files.contains_key(path);
     let own_path = |path: String| scope.files.own_path(path);
     let calls = open_calls(state);

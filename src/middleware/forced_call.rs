@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::dangling_calls::result_of_unreadable;
 use super::model_call::ask_model;
@@ -54,10 +54,7 @@ impl Research<'_> {
         let mut event = self.event.clone();
         event["tool"] = call.name.as_str().into();
         event["args"] = Value::Object(call.args.clone());
-        event["status"] = match status {
-            ToolStatus::Success => "success".into(),
-            ToolStatus::Error => "error".into(),
-        };
+        event["status"] = json!(status);
         scope.progress.send(event).await;
         Ok(Message::tool(&call, status, beginning(&text, SHOWN_RESULT)))
     }

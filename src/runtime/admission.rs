@@ -19,7 +19,6 @@ use super::prepare::FirstStep;
 use super::retry::{TransactionError, retry_while_busy};
 use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, log_lines, stored_bytes, trace};
-use crate::db::checkpoints::LaterLogEnd;
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::Digest;
@@ -41,7 +40,7 @@ pub use queue::RunBounds;
 pub(super) use precheck::{CheckedWrite, is_large};
 pub(super) use queue::QueueRoom;
 pub(super) use start::{
-    check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant_by_policies,
+    UnstoredRun, check_ahead, check_stateless, check_tenant, decide, find_assistant, refuse_assistant_by_policies,
     refuse_by_policies, start_as, try_start,
 };
 pub(super) use withdraw::{Undone, leave_thread, undo, withdraw};
@@ -55,8 +54,6 @@ pub(super) struct Admitted {
     pub(super) is_thread_new: bool,
     /// True if the run is stored as running, under fence 0, and this process has to drive it.
     pub(super) claimed: bool,
-    /// The end of the log of the thread, if it is to be read together with what the admission reads.
-    pub(super) log_end: Option<LaterLogEnd>,
     /// The first step of a claimed run, if the same transaction stores it.
     pub(super) first_step: Option<Box<FirstStep>>,
     /// The run at work that this run displaces, with the action on its checkpoints. If it is at work in another process,

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{Admitted, QueueRoom};
+use super::admission::{QueueRoom, UnstoredRun};
 use super::children::Children;
 use super::commit_order::CommitOrder;
 use super::interrupts::StoredDecisions;
@@ -348,17 +348,17 @@ impl Dispatcher {
     pub(super) async fn plan_first_step(
         &self,
         tx: &mut Tx<'_>,
-        admitted: &mut Admitted,
+        unstored: &mut UnstoredRun,
     ) -> DbResult<Option<PlannedStep>> {
-        if !FirstStep::is_possible(&admitted.run.request) {
+        if !FirstStep::is_possible(&unstored.admitted.run.request) {
             return Ok(None);
         }
-        let Some(claim) = admitted.claim() else {
+        let Some(claim) = unstored.admitted.claim() else {
             return Ok(None);
         };
         let run_context = Arc::new(self.run_context(claim));
-        let log_end = admitted.log_end.take();
-        PlannedStep::plan(tx, run_context, admitted.is_thread_new, log_end).await
+        let log_end = unstored.log_end.take();
+        PlannedStep::plan(tx, run_context, unstored.admitted.is_thread_new, log_end).await
     }
 
     /// Starts to drive a claimed run; `fresh` when no process has done so before.

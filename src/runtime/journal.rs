@@ -635,7 +635,7 @@ impl StoredChild {
     }
 }
 
-/// Pending writes by what becomes of them.
+/// Pending writes by kind.
 #[derive(Default)]
 struct SplitWrites {
     /// The writes that are events of the thread.

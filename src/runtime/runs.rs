@@ -257,7 +257,7 @@ async fn admit(
     if is_followed {
         unstored.keep_for_key();
     }
-    let planned = dispatcher.plan_first_step(tx, &mut unstored.admitted).await?;
+    let planned = dispatcher.plan_first_step(tx, &mut unstored).await?;
     let first_seq = planned.as_ref().map(|planned| planned.first);
     let mut admitted = unstored.store(tx, first_seq).await?;
     if let Some(planned) = planned {

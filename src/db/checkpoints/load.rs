@@ -214,12 +214,11 @@ async fn newest_steps(
 ) -> DbResult<Vec<StepRow>> {
     // Subqueries instead of a join: Postgres could begin the join with the steps, and look for the checkpoint among all
     // steps for each of them.
-    const SEGMENT: &str =
-        "select step.checkpoint_id, step.parent_id, step.seq, step.segment, step.writes from checkpoints step";
     const OF_CHECKPOINT: &str = " from checkpoints upto where upto.thread_id = $2 and upto.checkpoint_id = $1 \
         and upto.lane = $3)";
-    const UP_TO: &str = concatcp!(
-        " where step.thread_id = $2 and step.lane = $3 and step.seq >= (select upto.segment",
+    const SQL: &str = concatcp!(
+        "select step.checkpoint_id, step.parent_id, step.seq, step.segment, step.writes from checkpoints step \
+         where step.thread_id = $2 and step.lane = $3 and step.seq >= (select upto.segment",
         OF_CHECKPOINT,
         " and step.seq <= (select upto.seq",
         OF_CHECKPOINT,
@@ -227,7 +226,6 @@ async fn newest_steps(
         OF_CHECKPOINT,
         " order by step.seq desc limit $4"
     );
-    const SQL: &str = concatcp!(SEGMENT, UP_TO);
     let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)

@@ -295,13 +295,11 @@ pub async fn check_fence(tx: &mut Tx<'_>, holder: LeaseHolder, at: Timestamp) ->
 pub async fn store_fenced(tx: &mut Tx<'_>, holder: LeaseHolder, trace: RunRowUpdate<'_>) -> DbResult<()> {
     const CHANGE: &str =
         "update runs set updated_at = $4, usage = coalesce($5, usage), crashes = case when $6 then 0 else crashes end";
+    const BEGIN: &str = concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $7)");
     const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "key share"));
     // SQLite writes the indexes of all columns that are set, also of those that keep their values.
     let sql = match trace.seq {
-        Some(_) => tx.either(
-            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $7)", HELD),
-            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $7)", LOCKED),
-        ),
+        Some(_) => tx.either(concatcp!(BEGIN, HELD), concatcp!(BEGIN, LOCKED)),
         None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
     };
     let usage = trace.usage.map(|usage| encode_usage(tx, usage)).transpose()?;
@@ -331,13 +329,11 @@ pub async fn end_fenced(
 ) -> DbResult<()> {
     const CHANGE: &str = "update runs set updated_at = $4, status = $5, error = $6, usage = coalesce($7, usage), \
         definition = case when $8 then definition end";
+    const BEGIN: &str = concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)");
     const LOCKED: &str = concatcp!(HELD, str_replace!(AND_THREAD_IS_LOCKED, "{lock}", "no key update"));
     // As in [`store_fenced`].
     let sql = match trace.seq {
-        Some(_) => tx.either(
-            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)", HELD),
-            concatcp!(CHANGE, ", first_seq = coalesce(first_seq, $9)", LOCKED),
-        ),
+        Some(_) => tx.either(concatcp!(BEGIN, HELD), concatcp!(BEGIN, LOCKED)),
         None => tx.either(concatcp!(CHANGE, HELD), concatcp!(CHANGE, LOCKED)),
     };
     let error = encode_error(tx, holder.run, end.error).await?;

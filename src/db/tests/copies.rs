@@ -19,7 +19,8 @@ on_both!(
     abandoned_copies_are_swept
 );
 
-async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
+/// Stores a step on a thread.
+pub(super) async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
     let entry = entry.clone();
     write!(db, |tx| async {
         let placed = NewCheckpoint {

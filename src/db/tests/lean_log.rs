@@ -2,11 +2,11 @@
 
 use sqlx::{Connection, SqliteConnection, query_scalar, raw_sql};
 
+use super::copies::put;
 use super::{Db, open, read, saying, stored_thread, write};
-use crate::db::checkpoints::{self, Head, NewCheckpoint};
+use crate::db::checkpoints::{self, Head};
 use crate::db::events::{self, LoggedEvent, NewEvent};
-use crate::db::{DbResult, Tx};
-use crate::domain::checkpoint::{Entry, Lane};
+use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Position;
@@ -22,19 +22,25 @@ const FORMER: &str = "\
 /// What there is when a server has ended after the tables changed places.
 const NOT_RECORDED: &str = "delete from _sqlx_migrations where description in ('lean log', 'former log')";
 
-/// A step on a thread.
-async fn insert_step(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64, entry: Entry) -> DbResult<i64> {
-    let placed = NewCheckpoint {
-        thread,
-        lane,
-        seq,
-        segment: None,
-        run: None,
-        entry: &entry,
-        position: &Position::default(),
-        at: Timestamp(seq),
-    };
-    checkpoints::insert(tx, &placed).await
+/// Stores steps of a main agent and of a subagent on a thread, and another event.
+async fn fill(db: &Db, thread: ThreadId, child: RunId) {
+    let first = saying("a", None, -1);
+    let second = saying("b", Some(first.id), 0);
+    let below = saying("c", None, -1);
+    put(db, thread, Lane::Main, 1, &first, Position::default()).await;
+    put(db, thread, Lane::Child(child), 2, &below, Position::default()).await;
+    put(db, thread, Lane::Main, 4, &second, Position::default()).await;
+    write!(db, |tx| async {
+        let event = NewEvent {
+            thread,
+            seq: 3,
+            run: child,
+            lane: Lane::Main,
+            fact: &Fact::Paused,
+            at: Timestamp(3),
+        };
+        events::insert(tx, &[event]).await
+    });
 }
 
 /// Returns the log of a thread, and the newest checkpoints of the main agent and of a subagent.
@@ -60,23 +66,7 @@ async fn the_log_of_a_former_release_is_read_after_its_tables_were_copied() {
         let db = open(&url).await;
         let thread = stored_thread(&db).await;
         let child = RunId::mint();
-        let first = saying("a", None, -1);
-        let second = saying("b", Some(first.id), 0);
-        let below = saying("c", None, -1);
-        write!(db, |tx| insert_step(tx, thread, Lane::Main, 1, first));
-        write!(db, |tx| insert_step(tx, thread, Lane::Child(child), 2, below));
-        write!(db, |tx| insert_step(tx, thread, Lane::Main, 4, second));
-        write!(db, |tx| async {
-            let event = NewEvent {
-                thread,
-                seq: 3,
-                run: child,
-                lane: Lane::Main,
-                fact: &Fact::Paused,
-                at: Timestamp(3),
-            };
-            events::insert(tx, &[event]).await
-        });
+        fill(&db, thread, child).await;
         let written = all(&db, thread, child).await;
         assert_eq!(written.0.len(), 4);
         db.close().await;

@@ -449,13 +449,18 @@ async fn nothing_is_stored_on_behalf_of_a_claim_that_is_lost(db: Db) {
     .await;
 }
 
-async fn a_lost_claim_is_told_by_the_next_statement(db: Db) {
-    let thread = stored_thread(&db).await;
-    let holder = claimed_run(&db, run_at(thread, 1), 2).await;
-    let lost = LeaseHolder {
+/// Stores a run on a thread that a worker has claimed, and returns the claim of another worker, which does not hold it.
+async fn lost_claim(db: &Db, thread: ThreadId) -> LeaseHolder {
+    let holder = claimed_run(db, run_at(thread, 1), 2).await;
+    LeaseHolder {
         worker: WorkerId::mint(),
         ..holder
-    };
+    }
+}
+
+async fn a_lost_claim_is_told_by_the_next_statement(db: Db) {
+    let thread = stored_thread(&db).await;
+    let lost = lost_claim(&db, thread).await;
     let written = db.write(move |tx| {
         Box::pin(async move {
             store_event_of(tx, thread, lost).await?;
@@ -471,11 +476,7 @@ async fn a_job_on_sqlite_that_ignores_that_its_claim_is_lost_stores_nothing() {
     super::on_server(async {
         let db = super::open("sqlite::memory:").await;
         let thread = stored_thread(&db).await;
-        let holder = claimed_run(&db, run_at(thread, 1), 2).await;
-        let lost = LeaseHolder {
-            worker: WorkerId::mint(),
-            ..holder
-        };
+        let lost = lost_claim(&db, thread).await;
         let written = db.write(move |tx| {
             Box::pin(async move {
                 runs::store_fenced(tx, lost, RunRowUpdate::at(Timestamp(3))).await?;

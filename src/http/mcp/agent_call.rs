@@ -19,7 +19,7 @@ use crate::db::interrupts::{self, InterruptRecord, InterruptState, VisibleInterr
 use crate::db::runs;
 use crate::domain::Invalid;
 use crate::domain::access::Action;
-use crate::domain::event::{Event, EventBody, Fact, TOOL_PROGRESS};
+use crate::domain::event::{Event, EventBody, Fact, tool_progress};
 use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::domain::run::{Run, RunStatus};
@@ -461,8 +461,7 @@ fn progress_text(event: &Event) -> Option<String> {
 
 /// Returns what a custom event says about the progress of a tool call; `None` if it is about something else.
 fn tool_progress_text(value: &Value) -> Option<String> {
-    let is_progress = value.get("name").and_then(Value::as_str) == Some(TOOL_PROGRESS);
-    let payload = value.get("payload").filter(|_| is_progress)?;
+    let payload = tool_progress(value)?;
     let name = payload.get("tool_name")?.as_str()?;
     let number = |name: &str| payload.get(name).and_then(Value::as_number);
     let progress = number("progress")?;

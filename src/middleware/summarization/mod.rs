@@ -18,7 +18,7 @@ use crate::domain::background::NOTIFICATION;
 use crate::domain::graph::Field;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role, SOURCE};
-use crate::domain::state::{File, State, Update};
+use crate::domain::state::{File, FileWrites, State, Update};
 use crate::domain::summarization::{
     EVENT, LongMessagePlace, NODE, STATUS, SUMMARIZED_ANSWERS, SummarizationEvent, UserRequest, can_be_shortened,
 };
@@ -99,7 +99,7 @@ pub struct Compaction {
     /// The new event.
     pub event: SummarizationEvent,
     /// The files with the messages that are not shown to the model any more; `None` deletes an older one.
-    files: BTreeMap<String, Option<Arc<File>>>,
+    files: FileWrites,
 }
 
 impl Compaction {
@@ -163,6 +163,11 @@ impl<'a> Conversation<'a> {
     /// Returns the number of messages before the index `end`, counted from the beginning of the thread.
     fn count(&self, end: usize) -> usize {
         self.left + self.earlier + end
+    }
+
+    /// Returns the index of the first message that is kept, at least `start`.
+    fn cut(&self, start: usize, kept: KeptPart) -> usize {
+        cut(self.messages, start, kept, |message| room::weight(self.state, message))
     }
 
     /// Returns the summary, if the model reads one, and the messages from the first one after it up to `end`.
@@ -257,9 +262,7 @@ impl Summarization {
         }
         let kept = self.kept_part(conversation, cause);
         let start = conversation.event.cutoff(conversation.messages);
-        let end = cut(conversation.messages, start, kept, |message| {
-            room::weight(conversation.state, message)
-        });
+        let end = conversation.cut(start, kept);
         let long = match cause {
             CompactionCause::Overflow => long_messages(&conversation.messages[end.max(start)..], &conversation.event),
             CompactionCause::Length | CompactionCause::Size | CompactionCause::Request(_) => vec![],
@@ -332,9 +335,7 @@ impl Summarization {
         let most = self.0.max_argument_chars;
         let start = conversation.event.cutoff(conversation.messages);
         let kept = self.kept_part(conversation, CompactionCause::Length);
-        let end = cut(conversation.messages, start, kept, |message| {
-            room::weight(conversation.state, message)
-        });
+        let end = conversation.cut(start, kept);
         let last = conversation.messages.get(end.checked_sub(1)?)?;
         if most == 0 || end <= start {
             return None;

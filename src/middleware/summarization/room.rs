@@ -1,6 +1,6 @@
 //! Room in the state of a thread: what leaves it, so that a conversation of any length fits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::definition::THREAD_FOLDERS;
 use crate::domain::message::Message;
 use crate::domain::message_list::size_of_media;
 use crate::domain::size::{self, SizeLimits};
-use crate::domain::state::{File, State};
+use crate::domain::state::{File, FileWrites, State};
 use crate::domain::summarization::{LongMessagePlace, SummarizationEvent};
 
 /// The part of the state that files which the server has made may take: one of this many. The oldest are deleted first.
@@ -23,9 +23,6 @@ const KEPT_PARTS: usize = 8;
 const WORTH_PARTS: usize = 16;
 /// The part of the state that remains in use when messages leave it, so that the next compactions have room.
 const LEFT_PARTS: usize = 4;
-
-/// The writes of files, by path; `None` deletes one.
-pub(super) type FileWrites = BTreeMap<String, Option<Arc<File>>>;
 
 /// Returns whether the conversation has to be summarised because of its size: the state is more than half full, and a
 /// large part of that is messages that no summary stands for.

@@ -8,6 +8,7 @@ use super::target::{TargetLookup, TargetThread};
 use super::{AdmissionContext, Admitted};
 use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
+use crate::db::checkpoints::LaterLogEnd;
 use crate::db::runs::{InFlight, RunBefore};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
@@ -89,6 +90,8 @@ pub(in crate::runtime) async fn start_as(
 /// A run that is admitted, and is still to be stored.
 pub(in crate::runtime) struct UnstoredRun {
     pub(in crate::runtime) admitted: Admitted,
+    /// The end of the log of its thread, if it is to be read together with what the admission reads.
+    pub(in crate::runtime) log_end: Option<LaterLogEnd>,
     /// Its thread, as it was before.
     thread: Thread,
     known: Arc<RegisteredAgent>,
@@ -113,6 +116,7 @@ impl UnstoredRun {
     pub(in crate::runtime) async fn store(self, tx: &mut Tx<'_>, first_seq: Option<i64>) -> DbResult<Admitted> {
         let Self {
             admitted,
+            log_end: _,
             thread,
             known,
             worker,
@@ -232,12 +236,12 @@ pub(in crate::runtime) async fn decide(
         ownership: thread.ownership.clone(),
         is_thread_new: is_new,
         claimed,
-        log_end,
         first_step: None,
         displaced,
     };
     Ok(UnstoredRun {
         admitted,
+        log_end,
         thread,
         known: resolved.known,
         worker: context.worker.filter(|_| claimed),

@@ -9,8 +9,8 @@
 //! stored, so that notification works alike for both.
 //!
 //! A task belongs to the conversation and not to the run that started it, so cancelling that run does not stop the
-//! task. Undoing that run undoes the task with it, see `undone.rs`; for deleted conversations see `deleted.rs`. A subagent that started a task is notified while it
-//! works, and after that the main agent is notified.
+//! task. Undoing that run undoes the task with it, see `undone.rs`; for deleted conversations see `deleted.rs`. A
+//! subagent that started a task is notified while it works, and after that the main agent is notified.
 
 use std::sync::Arc;
 use std::time::Duration;

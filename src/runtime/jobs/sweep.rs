@@ -67,13 +67,16 @@ async fn sweep(core: &Core) -> DbResult<u64> {
             break;
         }
     }
-    delete_all(core, move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))).await?;
+    delete_all(core, AT_ONCE, move |tx| {
+        Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))
+    })
+    .await?;
     if let Some(keep) = core.audit.keep {
         let until = now.minus(keep);
-        delete_all(core, move |tx| Box::pin(db::audit::sweep(tx, until, AT_ONCE))).await?;
+        delete_all(core, AT_ONCE, move |tx| Box::pin(db::audit::sweep(tx, until, AT_ONCE))).await?;
     }
     let day = quotas::first_kept_day(now);
-    delete_all(core, move |tx| Box::pin(db::quotas::sweep(tx, day, AT_ONCE))).await?;
+    delete_all(core, AT_ONCE, move |tx| Box::pin(db::quotas::sweep(tx, day, AT_ONCE))).await?;
     sweep_copies(core, false).await?;
     if core.db.engine() == Engine::Sqlite {
         let is_used = core.retention.checkpoints.is_some();
@@ -101,13 +104,20 @@ async fn sweep(core: &Core) -> DbResult<u64> {
     }
 }
 
-/// Deletes rows in several transactions, since others wait for each of them, until `delete` finds no more.
-async fn delete_all<J>(core: &Core, delete: J) -> DbResult<()>
+/// Deletes rows in several transactions, since others wait for each of them, until `delete` finds fewer than the `at_once` rows
+/// that it deletes at most, or until this process stops. Returns the number of rows.
+pub(super) async fn delete_all<J>(core: &Core, at_once: i64, delete: J) -> DbResult<u64>
 where
     J: for<'t> Fn(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<u64>> + Copy + Send + 'static,
 {
-    while core.db.write(delete).await? > 0 {}
-    Ok(())
+    let mut deleted = 0;
+    loop {
+        let count = core.db.write(delete).await?;
+        deleted += count;
+        if count < at_once.unsigned_abs() || core.shutdown.soft().is_cancelled() {
+            return Ok(deleted);
+        }
+    }
 }
 
 /// Sweeps these threads, each in a transaction of its own. Returns their number. A thread that cannot be read is set

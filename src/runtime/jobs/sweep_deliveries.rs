@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
+use super::sweep::delete_all;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, deliveries};
 use crate::domain::job::ClaimedJob;
@@ -27,17 +28,14 @@ impl JobHandler for SweepDeliveriesHandler {
 
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, _: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
         Box::pin(async move {
-            let now = runtime.core.clock.now();
-            let before = now.minus(runtime.core.webhooks.keep);
-            loop {
-                let sweep = runtime
-                    .core
-                    .db
-                    .write(move |tx| Box::pin(deliveries::sweep(tx, before, AT_ONCE)));
-                if sweep.await? < AT_ONCE.unsigned_abs() || runtime.core.shutdown.soft().is_cancelled() {
-                    return Ok(JobOutcome::Again(now.plus(INTERVAL)));
-                }
-            }
+            let core = &runtime.core;
+            let now = core.clock.now();
+            let before = now.minus(core.webhooks.keep);
+            delete_all(core, AT_ONCE, move |tx| {
+                Box::pin(deliveries::sweep(tx, before, AT_ONCE))
+            })
+            .await?;
+            Ok(JobOutcome::Again(now.plus(INTERVAL)))
         })
     }
 }

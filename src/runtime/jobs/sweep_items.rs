@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
+use super::sweep::delete_all;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, items};
 use crate::domain::job::ClaimedJob;
 use crate::runtime::RuntimeHandles;
 
 /// The most items that one transaction removes.
-const AT_ONCE: u32 = 500;
+const AT_ONCE: i64 = 500;
 /// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
 
@@ -28,16 +29,8 @@ impl JobHandler for SweepItemsHandler {
     fn run<'a>(&'a self, runtime: &'a RuntimeHandles, _: &'a ClaimedJob) -> BoxFuture<'a, DbResult<JobOutcome>> {
         Box::pin(async move {
             let core = &runtime.core;
-            let mut removed = 0;
-            loop {
-                let now = core.clock.now();
-                let sweep = core.db.write(move |tx| Box::pin(items::sweep(tx, now, AT_ONCE)));
-                let swept = sweep.await?;
-                removed += swept;
-                if swept < u64::from(AT_ONCE) || core.shutdown.soft().is_cancelled() {
-                    break;
-                }
-            }
+            let now = core.clock.now();
+            let removed = delete_all(core, AT_ONCE, move |tx| Box::pin(items::sweep(tx, now, AT_ONCE))).await?;
             if removed > 0 {
                 tracing::debug!(items = removed, "expired items of the store removed");
             }

@@ -20,7 +20,7 @@ pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
 pub(in crate::tool) const MAX_LINE_CHARS: usize = 1_000;
 /// The number of characters that are shown of a longer line before the text that was found, less one.
 const CHARS_BEFORE: usize = 249;
-/// The maximum number of further places that are told of a text in a long line.
+/// The maximum number of further places in a long line that a search reports.
 const MAX_PLACES: usize = 10;
 
 /// The run and the state for which a workspace is used.

@@ -7,7 +7,6 @@ use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
@@ -578,14 +577,8 @@ impl Socket {
     /// # Errors
     /// The status with which the server refuses it.
     async fn open(client: &Client, key: Option<&str>, thread: &str) -> Result<Self, u16> {
-        let base = client.base().replacen("http", "ws", 1);
-        let url = format!("{base}/threads/{thread}/stream/events");
-        let mut request = url.into_client_request().expect("a request");
-        if let Some(key) = key {
-            let key = key.parse().expect("a header");
-            request.headers_mut().insert("x-api-key", key);
-        }
-        match connect_async(request).await {
+        let client = client.with_key(key.unwrap_or_default());
+        match connect_async(client.socket_request(thread)).await {
             Ok((socket, _)) => Ok(Self(socket)),
             Err(Error::Http(response)) => Err(response.status().as_u16()),
             Err(error) => panic!("{error}"),

@@ -7,7 +7,6 @@ use futures::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::actors::{Human, Run};
 use crate::support::client::Reply;
@@ -128,12 +127,8 @@ async fn commands_over_a_websocket_count_as_requests(server: TestServer) {
     let keys = server.is_protected().await;
     let ann = keys.client("ann");
     let thread = ann.thread().await;
-    let base = ann.base().replacen("http", "ws", 1);
-    let url = format!("{base}/threads/{thread}/stream/events");
-    let mut request = url.into_client_request().expect("a request");
-    let key = keys.text("ann").parse().expect("a header");
-    request.headers_mut().insert("x-api-key", key);
-    let mut socket = connect_async(request).await.expect("a socket").0;
+    let opened = connect_async(ann.socket_request(&thread)).await;
+    let mut socket = opened.expect("a socket").0;
     let mut answer = async || {
         let command = json!({"id": 1, "method": "agent.getTree", "params": {}}).to_string();
         socket.send(Message::text(command)).await.expect("it is open");

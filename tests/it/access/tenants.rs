@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Error;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::agents::background_tasks::{boss, start};
 use crate::api::crons::all_are_due;
@@ -443,12 +442,9 @@ async fn with_header(client: &Client, method: Method, name: &str, value: &str) -
 /// Opens the WebSocket of a thread with this header. Returns the status.
 async fn socket_status(client: &Client, key: &str, name: &'static str, value: &str) -> u16 {
     let thread = client.thread().await;
-    let url = client.base().replacen("http", "ws", 1);
-    let url = format!("{url}/threads/{thread}/stream/events");
-    let mut request = url.into_client_request().expect("a request");
-    let headers = request.headers_mut();
-    headers.insert("x-api-key", key.parse().expect("a header"));
-    headers.insert(name, value.parse().expect("a header"));
+    let mut request = client.with_key(key).socket_request(&thread);
+    let value = value.parse().expect("a header");
+    request.headers_mut().insert(name, value);
     match connect_async(request).await {
         Ok((_, response)) => response.status().as_u16(),
         Err(Error::Http(response)) => response.status().as_u16(),

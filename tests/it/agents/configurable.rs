@@ -99,7 +99,7 @@ async fn a_run_chooses_its_model_with_the_profile_of_that_model(server: TestServ
     let said = answer(&alice, "hello", json!({"context": {"model": "fake_openai:m-1"}})).await;
     assert_eq!(said, "ai: from afar");
     let asked = server.models.asked().split_off(before);
-    let body: Value = serde_json::from_str(&asked[0].body).expect("JSON");
+    let body = asked[0].json();
     assert_eq!(body["model"], "m-1");
     assert_eq!(body["temperature"], 0.75);
     assert_eq!(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::support::mcp::{McpTransport, docs, program};
+use crate::support::mcp::{McpTransport, docs, program_after};
 use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
 
@@ -424,24 +424,19 @@ impl DoorProgram {
     /// Configures the program as the server `docs`, and an agent that uses it; `None` without Python. `more` is added to its
     /// section.
     async fn configured(server: &TestServer, more: &str) -> Option<Self> {
-        let program = program(server)?;
         let door = Self {
             starts: server.path_of("starts"),
             closed: server.path_of("closed"),
         };
-        let line = format!(
-            "test ! -e '{}' || exit 1; echo started >> '{}'; exec {} {} {}",
+        let first = format!(
+            "test ! -e '{}' || exit 1; echo started >> '{}';",
             door.closed.display(),
-            door.starts.display(),
-            program["command"].as_str().expect("a command"),
-            program["args"][0].as_str().expect("a script"),
-            server.tools.base
+            door.starts.display()
         );
-        let path = std::env::var("PATH").unwrap_or_default();
+        let program = program_after(server, &first)?;
         server
             .is_configured_with(&format!(
-                "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?} }}\n\
-                 start_timeout_s = 60\n{more}\n\
+                "{program}start_timeout_s = 60\n{more}\n\
                  [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n\
                  interrupt_on = {{ \"docs/count\" = true }}\n"
             ))

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::provider::Turn;
+use crate::support::provider::{ModelCall, Turn};
 use crate::support::sse::Frame;
 use crate::support::{TestServer, eventually, on_both_engines, script, transcript};
 
@@ -86,10 +86,7 @@ async fn the_next_model_answers_with_its_own_settings_when_one_is_refused(server
     assert_eq!(alice.transcript().await, ["human: who can?", "ai: I can"]);
     assert_eq!(paths(&server, before), [OPENAI, ANTHROPIC]);
     let asked = server.models.asked().split_off(before);
-    let bodies: Vec<Value> = asked
-        .iter()
-        .map(|one| serde_json::from_str(&one.body).unwrap())
-        .collect();
+    let bodies: Vec<Value> = asked.iter().map(ModelCall::json).collect();
     assert_eq!(bodies[0]["temperature"], json!(0.25));
     assert_eq!(bodies[1]["temperature"], json!(0.25));
     assert_eq!(bodies[0]["max_tokens"], Value::Null);
@@ -253,7 +250,7 @@ async fn the_next_model_writes_the_summary_when_the_first_one_fails(server: Test
     assert_eq!(paths(&server, before), [OPENAI, ANTHROPIC, OPENAI, ANTHROPIC]);
     let asked = server.models.asked().split_off(before);
     // 77, raised to what a summary needs.
-    let summary: Value = serde_json::from_str(&asked[1].body).expect("JSON");
+    let summary = asked[1].json();
     assert_eq!(summary["max_tokens"], 2_000, "it has the settings of the second model");
     assert!(asked[3].body.contains("the summary"), "{}", asked[3].body);
 }

@@ -185,7 +185,7 @@ async fn a_grader_looks_with_its_tools_before_it_grades(server: TestServer) {
     assert_eq!(server.tools.calls_of("lookup").len(), 1);
     let asked = server.models.asked();
     assert_eq!(asked.len(), 2);
-    let offered: Value = serde_json::from_str(&asked[0].body).expect("a request");
+    let offered = asked[0].json();
     let names: Vec<&Value> = offered["tools"]
         .as_array()
         .expect("tools")
@@ -242,8 +242,7 @@ async fn a_grader_has_to_grade_when_its_steps_are_used_up(server: TestServer) {
     let alice = server.human("helped").await;
     assert_eq!(works_by_a_rubric(&server, &alice).await, ["satisfied"]);
     assert_eq!(server.tools.calls_of("lookup").len(), 2);
-    let last = server.models.asked().pop().expect("a request");
-    let last: Value = serde_json::from_str(&last.body).expect("a request");
+    let last = server.models.asked().pop().expect("a request").json();
     let tools = last["tools"].as_array().expect("tools");
     assert_eq!(tools.len(), 1, "{tools:?}");
     assert_eq!(tools[0]["function"]["name"], "grade");

@@ -94,7 +94,7 @@ async fn a_message_after_a_failed_run_reaches_the_provider_as_one_of_its_own(ser
     server.models.will([Turn::Says("I see")]);
     alice.says("and what is y?").await;
     let asked = server.models.asked().pop().unwrap();
-    let body: Value = serde_json::from_str(&asked.body).unwrap();
+    let body = asked.json();
     let messages = body["messages"].as_array().unwrap();
     let said: Vec<&Value> = messages
         .iter()
@@ -226,7 +226,7 @@ async fn the_names_of_files_reach_the_provider(server: TestServer) {
             .await
             .finishes()
             .await;
-        serde_json::from_str(&server.models.asked().last().unwrap().body).unwrap()
+        server.models.asked().last().unwrap().json()
     };
     let names = |body: &Value, at: &str| -> Vec<Value> {
         let messages = body["messages"].as_array().unwrap();
@@ -299,6 +299,6 @@ async fn the_address_of_azure_is_a_base_url_of_the_openai_protocol(server: TestS
     assert_eq!(asked[0].path, "/openai/v1/chat/completions");
     assert_eq!(asked[0].key.as_deref(), Some("azure-key"));
     assert_eq!(asked[0].headers["api-key"], "azure-key");
-    let body: Value = serde_json::from_str(&asked[0].body).expect("JSON");
+    let body = asked[0].json();
     assert_eq!(body["model"], "my-deployment");
 }

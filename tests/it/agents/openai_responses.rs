@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::provider::Turn;
+use crate::support::provider::{ModelCall, Turn};
 use crate::support::{TestServer, on_both_engines, transcript};
 
 /// Configures an agent whose provider speaks OpenAI's responses, and providers of other kinds.
@@ -29,8 +29,7 @@ async fn set_up(server: &TestServer) {
 /// Returns the bodies of the requests from number `before` on.
 fn bodies(server: &TestServer, before: usize) -> Vec<Value> {
     let asked = server.models.asked().split_off(before);
-    let read = |body: &str| serde_json::from_str(body).expect("JSON");
-    asked.iter().map(|asked| read(&asked.body)).collect()
+    asked.iter().map(ModelCall::json).collect()
 }
 
 /// Returns the types of the items of a request.
@@ -256,7 +255,7 @@ async fn bedrock_and_vertex_are_base_urls_of_the_openai_protocol(server: TestSer
         let asked = server.models.asked().split_off(before);
         assert_eq!(asked[0].path, path);
         assert_eq!(asked[0].key.as_deref(), Some(key));
-        let body: Value = serde_json::from_str(&asked[0].body).expect("JSON");
+        let body = asked[0].json();
         assert_eq!(body["model"], model);
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::actors::transcript;
-use crate::support::provider::Turn;
+use crate::support::provider::{ModelCall, Turn};
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
 /// Returns two blocks, the first of which is cached for an hour.
@@ -47,7 +47,7 @@ async fn anthropic_receives_prompt_blocks_with_cache_markers(server: TestServer)
     let files = json!({"/AGENTS.md": {"content": "Likes tea.", "encoding": "utf-8"}});
     let input = json!({"messages": [{"role": "user", "content": "hello"}], "files": files});
     alice.starts(json!({"input": input})).await.finishes().await;
-    let asked: Value = serde_json::from_str(&server.models.asked()[0].body).unwrap();
+    let asked = server.models.asked()[0].json();
     let system = asked["system"].as_array().unwrap();
     assert_eq!(json!(system[..2]), blocks());
     let (last, between) = system[2..].split_last().unwrap();
@@ -97,11 +97,7 @@ fn marked_roles(asked: &Value) -> Vec<&str> {
 }
 
 fn bodies(server: &TestServer) -> Vec<Value> {
-    let asked = server.models.asked();
-    asked
-        .iter()
-        .map(|call| serde_json::from_str(&call.body).unwrap())
-        .collect()
+    server.models.asked().iter().map(ModelCall::json).collect()
 }
 
 async fn claude_behind_a_gateway_receives_cache_markers_up_to_the_end_of_the_conversation(server: TestServer) {

@@ -349,7 +349,7 @@ async fn an_item_is_not_stored_without_its_embedding(server: TestServer) {
     let first = server.models.asked().remove(0);
     assert_eq!(first.path.as_str(), "/openai/v1/embeddings");
     assert_eq!(first.key.as_deref(), Some("secret-openai"));
-    let body: Value = serde_json::from_str(&first.body).expect("JSON");
+    let body = first.json();
     assert_eq!(&body["model"], &json!("e-1"));
     assert_eq!(&body["input"], &json!([r#"{"x":1}"#]));
     server

@@ -10,7 +10,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::support::client::Client;
@@ -190,10 +189,8 @@ async fn concurrent_bodies_share_one_bound(server: TestServer) {
     client.post("/threads/count", json!({})).await.ok();
     // Commands over a socket count among them.
     let thread = client.thread().await;
-    let url = client.base().replacen("http", "ws", 1);
-    let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events"))
-        .await
-        .expect("a line");
+    let opened = connect_async(client.socket_request(&thread)).await;
+    let mut socket = opened.expect("a line").0;
     let said = json!({"id": 1, "method": "agent.getTree", "params": {"x": "y".repeat(200_000)}});
     socket
         .send(Message::text(said.to_string()))
@@ -217,13 +214,9 @@ async fn a_user_with_many_websockets_sends_small_messages_over_the_last_ones(ser
     let keys = server.is_protected().await;
     let ann = keys.client("ann");
     let thread = ann.thread().await;
-    let base = ann.base().replacen("http", "ws", 1);
-    let url = format!("{base}/threads/{thread}/stream/events");
     let opens = async || {
-        let mut request = url.as_str().into_client_request().expect("a request");
-        let key = keys.text("ann").parse().expect("a header");
-        request.headers_mut().insert("x-api-key", key);
-        connect_async(request).await.expect("a socket").0
+        let opened = connect_async(ann.socket_request(&thread)).await;
+        opened.expect("a socket").0
     };
     let answer = async |socket: &mut WebSocketStream<MaybeTlsStream<TcpStream>>, length: usize| {
         let command = json!({"id": 1, "method": "agent.getTree", "params": {"x": "y".repeat(length)}});

@@ -361,10 +361,8 @@ async fn the_null_character_is_refused_by_every_endpoint(server: TestServer) {
 async fn commands_over_a_websocket_have_the_same_limits(server: TestServer) {
     let client = server.client();
     let thread = server.client().thread().await;
-    let url = client.base().replacen("http", "ws", 1);
-    let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events"))
-        .await
-        .expect("a line");
+    let opened = connect_async(client.socket_request(&thread)).await;
+    let mut socket = opened.expect("a line").0;
     for (odd, expected) in [
         (nested(MAX_DEPTH), "nests deeper than 64 levels"),
         (json!(vec![0; 200_001]), "holds more than 200000 values"),

@@ -8,7 +8,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Error;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::client::{Client, Reply, reply};
 use crate::support::process::{Process, server_in};
@@ -98,9 +97,7 @@ async fn status_by_http2(client: &Client, authority: &str) -> u16 {
 
 /// Opens the WebSocket of a thread from a page of this origin. Returns the status of a refusal.
 async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
-    let url = client.base().replacen("http", "ws", 1);
-    let url = format!("{url}/threads/{}/stream/events", uuid::Uuid::new_v4());
-    let mut request = url.into_client_request().expect("a request");
+    let mut request = client.socket_request(&uuid::Uuid::new_v4().to_string());
     request
         .headers_mut()
         .insert("origin", origin.parse().expect("a header"));

@@ -96,8 +96,7 @@ async fn every_long_response_counts_as_a_stream(server: TestServer) {
             assert_eq!(refused.header("retry-after"), Some("1"));
             assert_eq!(refused.body["code"], "too_many_streams");
         }
-        let url = client.base().replacen("http", "ws", 1);
-        let socket = connect_async(format!("{url}/threads/{}/stream/events", alice.thread)).await;
+        let socket = connect_async(client.socket_request(&alice.thread)).await;
         let is_refused = matches!(&socket, Err(Error::Http(response)) if response.status() == 429);
         assert!(is_refused, "{kind}, then a socket");
         assert_eq!(

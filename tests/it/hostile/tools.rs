@@ -211,20 +211,15 @@ async fn an_oversized_mcp_result_is_an_error_result(server: TestServer) {
 }
 
 async fn endless_list_changed_notifications_are_rate_limited(server: TestServer) {
-    let Some(program) = mcp::program(&server) else { return };
-    let command = program["command"].as_str().unwrap();
-    let script_of_it = program["args"][0].as_str().unwrap();
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
     // The one who floods ends with the program, of whose group it is.
-    let line = format!(
-        "while :; do for n in 1 2 3 4 5 6 7 8 9; do echo '{changed}'; done; sleep 0.01; done & exec {command} {script_of_it} {}",
-        server.tools.base
-    );
-    let path = std::env::var("PATH").unwrap_or_default();
+    let floods = format!("while :; do for n in 1 2 3 4 5 6 7 8 9; do echo '{changed}'; done; sleep 0.01; done &");
+    let Some(program) = mcp::program_after(&server, &floods) else {
+        return;
+    };
     server
         .is_configured_with(&format!(
-            "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\n\
-             env = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\nstart_timeout_s = 60\n\
+            "{program}start_timeout_s = 60\n\
              [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n"
         ))
         .await;
@@ -280,23 +275,15 @@ async fn endless_requests_of_an_mcp_server_are_rate_limited(server: TestServer) 
 }
 
 async fn processes_of_an_mcp_server_end_with_it(server: TestServer) {
-    let Some(program) = mcp::program(&server) else { return };
     let place = std::env::temp_dir().join(format!(
         "adjutant-grandchild-{}",
         server.client().base().replace(['/', ':'], "-")
     ));
-    let command = program["command"].as_str().unwrap();
-    let script = program["args"][0].as_str().unwrap();
-    let line = format!(
-        "sleep 1000 & echo $! > {}; exec {command} {script} {}",
-        place.display(),
-        server.tools.base
-    );
-    let path = std::env::var("PATH").unwrap_or_default();
-    let section = format!(
-        "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n\
-         connect_at_start = true\n"
-    );
+    let begins = format!("sleep 1000 & echo $! > {};", place.display());
+    let Some(program) = mcp::program_after(&server, &begins) else {
+        return;
+    };
+    let section = format!("{program}connect_at_start = true\n");
     server.is_configured_with(&section).await;
     let pid = std::fs::read_to_string(&place).expect("it has begun").trim().to_owned();
     let is_alive = || {

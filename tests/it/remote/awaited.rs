@@ -1,6 +1,7 @@
 //! A subagent may be an agent on another server.
 
 use std::fmt;
+use std::future::{Ready, ready};
 
 use adjutant::shutdown::Shutdown;
 use axum::http::{HeaderMap, StatusCode};
@@ -128,6 +129,11 @@ async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, Run) {
     (alice, run)
 }
 
+/// The answer of a server that creates each thread that it is asked for.
+pub(super) fn create_thread(Json(body): Json<Value>) -> Ready<Json<Value>> {
+    ready(Json(json!({"thread_id": body["thread_id"]})))
+}
+
 /// Starts a server with invalid responses: a finished run without messages, or a refusal that contains the caller's
 /// secret.
 async fn odd_server(around: &Shutdown) -> String {
@@ -143,10 +149,7 @@ async fn odd_server(around: &Shutdown) -> String {
         }
     };
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create_thread))
         .route("/threads/{thread}/runs", get(async || Json(json!([]))).post(begin))
         .route(
             "/threads/{thread}/state",

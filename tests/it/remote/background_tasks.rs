@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::agents::background_tasks::{
     about, answered, has_run, knows_outcomes, notifications, results, start, tell, the_task,
 };
-use crate::remote::awaited::Peer;
+use crate::remote::awaited::{Peer, create_thread};
 use crate::support::actors::Question;
 use crate::support::command::{command, said};
 use crate::support::postgres_proxy::{Commits, play_behind_proxy};
@@ -91,11 +91,11 @@ async fn listening_server(around: &Shutdown, loses_first: bool) -> (String, Arc<
     };
     let messages = json!([{"type": "ai", "content": "all is well"}]);
     let loses_next = Arc::new(AtomicBool::new(loses_first));
-    let create = async move |Json(body): Json<Value>| {
+    let create = async move |body: Json<Value>| {
         if loses_next.swap(false, Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
-        Json(json!({"thread_id": body["thread_id"]}))
+        create_thread(body).await
     };
     let router = Router::new()
         .route("/threads", post(create))
@@ -170,10 +170,7 @@ async fn slow_server(around: &Shutdown, refuses: bool) -> (String, Arc<watch::Se
         }
     };
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create_thread))
         .route("/threads/{thread}/runs", get(list).post(begin))
         .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
     (starts_service("slow server", router, around).await, work)
@@ -214,10 +211,7 @@ async fn late_server(around: &Shutdown) -> (String, Arc<watch::Sender<LateWork>>
         StatusCode::OK
     };
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create_thread))
         .route(
             "/threads/{thread}/runs",
             get(list).post(async || StatusCode::SERVICE_UNAVAILABLE),
@@ -247,10 +241,7 @@ async fn server_that_is_replaced(around: &Shutdown) -> String {
     };
     let messages = json!([{"type": "ai", "content": "all is well"}]);
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create_thread))
         .route("/threads/{thread}/runs", get(list).post(begin))
         .route(
             "/threads/{thread}/state",
@@ -283,10 +274,7 @@ async fn server_that_is_replaced_later(around: &Shutdown) -> (String, Arc<watch:
         StatusCode::OK
     };
     let router = Router::new()
-        .route(
-            "/threads",
-            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
-        )
+        .route("/threads", post(create_thread))
         .route("/threads/{thread}/runs", get(list).post(begin))
         .route("/threads/{thread}/runs/{run}/cancel", post(cancel));
     (starts_service("replaced server", router, around).await, work)

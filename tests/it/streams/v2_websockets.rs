@@ -18,11 +18,11 @@ struct Line {
 
 impl Line {
     async fn opens(server: &TestServer, thread: &str) -> Self {
-        let url = server.client().base().replacen("http", "ws", 1);
-        let (socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events"))
-            .await
-            .expect("a line");
-        Self { socket, events: vec![] }
+        let opened = connect_async(server.client().socket_request(thread)).await;
+        Self {
+            socket: opened.expect("a line").0,
+            events: vec![],
+        }
     }
 
     async fn says(&mut self, text: impl Into<String>) {
@@ -309,8 +309,7 @@ async fn too_many_websockets_are_refused(server: TestServer) {
     server.is_configured("max_streams_per_thread = 1").await;
     let viewer = Viewer::of_new(&server);
     let _line = Line::opens(&server, &viewer.thread).await;
-    let url = server.client().base().replacen("http", "ws", 1);
-    let refused = connect_async(format!("{url}/threads/{}/stream/events", viewer.thread))
+    let refused = connect_async(server.client().socket_request(&viewer.thread))
         .await
         .unwrap_err();
     let tokio_tungstenite::tungstenite::Error::Http(response) = refused else {

@@ -6,6 +6,8 @@ use reqwest::header::HeaderMap;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::handshake::client::Request as SocketRequest;
 
 use super::sse::Sse;
 
@@ -130,11 +132,28 @@ impl Client {
     /// Builds a request.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.base()));
-        let key = self.key.clone().or_else(|| self.address.borrow().key.clone());
-        match key.filter(|key| !key.is_empty()) {
+        match self.sent_key() {
             Some(key) => request.header("x-api-key", key),
             None => request,
         }
+    }
+
+    /// Builds the request for the WebSocket of a thread.
+    pub(crate) fn socket_request(&self, thread: &str) -> SocketRequest {
+        let base = self.base().replacen("http", "ws", 1);
+        let url = format!("{base}/threads/{thread}/stream/events");
+        let mut request = url.into_client_request().expect("a request");
+        if let Some(key) = self.sent_key() {
+            let key = key.parse().expect("a header");
+            request.headers_mut().insert("x-api-key", key);
+        }
+        request
+    }
+
+    /// Returns the API key that the client sends, if it sends one.
+    fn sent_key(&self) -> Option<String> {
+        let key = self.key.clone().or_else(|| self.address.borrow().key.clone());
+        key.filter(|key| !key.is_empty())
     }
 
     /// Sends a GET request.

@@ -98,6 +98,20 @@ pub(crate) fn program(server: &TestServer) -> Option<Value> {
     Some(json!({"command": command, "args": args, "env": {"DOCS_KEY": "${ADJUTANT_TEST_NOTHING:-d0cs}"}}))
 }
 
+/// Returns the start of a section for the server as a program of a shell, which does this `first`; `None` without Python.
+pub(crate) fn program_after(server: &TestServer, first: &str) -> Option<String> {
+    let line = format!(
+        "{first} exec {} {} {}",
+        python()?,
+        script().display(),
+        server.tools.base
+    );
+    let path = std::env::var("PATH").unwrap_or_default();
+    Some(format!(
+        "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n"
+    ))
+}
+
 pub(crate) fn script() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/support/mcp_server.py")
 }

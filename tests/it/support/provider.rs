@@ -72,6 +72,13 @@ pub(crate) struct ModelCall {
     pub(crate) body: String,
 }
 
+impl ModelCall {
+    /// Returns the body as JSON.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
 /// A fake provider.
 #[derive(Debug, Clone)]
 pub(crate) struct Provider {

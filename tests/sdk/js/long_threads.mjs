@@ -10,7 +10,7 @@ const long = "so it goes ".repeat(200);
 
 async function until(holds, what) {
   const end = Date.now() + 20_000;
-  while (!holds()) {
+  while (!(await holds())) {
     assert.ok(Date.now() < end, what);
     await new Promise((wait) => setTimeout(wait, 20));
   }
@@ -59,10 +59,7 @@ for (const name of ["sdk-1-11", "sdk-1-15"]) {
 
   const before = left(await state());
   const run = await client.runs.create(threadId, assistantId, { input: human(manySteps) });
-  for (const end = Date.now() + 20_000; left(await state()) === before; ) {
-    assert.ok(Date.now() < end, "some leave in the run");
-    await new Promise((wait) => setTimeout(wait, 20));
-  }
+  await until(async () => left(await state()) !== before, "some leave in the run");
   const during = await load();
   await until(() => during.rootStore.getSnapshot().isLoading, "the page sees the run");
   await client.runs.join(threadId, run.run_id);

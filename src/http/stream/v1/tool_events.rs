@@ -6,7 +6,7 @@ use super::agent::PresentedAgent;
 use super::mode::StreamMode;
 use super::next_tasks::open_calls;
 use crate::domain::call::edited_call;
-use crate::domain::event::TOOL_PROGRESS;
+use crate::domain::event::tool_progress;
 use crate::domain::message::{Role, ToolCall, ToolStatus};
 use crate::domain::state::Update;
 use crate::http::stream::frame::Frame;
@@ -32,8 +32,7 @@ pub(super) fn start_calls(agent: &PresentedAgent, skip: &[usize], out: &mut Vec<
 
 /// The frame of the progress of a call; none if a custom event is not about that.
 pub(super) fn progress(agent: &PresentedAgent, value: &Value) -> Option<Frame> {
-    let named = value.get("name").and_then(Value::as_str);
-    let payload = value.get("payload").filter(|_| named == Some(TOOL_PROGRESS))?;
+    let payload = tool_progress(value)?;
     let id = payload.get("tool_call_id")?.as_str()?;
     let name = payload.get("tool_name")?.as_str()?;
     let data = json!({"event": "on_tool_event", "toolCallId": id, "name": name, "data": payload});

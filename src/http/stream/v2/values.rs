@@ -69,18 +69,14 @@ impl Serialize for Writes<'_> {
     }
 }
 
-/// The messages of a state. Only the text of one compressed part, and one of its messages, are decompressed at a time.
+/// The messages of a state.
 struct ListJson<'a>(&'a MessageList);
 
 impl Serialize for ListJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
-        for part in self.0.earlier() {
-            part.try_each(|message| list.serialize_element(&MessageJson(message)))?;
-        }
-        for message in self.0.recent() {
-            list.serialize_element(&MessageJson(message))?;
-        }
+        self.0
+            .try_each(|message| list.serialize_element(&MessageJson(message)))?;
         list.end()
     }
 }
