@@ -23,6 +23,7 @@ use super::client::{ClientId, peer_address};
 use super::error::ApiError;
 use super::response_budget::Permit;
 use super::search_turns::SearchTurns;
+use super::shared_check::SharedCheck;
 use super::socket_messages::{MessageLimit, SocketMessages};
 use super::stream_limits::StreamPermit;
 use crate::db::{DbResult, Tx};
@@ -48,6 +49,8 @@ struct Shared {
     parts: ApiParts,
     searches: SearchTurns,
     messages: SocketMessages,
+    read_check: SharedCheck,
+    write_check: SharedCheck,
 }
 
 impl AppState {
@@ -56,6 +59,8 @@ impl AppState {
         Self(Arc::new(Shared {
             searches: SearchTurns::new(parts.db.searches()),
             messages: SocketMessages::new(parts.settings.bodies.max),
+            read_check: SharedCheck::default(),
+            write_check: SharedCheck::default(),
             parts,
         }))
     }
@@ -188,6 +193,16 @@ impl Api {
     /// Returns the limit of the messages of a new WebSocket of the caller.
     pub(super) fn message_limit(&self) -> MessageLimit {
         self.shared.messages.limit(&self.caller)
+    }
+
+    /// Returns the check that the database can be read.
+    pub(super) fn read_check(&self) -> &SharedCheck {
+        &self.shared.read_check
+    }
+
+    /// Returns the check that the database can be written to.
+    pub(super) fn write_check(&self) -> &SharedCheck {
+        &self.shared.write_check
     }
 
     /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.

@@ -63,6 +63,7 @@ mod requests;
 mod response_budget;
 mod runs;
 mod search_turns;
+mod shared_check;
 mod socket_messages;
 mod state;
 mod stateless;
