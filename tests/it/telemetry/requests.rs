@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
-use crate::support::{TestServer, mail, script, without_postgres};
+use crate::support::{Human, TestServer, mail, script, without_postgres};
 
 const ID: &str = "order-66:a/b";
 
@@ -15,6 +15,7 @@ without_postgres! {
     the_access_log_has_a_line_for_each_request,
     the_lines_of_a_request_have_its_id,
     there_is_no_access_log_by_default,
+    the_line_about_the_end_of_a_run_names_its_user,
 }
 
 async fn a_request_id_is_echoed_on_every_response(server: TestServer) {
@@ -137,4 +138,19 @@ async fn there_is_no_access_log_by_default(server: TestServer) {
     assert_eq!(reply(request).await.header("x-request-id"), Some("one"));
     server.is_stopped().await;
     assert!(!server.log().text().contains("adjutant::access"));
+}
+
+async fn the_line_about_the_end_of_a_run_names_its_user(server: TestServer) {
+    let keys = server.is_protected().await;
+    server.moves_into_a_process().await;
+    let ann = Human::on_new_thread(keys.client("ann"), "agent").await;
+    ann.says(script().says("hello")).await;
+    server.log().gets_one_of(&["run ended"]).await;
+    let text = server.log().text();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let ended: Vec<Value> = lines.filter(|line| line["fields"]["message"] == "run ended").collect();
+    assert_eq!(ended.len(), 1, "{ended:#?}");
+    assert_eq!(&ended[0]["fields"]["thread"], &json!(ann.thread));
+    assert_eq!(&ended[0]["fields"]["user"], &json!("ann"));
+    assert_eq!(&ended[0]["fields"]["tenant"], &json!("acme"));
 }
