@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
+use axum::http::Request;
 use axum::http::request::Parts;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
@@ -273,6 +274,15 @@ impl FromRequestParts<AppState> for Api {
             checked?;
         }
         Ok(api)
+    }
+}
+
+/// Returns the action of a request by the rule of its route; none if the route has none.
+pub(super) fn action_of<B>(request: &Request<B>) -> Option<Action> {
+    let path = request.extensions().get::<MatchedPath>()?;
+    match rule_of(request.method().as_str(), path.as_str())? {
+        Rule::Allow(action, _) => Some(action),
+        Rule::Public | Rule::OfCall => None,
     }
 }
 

@@ -303,6 +303,7 @@ pub fn router(api: ApiParts) -> Router {
         hosts: settings.hosts.clone(),
         sites: settings.sites.clone(),
         auth: api.auth.clone(),
+        audit: api.audit.clone(),
         call_tokens: api.call_tokens.clone(),
         rates: Arc::new(RateLimits::new(Arc::clone(&api.quotas), Arc::clone(&api.clock))),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
@@ -342,6 +343,7 @@ struct RequestChecks {
     hosts: HostRules,
     sites: TenantSites,
     auth: Authenticator,
+    audit: Audit,
     call_tokens: StoredCallTokens,
     rates: Arc<RateLimits>,
     bodies: BodyReader,
@@ -354,10 +356,25 @@ impl RequestChecks {
             true => authentication::identify_call(&self.call_tokens, &self.rates, request).await?,
             false => authentication::identify(&self.auth, &self.rates, request).await?,
         }
-        match request.extensions().get::<Arc<Identity>>() {
-            Some(caller) => self.sites.check(&caller.tenant, request),
-            None => Ok(()),
+        let Some(caller) = request.extensions().get::<Arc<Identity>>().cloned() else {
+            return Ok(());
+        };
+        let checked = self.sites.check(&caller.tenant, request);
+        if let Err(refusal) = &checked
+            && let Some(action) = access::action_of(request)
+        {
+            let address = client::peer_address(request.extensions());
+            // Boxed, since few requests need the room.
+            Box::pin(audit::record_foreign_site(
+                &self.audit,
+                &caller,
+                action,
+                address,
+                refusal,
+            ))
+            .await?;
         }
+        checked
     }
 }
 
