@@ -356,7 +356,7 @@ impl RequestChecks {
             true => authentication::identify_call(&self.call_tokens, &self.rates, request).await?,
             false => authentication::identify(&self.auth, &self.rates, request).await?,
         }
-        let Some(caller) = request.extensions().get::<Arc<Identity>>().cloned() else {
+        let Some(caller) = caller_of(request) else {
             return Ok(());
         };
         let checked = self.sites.check(&caller.tenant, request);
@@ -389,21 +389,34 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, n
                     rates: Arc::clone(&checks.rates),
                 });
             }
-            let caller = request.extensions().get::<Arc<Identity>>().cloned();
+            let caller = caller_of(&request);
             let access = caller.as_deref().map(RowAccess::of_caller);
-            let mut response = in_access(access, checks.bodies.admit(request, next)).await;
-            if let Some(caller) = &caller {
-                // The access log names the caller.
-                response.extensions_mut().insert(Arc::clone(caller));
-            }
+            let response = in_access(access, checks.bodies.admit(request, next)).await;
+            let response = naming(caller.as_ref(), response);
             authentication::end_with_key(&checks.auth, caller, response)
         }
-        Err(error) => bodies::refuse(request, error).await,
+        Err(error) => {
+            let caller = caller_of(&request);
+            naming(caller.as_ref(), bodies::refuse(request, error).await)
+        }
     };
     // Browsers must not guess the content type of a response.
     response
         .headers_mut()
         .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Returns the caller of a request, if it is known.
+fn caller_of(request: &Request) -> Option<Arc<Identity>> {
+    request.extensions().get::<Arc<Identity>>().cloned()
+}
+
+/// Returns a response with its caller, whom the access log names.
+fn naming(caller: Option<&Arc<Identity>>, mut response: Response) -> Response {
+    if let Some(caller) = caller {
+        response.extensions_mut().insert(Arc::clone(caller));
+    }
     response
 }
 

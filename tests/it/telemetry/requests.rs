@@ -13,6 +13,7 @@ without_postgres! {
     a_request_without_a_usable_id_gets_one,
     web_pages_may_read_the_request_id,
     the_access_log_has_a_line_for_each_request,
+    the_access_log_names_the_caller_of_a_refused_request,
     the_lines_of_a_request_have_its_id,
     there_is_no_access_log_by_default,
     the_line_about_the_end_of_a_run_names_its_user,
@@ -108,6 +109,21 @@ async fn the_access_log_has_a_line_for_each_request(server: TestServer) {
     );
     let text = server.log().text();
     assert!(!text.contains("the-secret-ticket") && !text.contains("platypus"));
+}
+
+async fn the_access_log_names_the_caller_of_a_refused_request(server: TestServer) {
+    server.is_reconfigured("[log]\n", "[log]\naccess = true\n").await;
+    let pages = "[tenants.acme]\ncors_origins = [\"https://acme.example\"]\n";
+    let keys = server.is_protected_with("", pages).await;
+    server.moves_into_a_process().await;
+    let request = keys.client("ann").request(Method::GET, "/auth/me");
+    let request = request.header("origin", "http://localhost:3000");
+    reply(request.header("x-request-id", "one")).await.refused(403);
+    server.log().gets_one_of(&["\"request_id\":\"one\""]).await;
+    let line = &lines(&server, "one")[0]["fields"];
+    assert_eq!(line["status"], 403);
+    assert_eq!(&line["user"], &json!("ann"));
+    assert_eq!(&line["tenant"], &json!("acme"));
 }
 
 async fn the_lines_of_a_request_have_its_id(server: TestServer) {
