@@ -15,6 +15,7 @@ on_both_engines! {
     a_change_is_recorded_with_its_caller_and_resource,
     a_refusal_is_recorded,
     a_copy_of_a_thread_is_recorded,
+    a_refusal_is_recorded_whatever_characters_the_path_has,
     a_request_for_an_assistant_of_another_tenant_is_recorded,
     the_decisions_of_an_approval_are_recorded_without_their_contents,
     only_admins_of_the_tenant_read_the_audit,
@@ -88,6 +89,21 @@ async fn a_refusal_is_recorded(server: TestServer) {
         seen,
         ["threads:update", "threads:create_run", "audit:read", "threads:read"]
     );
+}
+
+async fn a_refusal_is_recorded_whatever_characters_the_path_has(server: TestServer) {
+    let keys = server.is_protected().await;
+    keys.client("ann").delete("/users/a%00b").await.refused(403);
+    let root = keys.client("root");
+    let invalid = root.delete("/users/a%00b").await.refused(422);
+    assert!(invalid.contains("user_id: contains the character U+0000"), "{invalid}");
+    let found = entries(&root, "action=users:delete").await;
+    let seen: Vec<_> = found.iter().map(|entry| (&entry["user"], &entry["outcome"])).collect();
+    assert_eq!(
+        seen,
+        [(&json!("root"), &json!("allowed")), (&json!("ann"), &json!("denied"))]
+    );
+    assert_eq!(&found[0]["resource"], "user:a\u{fffd}b");
 }
 
 async fn a_request_for_an_assistant_of_another_tenant_is_recorded(server: TestServer) {
