@@ -17,6 +17,7 @@ use axum::http::request::Parts;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
+use uuid::Uuid;
 
 use super::ApiParts;
 use super::audit;
@@ -40,6 +41,17 @@ const MAX_RESOURCE_CHARS: usize = 128;
 
 /// The length of the text of most resources, in bytes: a thread.
 const RESOURCE_BYTES: usize = "thread:".len() + 36;
+
+/// The variables of paths that are UUIDs. Clients may spell these in several ways, and the audit has one.
+const UUIDS: [&str; 7] = [
+    "thread_id",
+    "run_id",
+    "checkpoint_id",
+    "approval_id",
+    "assistant_id",
+    "cron_id",
+    "delivery_id",
+];
 
 /// The state of the router. Handlers cannot read it; they extract an [`Api`].
 #[derive(Clone)]
@@ -295,7 +307,11 @@ fn resource_text(variables: &RawPathParams) -> String {
         }
         text.push_str(name.strip_suffix("_id").unwrap_or(name));
         text.push(':');
-        text.push_str(beginning_of(value));
+        let id = Some(value).filter(|_| UUIDS.contains(&name));
+        match id.and_then(|id| id.parse::<Uuid>().ok()) {
+            Some(id) => text.push_str(id.hyphenated().encode_lower(&mut Uuid::encode_buffer())),
+            None => text.push_str(beginning_of(value)),
+        }
     }
     text
 }

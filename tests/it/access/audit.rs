@@ -16,6 +16,7 @@ on_both_engines! {
     a_refusal_is_recorded,
     a_copy_of_a_thread_is_recorded,
     a_refusal_is_recorded_whatever_characters_the_path_has,
+    a_thread_has_one_name_in_the_audit_however_its_id_is_spelled,
     a_request_for_an_assistant_of_another_tenant_is_recorded,
     the_decisions_of_an_approval_are_recorded_without_their_contents,
     only_admins_of_the_tenant_read_the_audit,
@@ -104,6 +105,19 @@ async fn a_refusal_is_recorded_whatever_characters_the_path_has(server: TestServ
         [(&json!("root"), &json!("allowed")), (&json!("ann"), &json!("denied"))]
     );
     assert_eq!(&found[0]["resource"], "user:a\u{fffd}b");
+}
+
+async fn a_thread_has_one_name_in_the_audit_however_its_id_is_spelled(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let spellings: [fn(&str) -> String; 2] = [str::to_uppercase, |id| id.replace('-', "")];
+    for spelled in spellings {
+        let thread = ann.thread().await;
+        ann.delete(&format!("/threads/{}", spelled(&thread))).await.ok();
+        let query = format!("action=threads:delete&resource=thread:{thread}");
+        let found = entries(&keys.client("root"), &query).await;
+        assert_eq!(found.len(), 1, "{found:?}");
+    }
 }
 
 async fn a_request_for_an_assistant_of_another_tenant_is_recorded(server: TestServer) {
