@@ -22,6 +22,7 @@ on_both_engines! {
     only_admins_of_the_tenant_read_the_audit,
     the_audit_is_read_in_pages_and_as_json_lines,
     threads_that_are_pruned_are_named,
+    the_thread_of_runs_that_a_request_lists_is_named,
     a_new_key_is_named_with_its_rights,
     an_entry_is_durable_before_the_response,
     a_request_that_fails_after_it_was_allowed_is_recorded,
@@ -201,6 +202,19 @@ async fn threads_that_are_pruned_are_named(server: TestServer) {
         assert_eq!(found[0]["user"], "ann");
         assert_eq!(found[0]["outcome"], outcome);
     }
+}
+
+async fn the_thread_of_runs_that_a_request_lists_is_named(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let thread = ann.thread().await;
+    let body = json!({"thread_id": thread, "run_ids": [thread]});
+    // There is no such run, but the thread is ann's.
+    ann.post("/runs/cancel", body).await.refused(404);
+    let query = format!("action=threads:update&resource=thread:{thread}");
+    let found = entries(&keys.client("root"), &query).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(&found[0]["outcome"], "allowed");
 }
 
 async fn a_new_key_is_named_with_its_rights(server: TestServer) {
