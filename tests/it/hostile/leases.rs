@@ -115,16 +115,19 @@ async fn the_stream_of_a_run_breaks_when_the_server_stops(server: TestServer) {
     let mut response = request.send().await.expect("it answers");
     server.tools.called("lookup", 1).await;
     let reads = async {
+        let mut heard = vec![];
         loop {
             match response.chunk().await {
-                Ok(Some(_)) => {}
-                Ok(None) => return "came to its end",
-                Err(_) => return "broke off",
+                Ok(Some(piece)) => heard.extend_from_slice(&piece),
+                Ok(None) => return ("came to its end", heard),
+                Err(_) => return ("broke off", heard),
             }
         }
     };
-    let (end, ()) = tokio::join!(reads, server.is_stopped_and_started_again());
+    let ((end, heard), ()) = tokio::join!(reads, server.is_stopped_and_started_again());
     assert_eq!(end, "broke off");
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.ends_with("\r\nretry: 500\r\n\r\n"), "{heard}");
     // The run goes on, and so does who reads on.
     server.tools.let_go("lookup");
     let run = alice.run(&alice.runs().await[0]);
