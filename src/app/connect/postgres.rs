@@ -110,3 +110,26 @@ fn not_looked_at(error: &DbError) -> Finding {
         "correct what the check of the database says",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::CheckStatus;
+    use super::*;
+
+    fn found(millis: u64, round_trip: u64) -> Finding {
+        describe_clock(ClockDifference {
+            size: Duration::from_millis(millis),
+            is_ahead: false,
+            round_trip: Duration::from_millis(round_trip),
+        })
+    }
+
+    #[test]
+    fn clocks_that_differ_by_more_than_a_second_are_odd_unless_the_database_is_slow() {
+        assert_eq!(found(900, 1).status, CheckStatus::Ok);
+        assert_eq!(found(1_500, 600).status, CheckStatus::Ok);
+        let odd = found(1_500, 1);
+        assert_eq!(odd.status, CheckStatus::Warn);
+        assert!(odd.message.contains("1.500 s behind"), "{}", odd.message);
+    }
+}
