@@ -32,6 +32,19 @@ async def listens(port):
     return True
 
 
+def cpu_seconds(process):
+    """Returns the processor time of a process and its living children."""
+    ticks = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(folder.name) == process or int(fields[1]) == process:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Part:
     """A process that the driver starts, kills and stops."""
 
