@@ -22,7 +22,15 @@ fn simulates(python: &str, threads: u32) -> Value {
         .arg("--constants")
         .arg(&file)
         .args(["--threads", &threads.to_string(), "--steps", "0"])
-        .args(["--database-cores", "1", "--flush-ms", "0", "--seconds", "1000", "--json"])
+        .args([
+            "--database-cores",
+            "1",
+            "--flush-ms",
+            "0",
+            "--seconds",
+            "1000",
+            "--json",
+        ])
         .output()
         .expect("Python starts");
     let complained = String::from_utf8_lossy(&output.stderr);
