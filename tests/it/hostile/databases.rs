@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::support::client::{Client, Reply, reply};
 use crate::support::postgres_proxy::play_behind_proxy;
-use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, script};
+use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, postgres, script};
 
 /// Restarts the server with this time limit of a statement, in seconds.
 async fn is_impatient(server: &TestServer, seconds: f64) {
@@ -115,6 +115,33 @@ async fn a_locked_table_of_postgres_hits_the_statement_timeout() {
         assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
         sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
         eventually(async || client.post("/threads", json!({})).await.status == 200).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_that_cannot_be_swept_in_time_does_not_keep_others() {
+    play(Engine::Postgres, async |server: TestServer| {
+        server.sweeps_often();
+        is_impatient(&server, 0.5).await;
+        let client = server.client();
+        let alice = server.human("agent").await;
+        alice.says("hello").await;
+        let mut other = postgres::connect(&server.database_url()).await;
+        // The deletion of the thread waits for its run.
+        sqlx::raw_sql("begin; select 1 from runs for update")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let soon = json!({"ttl": {"ttl": 0.001, "strategy": "delete"}});
+        client.patch(&alice.path(""), soon.clone()).await.ok();
+        // It expires later, so it is swept behind that thread.
+        let later = client.post("/threads", soon).await.ok();
+        let path = format!("/threads/{}", later["thread_id"].as_str().expect("an id"));
+        eventually(async || client.get(&path).await.status == 404).await;
+        client.get(&alice.path("")).await.ok();
+        sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        eventually(async || client.get(&alice.path("")).await.status == 404).await;
     })
     .await;
 }
