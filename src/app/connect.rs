@@ -199,6 +199,7 @@ fn listen(config: &Config) -> PlannedCheck {
 fn database(config: &Config) -> PlannedCheck {
     let url = config.storage.session_url().clone();
     let limits = super::database_limits(&config.storage);
+    let is_postgres = url.is_postgres();
     PlannedCheck::new("database", url.to_string(), async move {
         match inspect(url.expose(), limits).await {
             Ok(state) => describe_tables(&state),
@@ -206,10 +207,11 @@ fn database(config: &Config) -> PlannedCheck {
                 error.to_string(),
                 "fine if that is this server; its own health check tests the database: `adjutant health --db`",
             ),
-            Err(error) => Finding::fail(
-                error.to_string(),
-                "set `url` in [storage], or the rights of the database",
-            ),
+            Err(error) => {
+                let advice = error.advice().filter(|_| is_postgres);
+                let advice = advice.unwrap_or("set `url` in [storage], or the rights of the database");
+                Finding::fail(error.to_string(), advice)
+            }
         }
     })
 }

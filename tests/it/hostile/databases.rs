@@ -1,11 +1,13 @@
 //! A database that is slow, locked, full or unreachable.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use adjutant::Adjutant;
 use futures::future::join_all;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 use tokio::time::timeout;
 
@@ -301,7 +303,34 @@ async fn refusal(url: &str) -> (String, Duration) {
 async fn an_unreachable_postgres_prevents_the_start_with_a_reason() {
     let (reason, took) = refusal("postgres://nobody@127.0.0.1:1/nothing").await;
     assert!(reason.to_lowercase().contains("connection refused"), "{reason}");
+    let advice = "start Postgres there, or correct the host and the port in [storage]";
+    assert!(reason.ends_with(advice), "{reason}");
     assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_refuses_the_server_is_named_with_what_to_do() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let url = server.database_url();
+        let options = PgConnectOptions::from_str(&url).expect("a URL");
+        let database = options.get_database().expect("a name");
+        for (wrong, reason, advice) in [
+            (
+                url.replace(database, "no_such_database"),
+                "no_such_database",
+                "create the database, or correct its name in [storage]",
+            ),
+            (
+                url.replace(&format!("//{}", options.get_username()), "//no_such_role"),
+                "no_such_role",
+                "correct the role and the password in [storage]",
+            ),
+        ] {
+            let (said, _) = refusal(&wrong).await;
+            assert!(said.contains(reason) && said.contains(advice), "{said}");
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -449,6 +449,13 @@ async fn a_postgres_database_is_looked_at() {
     let (is_usable, report) = checks(folder.path(), &["--database-url", &url]);
     assert!(!is_usable, "{report:#}");
     assert!(!report.to_string().contains("s3cret"), "{report:#}");
+    let found = of_kind(&report, "database");
+    assert!(
+        found["advice"]
+            .as_str()
+            .is_some_and(|advice| advice.starts_with("start Postgres there")),
+        "{found}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
