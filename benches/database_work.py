@@ -4,9 +4,10 @@
 Usage: database_work.py --server PROGRAM [--runs 300] [--steps 10] [--idle 120] [--servers 1] [--write FILE]
 
 Starts a Postgres of its own, which logs each statement, and servers on it. First nothing happens for `--idle` seconds, whose statements
-are also subtracted from those of the runs. Then there are `--runs` runs of one answer of a scripted model, each on a new thread, and as
-many with `--steps` calls of a tool before it; the difference is that of the steps. Their processor time is measured at the end, when
-nothing is logged and 16 clients start runs. Prints a table, and with `--write` a file for simulate.py.
+are also subtracted from those of the runs. Then there are `--runs` runs of one answer of a scripted model, each on a new thread, as
+many with `--steps` calls of a built-in tool before it, and as many with calls of a tool behind HTTP; the differences are those of the steps.
+Their processor time is measured at the end, when nothing is logged and 16 clients start runs. Prints a table, and with `--write` a file for
+simulate.py, whose steps are those with the tool behind HTTP.
 """
 
 import argparse
@@ -15,9 +16,11 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "proof"))
@@ -45,10 +48,16 @@ kind = "scripted"
 kind = "builtin"
 builtin = "lookup"
 
+[tools.record]
+kind = "http"
+description = "Writes an entry."
+url = "http://127.0.0.1:{tool}/record"
+parameters = {{ type = "object", properties = {{ query = {{ type = "string" }} }}, required = ["query"] }}
+
 [agents.agent]
 model = "scripted:lab"
 system_prompt = "You answer."
-tools = ["lookup"]
+tools = ["lookup", "record"]
 """
 
 
@@ -92,10 +101,34 @@ class Database:
         self.ask("alter role adjutant set log_statement = 'none'")
 
 
-def server(folder, program, number, database):
+class Tool(BaseHTTPRequestHandler):
+    """A tool that does nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", "4")
+        self.end_headers()
+        self.wfile.write(b'"ok"')
+
+    def log_message(self, *_):
+        pass
+
+
+def starts_tool():
+    """Returns the port of a service with the tool."""
+    service = ThreadingHTTPServer(("127.0.0.1", 0), Tool)
+    threading.Thread(target=service.serve_forever, daemon=True).start()
+    return service.server_address[1]
+
+
+def server(folder, program, number, database, tool):
     port = free_port()
     file = folder / f"server-{number}.toml"
-    file.write_text(CONFIGURATION.format(port=port, database=database))
+    file.write_text(CONFIGURATION.format(port=port, database=database, tool=tool))
     return Part(f"server {number}", [program, "serve", "--config", file], port, folder / f"server-{number}.log")
 
 
@@ -106,9 +139,9 @@ def post(port, path, body):
         return json.load(answer)
 
 
-def run(port, steps):
-    """Has a run on a new thread."""
-    calls = [{"tool_calls": [{"name": "lookup", "args": {"query": f"question {step}"}}]} for step in range(steps)]
+def run(port, steps, tool):
+    """Has a run on a new thread, with so many calls of a tool."""
+    calls = [{"tool_calls": [{"name": tool, "args": {"query": f"question {step}"}}]} for step in range(steps)]
     text = "This answer has forty characters or so.."
     script = json.dumps({"script": [*calls, {"text": text}]}, separators=(",", ":"))
     thread = post(port, "/threads", {})["thread_id"]
@@ -131,33 +164,33 @@ async def idle(database, seconds):
     return difference(database.count(), before, time.monotonic() - begun)
 
 
-def play(database, port, runs, steps, without):
-    """Returns what a run does, less what happens without any."""
+def play(database, port, runs, work, without):
+    """Returns what a run with this work does, less what happens without any."""
     before = database.count()
     begun = time.monotonic()
     for _ in range(runs):
-        run(port, steps)
+        run(port, *work)
     lasted = time.monotonic() - begun
     done = difference(database.count(), before, runs)
     return {name: value - without[name] * lasted / runs for name, value in done.items()}
 
 
-def processor_time(database, served, runs, steps):
+def processor_time(database, served, runs, work):
     """Returns the processor seconds of a run, of the server and of Postgres."""
     processes = {"server_cpu": served.process.pid, "database_cpu": database.part.process.pid}
     before = {name: cpu_seconds(process) for name, process in processes.items()}
     with ThreadPoolExecutor(CLIENTS) as clients:
-        for done in [clients.submit(run, served.port, steps) for _ in range(runs)]:
+        for done in [clients.submit(run, served.port, *work) for _ in range(runs)]:
             done.result()
     return difference({name: cpu_seconds(process) for name, process in processes.items()}, before, runs)
 
 
-def report(of_run, of_step, of_idle, servers):
+def report(of_run, of_step, of_effect, of_idle, servers):
     kinds = [("rows", 1, ""), ("space", 1000, " kB"), ("log", 1000, " kB"), ("statements", 1, ""), ("commits", 1, "")]
     kinds += [("server_cpu", 0.001, " ms"), ("database_cpu", 0.001, " ms")]
-    print("| What | For each run, with its thread | For each step |\n|---|---|---|")
+    print("| What | For each run, with its thread | For each step | With a tool behind HTTP |\n|---|---|---|---|")
     for name, unit, word in kinds:
-        print(f"| {name} | {of_run[name] / unit:.2f}{word} | {of_step[name] / unit:.2f}{word} |")
+        print(f"| {name} | " + " | ".join(f"{done[name] / unit:.2f}{word}" for done in (of_run, of_step, of_effect)) + " |")
     print(
         f"\nwithout any work, {servers} of them: {of_idle['statements']:.2f} statements a second, "
         f"{of_idle['commits']:.2f} commits, {of_idle['log'] / 1000:.2f} kB of the write-ahead log"
@@ -178,37 +211,39 @@ async def main():
         folder = Path(name)
         folder.chmod(0o755)
         database = Database(folder, given.postgres)
+        tool = starts_tool()
         parts = [database.part]
         try:
             await database.part.start()
             await database.part.is_ready()
             for number in range(given.servers):
-                parts.append(await server(folder, given.server.resolve(), number, database.part.port).start())
+                parts.append(await server(folder, given.server.resolve(), number, database.part.port, tool).start())
                 await parts[-1].is_ready()
             served = parts[1]
             of_idle = await idle(database, given.idle)
             if given.servers > 1:
                 print(f"{of_idle['statements']:.2f} statements and {of_idle['commits']:.2f} commits a second of {given.servers} servers")
                 return
+            works = {"run": (0, "lookup"), "step": (given.steps, "lookup"), "effect": (given.steps, "record")}
             # The first runs fill caches.
-            play(database, served.port, given.runs // 10, given.steps, of_idle)
-            of_run = play(database, served.port, given.runs, 0, of_idle)
-            of_steps = play(database, served.port, given.runs, given.steps, of_idle)
+            play(database, served.port, given.runs // 10, works["effect"], of_idle)
+            done = {name: play(database, served.port, given.runs, work, of_idle) for name, work in works.items()}
             # Sessions take the setting of their role when they begin.
             served.kill()
             database.logs_nothing()
             await served.start()
             await served.is_ready()
             await asyncio.sleep(CALM_S)
-            of_run |= processor_time(database, served, given.runs, 0)
-            of_steps |= processor_time(database, served, given.runs, given.steps)
+            for name, work in works.items():
+                done[name] |= processor_time(database, served, given.runs, work)
         finally:
             for part in reversed(parts):
                 part.kill()
-    of_step = difference(of_steps, of_run, given.steps)
-    report(of_run, of_step, of_idle, given.servers)
+    of_run = done["run"]
+    of_step, of_effect = (difference(done[name], of_run, given.steps) for name in ("step", "effect"))
+    report(of_run, of_step, of_effect, of_idle, given.servers)
     if given.write:
-        given.write.write_text(json.dumps({"run": of_run, "step": of_step, "idle": of_idle}, indent=2) + "\n")
+        given.write.write_text(json.dumps({"run": of_run, "step": of_effect, "idle": of_idle}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
