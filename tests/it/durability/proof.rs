@@ -48,7 +48,7 @@ async fn nothing_is_lost_and_nothing_happens_twice_while_parts_of_a_cluster_fail
 async fn nothing_is_lost_while_servers_of_the_former_release_are_replaced_and_parts_fail() {
     let former = std::env::var_os("ADJUTANT_TEST_FORMER").filter(|program| !program.is_empty());
     if former.is_none() {
-        // Not a failure where everything is required: only who prepares a release has that program.
+        // A skip is no failure here, even where everything is required: only who prepares a release has that program.
         let text = b"\n*** A TEST IS SKIPPED: ADJUTANT_TEST_FORMER names no program of the former release ***\n";
         std::io::stderr().write_all(text).expect("standard error is open");
         return;

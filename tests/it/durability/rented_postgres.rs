@@ -128,7 +128,7 @@ async fn a_server_whose_role_may_not_create_tables_serves_after_a_migration() {
         let url = |role: &str| postgres.url(role, "localhost", "sslmode=require");
         let error = refusal(&url("serving")).await;
         assert!(error.contains("permission denied"), "{error}");
-        // They are for tables of later releases, too: a migration makes tables, and nobody grants anything after it.
+        // Rights for the tables of later releases, too: a migration makes tables, and nobody grants anything after it.
         for rights in ["select, insert, update, delete on tables", "usage on sequences"] {
             let sql = format!("alter default privileges for role owner in schema public grant {rights} to serving");
             postgres.executes(sql).await;

@@ -137,7 +137,7 @@ async fn a_thread_that_cannot_be_swept_in_time_does_not_keep_others() {
             .expect("the lock");
         let soon = json!({"ttl": {"ttl": 0.001, "strategy": "delete"}});
         client.patch(&alice.path(""), soon.clone()).await.ok();
-        // It expires later, so it is swept behind that thread.
+        // A thread that expires later is swept behind that one.
         let later = client.post("/threads", soon).await.ok();
         let path = format!("/threads/{}", later["thread_id"].as_str().expect("an id"));
         eventually(async || client.get(&path).await.status == 404).await;
