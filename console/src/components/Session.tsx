@@ -35,7 +35,7 @@ export function useFeed(): { feed: Feed; threadId: string } {
 
 /**
  * Cancels what runs and waits on a thread. The hook's own `stop` knows only the runs that it has started, and it would not
- * follow the end of the run.
+ * follow the end of the run. The messages that wait in the hook are not sent when the run has ended.
  */
 async function cancelRuns(threadId: string): Promise<void> {
   const { runs } = sdk();
@@ -127,7 +127,10 @@ function Connected({ threadId, assistantId, first, onFirst, children, onForeignR
     queued: queue.size,
     say: (text) => void stream.submit({ messages: [{ type: "human", content: text }] }, { multitaskStrategy: "enqueue" }),
     goOn: (checkpointId) => stream.submit(null, checkpointId ? { forkFrom: checkpointId } : {}),
-    stop: () => void cancelRuns(threadId),
+    stop: () => {
+      void queue.clear();
+      void cancelRuns(threadId);
+    },
   };
   const context = useMemo(() => ({ feed, threadId }), [feed, threadId]);
   return <FeedContext.Provider value={context}>{children(session)}</FeedContext.Provider>;
