@@ -39,8 +39,11 @@ export function useFeed(): { feed: Feed; threadId: string } {
  */
 async function cancelRuns(threadId: string): Promise<void> {
   const { runs } = sdk();
-  const lists = await Promise.all((["pending", "running"] as const).map((status) => runs.list(threadId, { status, limit: 100 })));
-  await Promise.all(lists.flat().map((run) => runs.cancel(threadId, run.run_id)));
+  // What waits would begin as soon as the run that works has ended.
+  for (const status of ["pending", "running"] as const) {
+    const found = await runs.list(threadId, { status, limit: 100 });
+    await Promise.all(found.map((run) => runs.cancel(threadId, run.run_id)));
+  }
 }
 
 interface Properties {
