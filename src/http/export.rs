@@ -423,3 +423,34 @@ fn shown_fact(fact: &Fact) -> Value {
     }
     shown
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+    use crate::db::RowAccess;
+
+    #[tokio::test]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the writer of a database that lives as long as the test"
+    )]
+    async fn every_read_waits_for_a_turn_and_gives_it_back() {
+        let spawn = |_: &'static str, task: BoxFuture<'static, ()>| drop(tokio::spawn(task));
+        let db = Db::open("sqlite::memory:", &spawn).await.expect("a database");
+        let turns = Arc::new(Semaphore::new(0));
+        let reading = async {
+            let mut lines = pin!(user_lines(db, Ownership::default(), Some(Arc::clone(&turns))));
+            let first = lines.next().await.expect("a line").expect("it is read");
+            assert!(String::from_utf8_lossy(&first).contains("\"type\":\"user\""));
+            assert!(futures::poll!(lines.next()).is_pending(), "there is no turn");
+            turns.add_permits(1);
+            while let Some(line) = lines.next().await {
+                line.expect("it is read");
+            }
+        };
+        RowAccess::Server.scope(reading).await;
+        assert_eq!(turns.available_permits(), 1);
+    }
+}
