@@ -279,7 +279,13 @@ impl App {
                 .max_connections
                 .unwrap_or_else(http::max_connections_for_descriptors);
             let drained = CancellationToken::new();
-            let serving = http::serve(listener, http::router(api), max_connections, drained.clone());
+            let serving = http::serve(
+                listener,
+                http::router(api),
+                max_connections,
+                self.metrics.clone(),
+                drained.clone(),
+            );
             let draining = async {
                 self.shutdown.soft().cancelled().await;
                 // Requests are answered until the work has left, so that it can be asked whether the server is ready.

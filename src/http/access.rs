@@ -15,7 +15,7 @@ use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ApiParts;
 use super::audit;
@@ -188,6 +188,11 @@ impl Api {
     /// Returns the limit of the messages of a new WebSocket of the caller.
     pub(super) fn message_limit(&self) -> MessageLimit {
         self.shared.messages.limit(&self.caller)
+    }
+
+    /// Returns the connections for searches that the caller may hold, if they are limited.
+    pub(super) fn search_turns(&self) -> Option<Arc<Semaphore>> {
+        self.shared.searches.of(&self.caller)
     }
 
     /// Waits until the caller may hold one more connection for a search, for as long as the turn is held.

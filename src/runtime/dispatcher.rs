@@ -27,7 +27,7 @@ use super::turns::{QueueLook, Turns, claim_next};
 use super::unfollowed_runs::UnfollowedRuns;
 use super::{CancelAction, Runs, Store, trace};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
+use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
 use crate::db::workers::LostWorkers;
 use crate::db::{self, DbError, DbResult, Engine, RowAccess, Tx, warn_of};
@@ -36,6 +36,7 @@ use crate::domain::event::Fact;
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
+use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
 
 mod scope;

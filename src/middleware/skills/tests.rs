@@ -4,6 +4,7 @@ use serde_json::Map;
 use super::*;
 use crate::domain::message_list::MessageList;
 use crate::domain::state::File;
+use crate::domain::state_size::StateSize;
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
 use crate::tool::files::StateFiles;
@@ -71,6 +72,7 @@ async fn request(policy: &Skills, state: &State) -> ModelRequest {
                 ask: &ask,
                 scope: &scope,
                 state,
+                size: &StateSize::default(),
             },
         )
         .await

@@ -497,7 +497,7 @@ impl Middleware for Summarization {
             conversation.event.created_after.as_deref(),
         );
         let is_reached = self.0.lengths.is_reached(length, length::requested_output(&request));
-        let is_short = room::is_short(&conversation).then_some(CompactionCause::Size);
+        let is_short = room::is_short(&conversation, next.size).then_some(CompactionCause::Size);
         let causes = is_short
             .into_iter()
             .chain(is_reached.then_some(CompactionCause::Length));

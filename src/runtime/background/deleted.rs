@@ -18,6 +18,26 @@ use crate::domain::time::Timestamp;
 /// # Errors
 /// Returns an error when the database fails.
 pub async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
+    let left = work_left_by(tx, thread, now).await?;
+    delete_and_leave(tx, thread, &left).await
+}
+
+/// Deletes the thread of a stateless run like [`delete_thread`]. Returns whether tasks on other servers are to be cancelled.
+///
+/// # Errors
+/// Returns an error when the database fails.
+pub(in crate::runtime) async fn delete_thread_of_stateless_run(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    now: Timestamp,
+) -> DbResult<bool> {
+    let left = work_left_by(tx, thread, now).await?;
+    delete_and_leave(tx, thread, &left).await?;
+    Ok(!left.is_empty())
+}
+
+/// Returns the work on other servers that is to be cancelled when a thread is deleted, each with the time for it.
+async fn work_left_by(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<Vec<(RemoteRun, Timestamp)>> {
     let mut left = vec![];
     for record in db::background::remote::polled(tx, thread).await? {
         // What cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such tasks are rare.
@@ -40,9 +60,13 @@ pub async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) ->
             ),
         }
     }
+    Ok(left)
+}
+
+async fn delete_and_leave(tx: &mut Tx<'_>, thread: ThreadId, left: &[(RemoteRun, Timestamp)]) -> DbResult<bool> {
     let is_deleted = db::threads::delete(tx, thread).await?;
     for (work, due_at) in left {
-        db::remote_runs::insert_of_deleted_task(tx, &work, due_at).await?;
+        db::remote_runs::insert_of_deleted_task(tx, work, *due_at).await?;
     }
     Ok(is_deleted)
 }

@@ -183,6 +183,44 @@ async fn the_slow_searches_of_one_user_do_not_delay_those_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_exports_of_one_admin_do_not_delay_the_searches_of_others() {
+    const WAITING: &str = "select count(*) from pg_stat_activity where datname = current_database() \
+        and wait_event_type = 'Lock' and query like '%from crons%'";
+    play(Engine::Postgres, async |server: TestServer| {
+        let keys = server.is_protected().await;
+        let root = keys.client("root");
+        let bob = keys.client("bob");
+        bob.thread().await;
+        let mut other = PgConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        sqlx::raw_sql("begin; lock table crons in access exclusive mode")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
+        let exports = join_all((0..6).map(|_| async {
+            let request = root.request(reqwest::Method::GET, "/users/bob/export");
+            let response = request.send().await.expect("an answer");
+            response.text().await.expect("the lines")
+        }));
+        let others = async {
+            eventually(async || server.number_in_database(WAITING).await >= 3).await;
+            let counted = bob.post("/threads/count", json!({}));
+            let counted = timeout(Duration::from_secs(5), counted)
+                .await
+                .expect("bob does not wait");
+            assert_eq!(counted.ok(), 1);
+            sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
+        };
+        let (exported, ()) = tokio::join!(exports, others);
+        for lines in exported {
+            assert!(lines.contains("\"type\":\"audit_entry\""), "it is complete: {lines}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
     play_behind_proxy("nothing", async |server, door| {
         // A statement may take 5 s with the way there and back, so requests are given up in the midst of their reads.

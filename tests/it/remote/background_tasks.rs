@@ -313,6 +313,7 @@ on_both_engines! {
     a_remote_task_is_cancelled_when_a_command_deletes_its_tenant,
     a_remote_task_that_is_not_found_once_is_cancelled,
     a_remote_task_of_a_stateless_run_goes_on,
+    a_remote_task_of_a_stateless_run_that_is_to_be_cancelled_is_cancelled,
     headers_and_metadata_reach_the_remote_server_only,
     a_background_agent_of_a_client_cannot_use_private_addresses,
 }
@@ -1171,6 +1172,41 @@ async fn a_remote_task_of_a_stateless_run_goes_on(server: TestServer) {
     peer.server.tools.let_go("lookup");
     let there = peer.server.client();
     eventually(async || there.post("/threads/search", json!({})).await.ok()[0]["status"] == "idle").await;
+    peer.finish().await;
+}
+
+async fn a_remote_task_of_a_stateless_run_that_is_to_be_cancelled_is_cancelled(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    peer.server.tools.hold("lookup");
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let text = script()
+        .calls(start("a1", "far", work))
+        .calls(lookup("l2", "y"))
+        .says("never mind");
+    let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
+    let client = server.client();
+    let running = client.post("/runs/wait", json!({"assistant_id": "away", "input": input}));
+    let cancelling = async {
+        peer.server.tools.called("lookup", 1).await;
+        server.tools.called("lookup", 1).await;
+        peer.door.is(ProxyState::Shut);
+        // What is stored when the agent cancels the task and its server is out of reach.
+        server
+            .executes_sql("update remote_runs set unwanted = true, version = version + 1")
+            .await;
+        server.tools.let_go("lookup");
+    };
+    let (ran, ()) = tokio::join!(running, cancelling);
+    ran.ok();
+    eventually(async || server.number_in_database("select count(*) from threads").await == 0).await;
+    peer.door.is(ProxyState::Open);
+    let there = peer.server.client();
+    let threads = there.post("/threads/search", json!({})).await.ok();
+    let runs = format!("/threads/{}/runs", threads[0]["thread_id"].as_str().expect("an id"));
+    eventually(async || there.get(&runs).await.ok()[0]["status"] == "interrupted").await;
+    eventually(async || server.number_in_database("select count(*) from remote_runs").await == 0).await;
+    peer.server.tools.let_go("lookup");
     peer.finish().await;
 }
 
