@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
 use super::{Agent, AgentKind, FallbackModel, Forks, ModelLoop, SharedState};
+use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, FileRules, HarnessProfiles, Location,
@@ -509,7 +510,8 @@ impl AgentFactory {
         stack
     }
 
-    /// Adds the listed policies. They are innermost, in the order of the list.
+    /// Adds the listed policies. They are innermost, in the order of the list, but for those in the place of a policy that
+    /// is not listed otherwise.
     fn add_listed(&self, stack: &mut Vec<Arc<dyn Middleware>>, draft: &Draft) {
         let format = draft.spec.response_format.as_ref().map(AnswerFormat::of);
         let alternatives = format.iter().flat_map(AnswerFormat::alternatives);
@@ -533,8 +535,10 @@ impl AgentFactory {
             let configured = own.configured(&listed.settings).ok().flatten();
             let policy = configured.unwrap_or_else(|| Arc::clone(own));
             let policy = policy.for_agent(&parts).unwrap_or(policy);
-            order.insert(policy.name().to_owned(), at + 1);
-            put(stack, &policy);
+            let has_place = put(stack, &policy) && !Builtin::is_listed(policy.name());
+            if !has_place {
+                order.insert(policy.name().to_owned(), at + 1);
+            }
         }
         stack.sort_by_key(|policy| order.get(policy.name()).copied().unwrap_or(0));
     }
@@ -655,11 +659,17 @@ fn with_tasks(declared: &Rules) -> Rules {
     Arc::new(rules)
 }
 
-/// Adds a registered policy: in the place of the one with its name, else innermost.
-fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
+/// Adds a registered policy: in the place of the one with its name, else innermost. Returns whether there was one.
+fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) -> bool {
     match stack.iter_mut().find(|policy| policy.name() == own.name()) {
-        Some(place) => *place = Arc::clone(own),
-        None => stack.push(Arc::clone(own)),
+        Some(place) => {
+            *place = Arc::clone(own);
+            true
+        }
+        None => {
+            stack.push(Arc::clone(own));
+            false
+        }
     }
 }
 

@@ -312,7 +312,7 @@ pub(super) fn check(
     for (at, policy) in policies.iter().enumerate() {
         let field = list.then(at);
         let name = policy.name.as_str();
-        if let Some(problem) = name_problem(name, context) {
+        if let Some(problem) = name_problem(name, context).filter(|_| !is_replacement(name, context)) {
             findings.push(Diagnostic::error(field, problem));
         } else if let Some(problem) = (!seen.insert(context.instance_of(policy))).then(|| context.repeated(name)) {
             findings.push(Diagnostic::error(field, problem));
@@ -352,7 +352,12 @@ pub(super) fn named_sources(list: &FieldPath, policies: &[Policy]) -> Vec<NamedS
     all
 }
 
-/// Returns the reason why no policy of this name can be listed.
+/// Returns whether the program has registered a policy in the place of the one of the server with this name.
+fn is_replacement(name: &str, context: &ValidationContext) -> bool {
+    context.middleware.contains_key(name) && Builtin::find(name).is_some_and(|builtin| builtin.is_replaceable)
+}
+
+/// Returns the reason why no policy of the server with this name can be listed, and why there is no other.
 pub(super) fn name_problem(name: &str, context: &ValidationContext) -> Option<String> {
     if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
         return Some(format!("`{name}` is not listed: it {why}"));
