@@ -26,6 +26,7 @@ use crate::model::{CONTEXT_OVERFLOW, ModelError, ModelRequest};
 use crate::tool::{Halt, Scope};
 use cut::{KeptPart, cut};
 use length::Lengths;
+pub(super) use length::tokens_of_message;
 use tool::CompactConversation;
 
 mod cut;

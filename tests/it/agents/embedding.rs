@@ -268,7 +268,11 @@ async fn a_policy_with_the_name_of_one_of_the_server_is_in_its_place(server: Tes
     server.is_embedded().await;
     let values = server.human("repaired").await.says("hello").await;
     let passed = &values["messages"][1]["additional_kwargs"]["passed"];
-    assert_eq!(*passed, json!(["Innermost", "PatchToolCallsMiddleware"]), "from the inside");
+    assert_eq!(
+        *passed,
+        json!(["Innermost", "PatchToolCallsMiddleware"]),
+        "from the inside"
+    );
     let stack = json!({"model": "scripted:x", "middleware": ["SummarizationMiddleware"]});
     let refused = server.client().put("/agents/another", stack).await;
     let reason = refused.refused(422);
