@@ -49,11 +49,17 @@ impl Policy {
         model.and_then(Value::as_str)
     }
 
-    /// Returns the setting that names tools of the agent, and the names.
-    pub(super) fn named_tools(&self) -> Option<(&'static str, Vec<&str>)> {
-        let setting = WITH_TOOLS.iter().find(|(policy, _)| *policy == self.name)?.1;
-        let names = self.settings.get(setting)?.as_array()?;
-        Some((setting, names.iter().filter_map(Value::as_str).collect()))
+    /// Returns the tools of the agent that a setting names, each with its place below `field`, that of the policy.
+    pub(super) fn named_tools(&self, field: &FieldPath) -> Vec<(FieldPath, &str)> {
+        let setting = WITH_TOOLS.iter().find(|(policy, _)| *policy == self.name);
+        let named = setting.and_then(|(_, setting)| Some((field.then(*setting), self.settings.get(*setting)?)));
+        let Some((field, named)) = named else {
+            return vec![];
+        };
+        let all = named.as_array().into_iter().flatten().enumerate();
+        let all = all.filter_map(|(at, name)| Some((field.then(at), name.as_str()?)));
+        let one = named.as_str().map(|name| (field.clone(), name));
+        one.into_iter().chain(all).collect()
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::summarization::tokens_of_message;
 use super::{MOST_NAMES, Middleware, ModelAnswer, NextModel, read_settings};
 use crate::definition::mcp::ToolNames;
-use crate::definition::{Diagnostic, FieldPath};
+use crate::definition::{Diagnostic, FieldPath, builtins};
 use crate::domain::message::{Content, Message, Role, ToolCall};
 use crate::model::ModelRequest;
 use crate::tool::Halt;
@@ -65,7 +65,7 @@ impl From<ContextEditingSettings> for ContextEditing {
 #[async_trait]
 impl Middleware for ContextEditing {
     fn name(&self) -> &str {
-        "ContextEditingMiddleware"
+        builtins::CONTEXT_EDITING
     }
 
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {

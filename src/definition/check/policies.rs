@@ -63,13 +63,11 @@ impl Check<'_> {
     /// Warns of policies in `list` that name tools that their agent, which has `tools`, lacks.
     fn tools_of_policies(&mut self, list: &FieldPath, policies: &[Policy], tools: &BTreeSet<&str>) {
         for (at, policy) in policies.iter().enumerate() {
-            let Some((setting, names)) = policy.named_tools() else {
-                continue;
-            };
-            for (number, tool) in names.into_iter().enumerate().filter(|(_, tool)| !is_among(tool, tools)) {
+            let named = policy.named_tools(&list.then(at)).into_iter();
+            for (field, tool) in named.filter(|(_, tool)| !is_among(tool, tools)) {
                 let known = suggestion(tool, tools.iter().copied(), "it has");
                 let message = format!("the agent has no tool `{tool}`, so that the name is without effect; {known}");
-                self.warn(&list.then(at).then(setting).then(number), message);
+                self.warn(&field, message);
             }
         }
     }
