@@ -46,7 +46,9 @@ pub use routes::{FileRoute, ReadOnlyFiles, RoutedFiles};
 pub use state::StateFiles;
 pub use store::StoreFiles;
 pub(in crate::tool) use store::conflict;
-pub use workspace::{FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop};
+pub use workspace::{
+    DirectoryEntries, FileAccess, FileMatches, FileQuery, FileWorkspace, FoundLines, FoundPaths, SearchStop,
+};
 pub(in crate::tool) use workspace::{MAX_LINE_CHARS, shortened};
 
 /// The maximum length of a file tool's result, in characters.

@@ -84,18 +84,20 @@ pub(super) fn grep_properties() -> Value {
 pub(super) async fn list(context: &FileContext<'_>, args: List) -> Result<FileResult, String> {
     let directory = normalise(&args.path)?;
     let query = context.query(&directory).await?;
-    let entries = context.workspace.list(context.access(), &query).await?;
-    if entries.is_empty() && context.workspace.is_missing(context.access(), &directory).await? {
+    let found = context.workspace.list(context.access(), &query).await?;
+    let is_empty = found.entries.is_empty() && found.stop.is_none();
+    if is_empty && context.workspace.is_missing(context.access(), &directory).await? {
         return Err(format!("Error: Directory '{directory}' not found"));
     }
-    if entries.is_empty() {
+    if is_empty {
         return Ok(FileResult::text(format!("No files found in {directory}")));
     }
-    let names = python_list(entries.iter().map(String::as_str));
-    Ok(FileResult::text(truncated(
-        names,
-        "List a directory further down, or use glob.",
-    )))
+    let names = python_list(found.entries.iter().map(String::as_str));
+    let mut shown = truncated(names, "List a directory further down, or use glob.");
+    if found.stop.is_some() {
+        shown.push_str("\n[The list is not complete: there are too many files. List a directory further down.]");
+    }
+    Ok(FileResult::text(shown))
 }
 
 pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileResult, String> {

@@ -70,14 +70,17 @@ pub trait FileWorkspace: Send + Sync {
     ///
     /// # Errors
     /// The text for the model.
-    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<BTreeSet<String>, String> {
+    async fn list(&self, access: FileAccess<'_>, query: &FileQuery) -> Result<DirectoryEntries, String> {
         let found = self.paths(access, query).await?;
         let directory = query.at.as_str();
         let entry = |path: &String| match below(path, directory).and_then(|rest| rest.split_once('/')) {
             Some((name, _)) => format!("{}/{name}/", directory.trim_end_matches('/')),
             None => path.clone(),
         };
-        Ok(found.paths.iter().map(entry).collect())
+        Ok(DirectoryEntries {
+            entries: found.paths.iter().map(entry).collect(),
+            stop: found.stop,
+        })
     }
 
     /// Returns the paths at and below the path of the query that the query admits, sorted.
@@ -160,6 +163,15 @@ pub enum SearchStop {
     Time,
     /// The directory has too many files.
     Files,
+}
+
+/// The entries of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DirectoryEntries {
+    /// The paths. Those of directories end with a slash.
+    pub entries: BTreeSet<String>,
+    /// The reason why there may be more.
+    pub stop: Option<SearchStop>,
 }
 
 /// The paths found by a query.
