@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::workspace::MAX_SEARCH;
-use super::{FileContext, FileResult, SearchStop, normalise, pattern, text, truncated};
+use super::{FileContext, FileResult, SearchStop, normalise, pattern, shown, text, truncated};
 use crate::domain::path::below;
 use crate::tool::literal::python_list;
 
@@ -93,11 +93,11 @@ pub(super) async fn list(context: &FileContext<'_>, args: List) -> Result<FileRe
         return Ok(FileResult::text(format!("No files found in {directory}")));
     }
     let names = python_list(found.entries.iter().map(String::as_str));
-    let mut shown = truncated(names, "List a directory further down, or use glob.");
+    let mut listed = truncated(names, "List a directory further down, or use glob.");
     if found.stop.is_some() {
-        shown.push_str("\n[The list is not complete: there are too many files. List a directory further down.]");
+        listed.push_str("\n[The list is not complete: there are too many files. List a directory further down.]");
     }
-    Ok(FileResult::text(shown))
+    Ok(FileResult::text(listed))
 }
 
 pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileResult, String> {
@@ -113,7 +113,7 @@ pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileRe
     if paths.is_empty() && found.stop.is_none() {
         return Ok(FileResult::text(format!(
             "No files found that match '{}' in {directory}",
-            args.pattern
+            shown(&args.pattern)
         )));
     }
     let mut names = python_list(paths.iter().take(MAX_PATHS).map(|path| path.as_str()));
@@ -160,7 +160,7 @@ pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileRe
         } else {
             ""
         };
-        let said = format!("No matches found for '{}'.{hint}", args.pattern);
+        let said = format!("No matches found for '{}'.{hint}", shown(&args.pattern));
         return Ok(FileResult::text(with_cut_short(said, &found.cut_short)));
     }
     let mut lines: Vec<String> = vec![];

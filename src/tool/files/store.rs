@@ -181,8 +181,7 @@ impl FileWorkspace for StoreFiles {
         let mut keys = keys.map_err(|failure| error_text(&failure))?;
         let stop = (keys.len() > MAX_FILES).then_some(SearchStop::Files);
         keys.truncate(MAX_FILES);
-        keys.retain(|path| query.admits(path));
-        Ok(FoundPaths::first(keys, query.max, stop))
+        Ok(query.admitted(keys, stop).await)
     }
 
     async fn facts(&self, access: FileAccess<'_>, paths: &[String]) -> Result<BTreeMap<String, FileFacts>, String> {

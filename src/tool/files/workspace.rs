@@ -16,6 +16,8 @@ use crate::tool::Scope;
 
 /// The maximum duration of a search.
 pub(super) const MAX_SEARCH: Duration = Duration::from_secs(10);
+/// The number of paths that are compared with a pattern at a stretch.
+const COMPARED_AT_ONCE: usize = 64;
 /// The maximum length of a line in a result of `grep`, in characters.
 pub(in crate::tool) const MAX_LINE_CHARS: usize = 1_000;
 /// The number of characters that are shown of a longer line before the text that was found, less one.
@@ -403,6 +405,26 @@ impl FileQuery {
         let name = || path.rsplit('/').next().unwrap_or(&path);
         let relative = below(&path, &self.base).unwrap_or_else(name);
         self.filter.as_ref().is_none_or(|filter| filter.matches(relative)) && self.permits(&path)
+    }
+
+    /// Returns those of these paths that are results, as far as the time suffices. `stop` is the reason why there may be
+    /// others.
+    pub(super) async fn admitted(&self, paths: Vec<String>, mut stop: Option<SearchStop>) -> FoundPaths {
+        let mut admitted = vec![];
+        for (at, path) in paths.into_iter().enumerate() {
+            if at % COMPARED_AT_ONCE == COMPARED_AT_ONCE - 1 {
+                // Patterns may take long, and the thread has other work.
+                tokio::task::yield_now().await;
+            }
+            if self.is_over() {
+                stop = Some(SearchStop::Time);
+                break;
+            }
+            if self.admits(&path) {
+                admitted.push(path);
+            }
+        }
+        FoundPaths::first(admitted, self.max, stop)
     }
 
     /// Returns whether the time for the query is over.
