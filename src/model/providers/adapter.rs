@@ -85,7 +85,7 @@ where
         &self,
         mut request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        if !self.may_force_calls(&request) {
+        if request.tool_choice == ToolChoice::Any && !self.may_force_calls(&request) {
             request.tool_choice = ToolChoice::Auto;
         }
         let cache = self.caching.hint();
