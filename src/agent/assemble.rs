@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
 use super::{Agent, AgentKind, FallbackModel, Forks, ModelLoop, SharedState};
+use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, FileRules, HarnessProfiles, Location,
@@ -59,6 +60,10 @@ pub use registered::{Agents, RegisteredAgent};
 
 /// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
+
+/// The settings of a profile that do not concern requests of policies: those of the form of an answer, and of thinking
+/// before it, which Anthropic does not allow where the answer has to be a call.
+const OF_ANSWERS: [&str; 5] = ["response_format", "format", "text", "stop", "thinking"];
 
 /// The factory of agents. Cheap to clone.
 #[derive(Clone)]
@@ -423,10 +428,21 @@ impl AgentFactory {
         }))
     }
 
+    /// Returns a model for requests that are not the agent's own, with the settings of its profile but for those of these
+    /// names.
+    fn model_of_policy(&self, name: &str, without: &[&str]) -> MiddlewareModel {
+        let mut settings = self.profiles.model_settings(name, &Map::new());
+        settings.retain(|setting, _| !without.contains(&setting.as_str()));
+        MiddlewareModel::new([ModelWithSettings {
+            model: self.providers.model(name),
+            settings,
+        }])
+    }
+
     /// Returns the policy that summarises the conversation of an agent, unless it is switched off.
     fn summarization(&self, spec: &AgentSpec) -> Option<Summarization> {
         let settings = spec.summarization.settings()?;
-        let summarizer = settings.model.as_ref().map(|name| self.providers.model(name).into());
+        let summarizer = settings.model.as_ref().map(|name| self.model_of_policy(name, &[]));
         let has_files = spec.files == definition::Workspace::State;
         let models = self.models_for_policies(spec);
         Some(Summarization::new(&settings, &models, summarizer, has_files))
@@ -494,17 +510,16 @@ impl AgentFactory {
         stack
     }
 
-    /// Adds the listed policies. They are innermost, in the order of the list.
+    /// Adds the listed policies. They are innermost, in the order of the list, but for those in the place of a policy that
+    /// is not listed otherwise.
     fn add_listed(&self, stack: &mut Vec<Arc<dyn Middleware>>, draft: &Draft) {
         let format = draft.spec.response_format.as_ref().map(AnswerFormat::of);
         let alternatives = format.iter().flat_map(AnswerFormat::alternatives);
         let answer_tools: Vec<String> = alternatives.filter_map(|form| definition::form_name(&form)).collect();
-        let models = |name: &str| MiddlewareModel::from(self.providers.model(name));
+        let models = |name: &str| self.model_of_policy(name, &OF_ANSWERS);
         // The settings of the agent concern its own answers.
-        let own = draft.spec.model.all().iter().map(|name| ModelWithSettings {
-            model: self.providers.model(name),
-            settings: Map::new(),
-        });
+        let own = draft.spec.model.all().iter().map(|name| models(name));
+        let own = own.flat_map(|model| model.models().to_vec());
         let parts = AgentParts {
             model: &MiddlewareModel::new(own),
             models: &models,
@@ -520,8 +535,10 @@ impl AgentFactory {
             let configured = own.configured(&listed.settings).ok().flatten();
             let policy = configured.unwrap_or_else(|| Arc::clone(own));
             let policy = policy.for_agent(&parts).unwrap_or(policy);
-            order.insert(policy.name().to_owned(), at + 1);
-            put(stack, &policy);
+            let has_place = put(stack, &policy) && !Builtin::is_listed(policy.name());
+            if !has_place {
+                order.insert(policy.name().to_owned(), at + 1);
+            }
         }
         stack.sort_by_key(|policy| order.get(policy.name()).copied().unwrap_or(0));
     }
@@ -642,11 +659,17 @@ fn with_tasks(declared: &Rules) -> Rules {
     Arc::new(rules)
 }
 
-/// Adds a registered policy: in the place of the one with its name, else innermost.
-fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
+/// Adds a registered policy: in the place of the one with its name, else innermost. Returns whether there was one.
+fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) -> bool {
     match stack.iter_mut().find(|policy| policy.name() == own.name()) {
-        Some(place) => *place = Arc::clone(own),
-        None => stack.push(Arc::clone(own)),
+        Some(place) => {
+            *place = Arc::clone(own);
+            true
+        }
+        None => {
+            stack.push(Arc::clone(own));
+            false
+        }
     }
 }
 

@@ -200,21 +200,30 @@ pub async fn lock(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress) -> 
     }
 }
 
-/// Returns the keys of the items in exactly this namespace, in order, up to `most`. Expired items do not count.
+/// Returns the keys of the items in exactly this namespace that are the path `at` or below it, in order, up to `most`.
+/// Expired items do not count.
 pub async fn keys(
     tx: &mut Tx<'_>,
     space: &Ownership,
     namespace: &Namespace,
+    at: &str,
     most: usize,
     now: Timestamp,
 ) -> DbResult<Vec<String>> {
+    // The paths below `/a` are between `/a/` and `/a0`: a zero follows the slash. Others before `/a/`, as `/a.md`, are none.
     const SQL: &str = "select key from items where tenant = $1 and owner = $2 and namespace = $3 \
-        and (expires_at is null or expires_at > $4) order by key limit $5";
+        and key >= $4 and key < $5 and (key = $6 or key >= $7) \
+        and (expires_at is null or expires_at > $8) order by key limit $9";
     let namespace = text_of(namespace);
+    let directory = at.trim_end_matches('/');
     on_engine!(tx, |conn| query_scalar(SQL)
         .bind(space.tenant.as_str())
         .bind(space.owner.as_str())
         .bind(&namespace)
+        .bind(at)
+        .bind(format!("{directory}0"))
+        .bind(at)
+        .bind(format!("{directory}/"))
         .bind(now.0)
         .bind(i64::try_from(most).unwrap_or(i64::MAX))
         .fetch_all(conn)

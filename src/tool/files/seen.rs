@@ -43,6 +43,19 @@ pub(super) fn record(context: &FileContext<'_>, path: &str, file: Option<&File>)
     }
 }
 
+/// Checks that a file which the agent is about to delete is as the agent knows it, if it has read or written it.
+///
+/// # Errors
+/// The text for the model.
+pub(super) async fn check_deletion(context: &FileContext<'_>, path: &str) -> Result<(), String> {
+    if seen(context.state, path).is_none() {
+        return Ok(());
+    }
+    // A file that cannot be read any more may be deleted.
+    let current = context.read(path).await.ok().flatten();
+    check(context, path, current.as_deref(), true)
+}
+
 /// Checks that the agent knows the file `current`, which it is about to change. A file that it has never read must not
 /// have been written while it was at work, unless `is_edit`: an edit names the text that it replaces.
 ///
