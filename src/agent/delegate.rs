@@ -515,7 +515,7 @@ impl Loop<'_> {
             .agent
             .subagents()
             .map_or(0, |registry| self.base.saturating_add(registry.max_depth));
-        own.min(self.scope.budget.floor())
+        own.min(self.scope.budget.max_depth())
     }
 
     /// Returns the place of a child run of the call at `at`. Its claims on files are those of the call.

@@ -19,7 +19,7 @@ use super::hosts::PostgresHosts;
 use super::notifications;
 use super::own_thread::{self, KeptConnection, on_own_thread};
 use super::queue::{self, TransactionQueue};
-use super::reach::{Reachability, check_writable};
+use super::reachability::{Reachability, check_writable};
 use super::row_security::{self, RowAccess};
 use super::sealing::{Sealing, TxKeys};
 use super::states::StateCache;

@@ -9,7 +9,7 @@ use super::access::Ownership;
 use super::account::RunQueue;
 use super::background::TaskLineage;
 use super::goto::Goto;
-use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
+use super::id::{AssistantId, CheckpointId, DefinitionDigest, InterruptId, RunId, TaskId, ThreadId, WorkerId};
 use super::identity::{Identity, Tenant, UserId, UserRole};
 use super::machine::Failure;
 use super::message::Message;
@@ -414,7 +414,7 @@ impl RunRequest {
     }
 
     /// Returns the digest of the definition that the run is pinned to, if any.
-    pub fn pinned_definition(&self) -> Option<&Digest> {
+    pub fn pinned_definition(&self) -> Option<&DefinitionDigest> {
         self.agent.as_ref()?.definition.as_ref()
     }
 
@@ -444,7 +444,7 @@ pub struct AssignedAgent {
     pub version: i64,
     /// The digest of the definition that the run is pinned to. None for runs stored by older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub definition: Option<Digest>,
+    pub definition: Option<DefinitionDigest>,
 }
 
 /// The maximum size of a delegated `system_prompt`, in bytes: several times the instructions of large agents.

@@ -47,7 +47,7 @@ pub(super) async fn record(State(recorder): State<RequestRecorder>, mut request:
         method: request.method().clone(),
         peer: peer_address(request.extensions()),
     };
-    let context = entry.enter(&recorder.tracer, request.headers());
+    let context = entry.begin_server_span(&recorder.tracer, request.headers());
     let trace = recorder.tracer.scope(context.clone());
     let span = entry.begin_span(&trace, &request, &id);
     let line = match &context {
@@ -130,11 +130,11 @@ impl RequestEntry {
     }
 
     /// Returns the context of the request's span; none if it gets none.
-    fn enter(&self, tracer: &Tracer, headers: &HeaderMap) -> Option<SpanContext> {
+    fn begin_server_span(&self, tracer: &Tracer, headers: &HeaderMap) -> Option<SpanContext> {
         if !tracer.is_on() || self.route().is_some_and(|route| UNTRACED.contains(&route)) {
             return None;
         }
-        tracer.enter(parent_of(headers).as_ref())
+        tracer.begin_server_span(parent_of(headers).as_ref())
     }
 
     fn begin_span(&self, trace: &TraceScope, request: &Request, id: &HeaderValue) -> Option<SpanData> {

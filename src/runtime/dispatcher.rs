@@ -390,7 +390,7 @@ impl Dispatcher {
             leave: leave.clone(),
             wanted: None,
         };
-        let late = self.enter(run.id, active);
+        let late = self.register(run.id, active);
         if fresh {
             self.core
                 .metrics
@@ -429,7 +429,7 @@ impl Dispatcher {
     /// Registers a run that is at work in this process. Returns `new` if the run is still registered under an earlier
     /// claim: another process took the run and lost it again before the loop in this process noticed. The earlier loop
     /// is cancelled then.
-    fn enter(&self, run: RunId, new: Active) -> Option<Active> {
+    fn register(&self, run: RunId, new: Active) -> Option<Active> {
         let mut active = self.active();
         if let Some(old) = active.get(&run) {
             old.lose();

@@ -133,7 +133,7 @@ impl LaneJournal {
 
     /// Registers a child before its row is written or read, since a cancellation reads the row first.
     fn register_child(&self, child: RunId) -> AtWork {
-        self.run_context.children.enter(child, self.stop.child_token())
+        self.run_context.children.register(child, self.stop.child_token())
     }
 
     /// Reads a child, with its registered agent if it has one.
@@ -854,7 +854,7 @@ impl Journal for LaneJournal {
     fn child_cancelled<'a>(&'a self, child: RunId) -> BoxFuture<'a, Result<(), ExitReason>> {
         Box::pin(async move {
             // The child is registered before the read: a cancellation right after the read would be missed otherwise.
-            let waits = self.run_context.parked.enter(child, CancellationToken::new());
+            let waits = self.run_context.parked.register(child, CancellationToken::new());
             let read = || {
                 self.run_context
                     .core

@@ -98,14 +98,14 @@ enum Following {
 }
 
 /// A client of this process that follows a run, until this is dropped.
-pub struct Follower {
+pub struct FollowingClient {
     core: Arc<Core>,
     run: RunId,
 }
 
-impl Follower {
+impl FollowingClient {
     fn new(core: &Arc<Core>, run: RunId) -> Self {
-        core.unfollowed.enter(run);
+        core.unfollowed.add_client(run);
         Self {
             core: Arc::clone(core),
             run,
@@ -113,7 +113,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for FollowingClient {
     fn drop(&mut self) {
         self.core.unfollowed.leave(self.run);
     }
@@ -234,7 +234,7 @@ impl UnfollowedRuns {
     }
 
     /// Counts a client of this process that follows a run. If it leaves before the next look, it may still come back.
-    fn enter(&self, run: RunId) {
+    fn add_client(&self, run: RunId) {
         let mut unfollowed = self.unfollowed();
         *unfollowed.here.entry(run).or_default() += 1;
         if let Some(known) = unfollowed.runs.get_mut(&run) {
@@ -317,11 +317,11 @@ impl Runs {
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn follow(&self, run: &Run) -> DbResult<Option<Follower>> {
+    pub async fn follow(&self, run: &Run) -> DbResult<Option<FollowingClient>> {
         if run.request.followers.is_empty() {
             return Ok(None);
         }
-        let follower = Follower::new(&self.core, run.id);
+        let follower = FollowingClient::new(&self.core, run.id);
         // The process that takes the run up may be this one, and finds itself among the followers then.
         if self.note_follower(run).await? {
             self.cancel_unless_followed(run.id);
@@ -559,7 +559,7 @@ mod tests {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
         unfollowed.add_left(run);
-        unfollowed.enter(run);
+        unfollowed.add_client(run);
         unfollowed.leave(run);
         tokio::time::advance(REJOIN).await;
         assert!(!unfollowed.note_followers(run, Following::Nowhere));
@@ -572,8 +572,8 @@ mod tests {
     fn a_run_is_followed_here_until_the_last_client_has_left() {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
-        unfollowed.enter(run);
-        unfollowed.enter(run);
+        unfollowed.add_client(run);
+        unfollowed.add_client(run);
         unfollowed.leave(run);
         assert_eq!(unfollowed.followed_here(), BTreeSet::from([run]));
         unfollowed.leave(run);

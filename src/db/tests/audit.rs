@@ -211,7 +211,7 @@ async fn a_task_of_its_own_writes_for_the_request_that_it_carries_on(db: Db) {
         waits.await.expect("the test goes on");
         insert_thread(&writer, Ok(())).await
     };
-    let carried = lazy(|_| RowAccess::carry(PendingEntries::carry(writes)));
+    let carried = lazy(|_| RowAccess::in_current(PendingEntries::in_current(writes)));
     let work = request.run(carried).await;
     let tasks = tokio_util::task::TaskTracker::new();
     let task = tasks.spawn(work);

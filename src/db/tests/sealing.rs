@@ -22,7 +22,7 @@ use crate::db::{
     Db, DbError, DbResult, MasterKeys, RekeyTarget, Tx, assistants, checkpoints, crons, definitions, deliveries,
     events, interrupts, runs, threads,
 };
-use crate::definition::{AgentDefinition, Provenance};
+use crate::definition::{AgentDefinition, DefinitionSource};
 use crate::domain::access::Ownership;
 use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::{Entry, Lane};
@@ -265,7 +265,7 @@ async fn store_definition(db: &Db, definition: &AgentDefinition) {
         tx,
         "agent",
         &definition,
-        &Provenance::Client,
+        &DefinitionSource::Client,
         Timestamp(1)
     ));
 }

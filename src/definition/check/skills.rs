@@ -6,7 +6,7 @@ use super::super::{AgentDefinition, FieldPath, SkillSource, SubagentDefinition};
 use super::Check;
 
 /// The skills and the memory of an agent or a subagent.
-pub(super) struct Knowledge<'a> {
+pub(super) struct SkillsAndMemory<'a> {
     skills: &'a [SkillSource],
     skill_tools: &'a [String],
     memory: &'a [String],
@@ -14,7 +14,7 @@ pub(super) struct Knowledge<'a> {
     tools: &'a [String],
 }
 
-impl<'a> Knowledge<'a> {
+impl<'a> SkillsAndMemory<'a> {
     pub(super) fn of_agent(agent: &'a AgentDefinition) -> Self {
         Self {
             skills: &agent.skills,
@@ -35,7 +35,7 @@ impl<'a> Knowledge<'a> {
 }
 
 impl Check<'_> {
-    pub(super) fn knowledge(&mut self, field: &FieldPath, knowledge: &Knowledge<'_>) {
+    pub(super) fn check_skills_and_memory(&mut self, field: &FieldPath, knowledge: &SkillsAndMemory<'_>) {
         self.findings
             .extend(check_skills(&field.then("skills"), knowledge.skills));
         self.findings.extend(check_paths(

@@ -23,7 +23,7 @@ pub(super) fn of_subagent<'a>(subagent: &'a SubagentDefinition, parent: &'a Agen
 /// Returns the tools of the general-purpose subagent, or of a subagent that would be it.
 pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
     let spec = agent
-        .general()
+        .general_purpose()
         .map_or_else(|| agent.spec(""), |general| general.spec(agent));
     let mut tools = of_policies(&spec);
     let declared = agent.general_purpose_subagent.tools.as_ref().unwrap_or(&agent.tools);

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::trimmed::Trimmed;
+use super::lean_wire::LeanWire;
 
 /// The decoder of rig-core.
 type ChatDecoder<'id> = <Chat as Wire>::Decoder<'id>;
@@ -30,14 +30,14 @@ const CHUNK: &str = "chat.completion.chunk";
 
 /// The wire format, with frames that are parsed once.
 #[derive(Clone)]
-pub(super) struct SingleParse(pub(super) Trimmed<Chat>);
+pub(super) struct SingleParse(pub(super) LeanWire<Chat>);
 
 impl Wire for SingleParse {
     type Op = Completion;
     type Payload = Encoded;
     type Frame = WireFrame;
     type Decoder<'id> = ChunkDecoder<ChatDecoder<'id>>;
-    type Reassembler = <Trimmed<Chat> as Wire>::Reassembler;
+    type Reassembler = <LeanWire<Chat> as Wire>::Reassembler;
 
     fn describe(&self) -> Descriptor<'_> {
         self.0.describe()

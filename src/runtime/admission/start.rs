@@ -206,7 +206,7 @@ pub(in crate::runtime) async fn decide(
     run.queue = RunQueue::new(account, new_run.request.priority);
     let continued = before.as_ref().filter(|_| new_run.resume.is_some());
     let continued = continued.and_then(|before| before.trace.clone());
-    run.request.trace = trace::place(&context.core.tracer, id, continued, context.caller_span.as_ref());
+    run.request.trace = trace::new_run_trace(&context.core.tracer, id, continued, context.caller_span.as_ref());
     if let Some(before) = before {
         take_over(&mut run, before, new_run, &thread);
     }

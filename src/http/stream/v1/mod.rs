@@ -141,7 +141,7 @@ impl V1Presenter {
     pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
             info: RunInfo {
-                metadata: metadata::shown(info.metadata, &info.tags),
+                metadata: metadata::client_metadata(info.metadata, &info.tags),
                 ..info
             },
             modes,
