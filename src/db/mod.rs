@@ -136,7 +136,7 @@ struct Inner {
     limits: DbLimits,
 }
 
-/// Where the database is.
+/// The address of the database.
 #[derive(Clone)]
 pub struct DbAddress {
     /// The URL: `sqlite://file`, `sqlite::memory:` or `postgres://…`, which may list several hosts.

@@ -1,6 +1,6 @@
-//! Whether Postgres is in reach, as the connection that listens finds out.
+//! The reachability of Postgres, as the connection that listens finds out.
 //!
-//! While it is not, every task that uses the database fails again and again. The cause is logged once, when the listener
+//! While Postgres is out of reach, every task that uses the database fails again and again. The cause is logged once, when the listener
 //! cannot connect, and the failures of the others are details ([`warn_of`]).
 
 use std::sync::{Mutex, PoisonError};

@@ -321,7 +321,7 @@ impl Assignee {
 pub struct InterruptScope {
     /// The interrupts of the threads in this scope.
     pub threads: AccessScope,
-    /// And those that are assigned to this caller; none if the threads contain them.
+    /// The caller whose assigned interrupts are included; none if the threads contain them.
     pub assigned: Option<Assignee>,
     /// The threads of which none is found, assigned or not.
     pub forbids: RowCondition,

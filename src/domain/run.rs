@@ -75,7 +75,7 @@ impl Run {
     }
 }
 
-/// Where the work of a run of a main agent comes from.
+/// The origin of the work of a run of a main agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunOrigin {
     /// The run that brought the input. It is another one if this run continues with answers to questions.

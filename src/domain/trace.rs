@@ -344,7 +344,7 @@ fn to_float(number: u64) -> f64 {
 /// The settings of traces.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TraceSettings {
-    /// Which traces are recorded.
+    /// The choice of the traces that are recorded.
     pub sampler: Sampler,
     /// The most bytes of contents in one attribute; none if spans have no contents.
     pub content_bytes: Option<usize>,

@@ -1,5 +1,5 @@
-//! What a tool reads of the run that calls it, with the token of the call: fields of the state, files, and items of the
-//! Store. Only what the definition of the tool declares can be read, and only until the call is over.
+//! Endpoints for tools, which read the run that calls them with the token of the call: fields of the state, files, and items
+//! of the Store. Only what the definition of the tool declares can be read, and only until the call is over.
 
 use std::borrow::Cow;
 use std::ops::Deref;

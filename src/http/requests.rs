@@ -1,4 +1,4 @@
-//! What every request gets, whatever becomes of it: an id, a span, and a line in the access log.
+//! The id, the span and the line in the access log that every request gets, also one that fails.
 //!
 //! The id is the client's `x-request-id`, or a new one if that is missing or cannot be used. It is in the response, in
 //! the lines that the server logs about the request, and nowhere else. The span is below the caller's `traceparent`.

@@ -45,7 +45,7 @@ pub(super) struct ReadyMachine {
     pub(super) budget: Budget,
     /// True if decisions are remembered for the thread.
     pub(super) remembers: bool,
-    /// Where the work of the run comes from.
+    /// The origin of the work of the run.
     pub(super) origin: RunOrigin,
 }
 

@@ -1,4 +1,4 @@
-//! Whose run is next: the turns of tenants and users in the queue.
+//! Turns of tenants and users in the queue: the choice of the run that begins next.
 //!
 //! The tenant with the fewest runs at work is next; among those with equally many, the one whose last turn is the
 //! longest ago. Within a tenant the highest priority is next, then the user by the same two rules, then the oldest run.

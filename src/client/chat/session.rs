@@ -38,14 +38,14 @@ const WIDE: usize = 400;
 /// The number of messages of an earlier conversation that are shown.
 const MAX_EARLIER: usize = 6;
 
-/// Where a chat is shown.
+/// The place where a chat is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Screen {
     /// On standard output, which is a terminal.
     Terminal,
     /// On standard error. The answer goes to standard output.
     Progress,
-    /// As JSON lines on standard output.
+    /// JSON lines on standard output.
     Json,
 }
 

@@ -1,4 +1,4 @@
-//! What is known of the files that items hold. The database measures plain contents, so that they are not transferred;
+//! Facts about the files that items hold. The database measures plain contents, so that they are not transferred;
 //! sealed values are opened in this process. There is a limit for both.
 
 use std::collections::BTreeMap;

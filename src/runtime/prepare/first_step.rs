@@ -42,7 +42,7 @@ pub(in crate::runtime) struct PlannedStep {
     pub(in crate::runtime) first: i64,
 }
 
-/// Where a run goes on in the log of its thread.
+/// The place in the log of its thread after which a run goes on.
 struct StartingPoint {
     loaded: LoadedMachine,
     max_seq: i64,

@@ -49,7 +49,7 @@ const LEAVE_FIXTURE: [[&str; 2]; 17] = [
     ["delete", "/users/{user_id}"],
 ];
 
-/// Who may use an endpoint successfully.
+/// The callers that may use an endpoint successfully.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Audience {
     /// Everybody, also without a credential.

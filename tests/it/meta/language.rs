@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::layers::{Source, sources};
+use super::layers::{Source, collect, sources};
 
 /// Phrases of the past that name nothing: a reader has to guess the noun, and an operator cannot search for it.
 const OLD_PHRASES: [&str; 4] = [
@@ -32,9 +32,11 @@ const OLD_API_PHRASES: [&str; 14] = [
     "there is no such",
 ];
 
-/// Words with which the comment of an item must not begin: its first line names a noun, or says what a function does.
-const VAGUE_OPENINGS: [&str; 12] = [
-    "What", "How", "Who", "Whether", "It", "Them", "Those", "These", "Whose", "Whom", "Why", "They",
+/// Words with which the comment of an item or a module must not begin: its first line names a noun, or says what a
+/// function does.
+const VAGUE_OPENINGS: [&str; 15] = [
+    "What", "How", "Who", "Whether", "It", "Them", "Those", "These", "Whose", "Whom", "Why", "They", "Where", "Which",
+    "That",
 ];
 
 /// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`. Those that a macro
@@ -150,7 +152,9 @@ fn vague_openings(text: &str) -> Vec<(usize, &str)> {
     let mut found = vec![];
     let mut is_inside = false;
     for (at, line) in text.lines().enumerate() {
-        let comment = line.trim().strip_prefix("///").map(str::trim);
+        let line = line.trim();
+        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        let comment = comment.map(str::trim);
         if let Some(comment) = comment.filter(|_| !is_inside) {
             let word = comment.split(' ').next().unwrap_or_default();
             if VAGUE_OPENINGS.contains(&word) {
@@ -164,10 +168,16 @@ fn vague_openings(text: &str) -> Vec<(usize, &str)> {
 
 #[test]
 fn comments_of_items_begin_with_what_they_name() {
-    let files = sources();
-    assert!(files.len() > 400, "the sources were not found");
+    let mut files: Vec<(String, String)> = sources().into_iter().map(|file| (file.place, file.text)).collect();
+    let mut tests = vec![];
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it"), &mut tests);
+    for path in tests {
+        let text = fs::read_to_string(&path).expect("the file can be read");
+        files.push((path.display().to_string(), text));
+    }
+    assert!(files.len() > 800, "the sources were not found");
     let mut found = vec![];
-    for Source { place, text, .. } in files.iter().filter(|file| !file.place.contains("tests")) {
+    for (place, text) in &files {
         for (line, comment) in vague_openings(text) {
             found.push(format!("{place}:{line}: {comment}"));
         }
@@ -179,6 +189,10 @@ fn comments_of_items_begin_with_what_they_name() {
 fn a_vague_opening_is_found_in_the_first_line_of_a_comment() {
     let text = "/// What it is.\n/// More.\npub struct A;\n/// A noun.\n/// What else.\npub struct B;\n    /// How it is.\n    x: C,";
     assert_eq!(vague_openings(text), [(1, "What it is."), (7, "How it is.")]);
+    assert_eq!(
+        vague_openings("//! Who calls.\n//!\n//! What it gets.\n"),
+        [(1, "Who calls.")]
+    );
 }
 
 /// The lines of a text that declare a parameter which is a tuple taken apart, with their numbers.
