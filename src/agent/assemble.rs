@@ -476,10 +476,10 @@ impl AgentFactory {
             stack.push(Arc::new(Todos::new()));
         }
         // Invalid templates were refused when the configuration was read.
-        if let Some(reach) = draft.spec.store.reach()
-            && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
+        if let Some(access) = draft.spec.store.access()
+            && let Ok(template) = NamespaceTemplate::read(&access.namespace)
         {
-            stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
+            stack.push(Arc::new(StoreAccess::new(template, access.read_only)));
         }
         if draft.prompt_is_replaceable {
             stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));

@@ -97,7 +97,7 @@ impl Loop<'_> {
             ChildAdmission::Admitted(child) => {
                 let subagent = self
                     .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
-                    .ok_or_else(|| fault("definition"))?;
+                    .ok_or_else(|| lost_part("definition"))?;
                 let child = subagent.with_input(*child, &machine.state_for_child(at));
                 let place = self.place_of_child(machine, at, lineage);
                 self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
@@ -140,7 +140,7 @@ impl Loop<'_> {
             .journal
             .find_child(child)
             .await?
-            .ok_or_else(|| fault("child run"))?;
+            .ok_or_else(|| lost_part("child run"))?;
         let call = machine.call(at);
         let subagent = match self.subagent_of(&lineage, &child.order, child.known.as_ref()) {
             Ok(subagent) => subagent,
@@ -777,7 +777,7 @@ async fn store_failure(child: Child, failure: Failure) -> Result<(Failure, After
     Ok((failure, order.then))
 }
 
-fn fault(what: &str) -> ExitReason {
+fn lost_part(what: &str) -> ExitReason {
     ExitReason::Fault(Failure::new(
         "RuntimeError",
         format!("a delegated call lost its {what}"),

@@ -91,7 +91,7 @@ pub use record::{
 pub use remote::Location;
 pub use sandbox_service::SandboxServiceDefinition;
 pub use source::{LabelledSource, NamedSource, SkillSource, source_problem};
-pub use store::{StoreReach, StoreRule};
+pub use store::{NamespaceAccess, StoreRule};
 pub use summarization::{ContextLength, ContextTrigger, SummarizationRule, SummarizationSettings};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
 pub use tool_server::ToolServerDefinition;

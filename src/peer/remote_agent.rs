@@ -248,7 +248,7 @@ impl RemoteTurn {
             RunStatus::Success => {}
             RunStatus::Interrupted => return Err(self.failed("its run was cancelled there")),
             RunStatus::Error | RunStatus::Timeout | RunStatus::Pending | RunStatus::Running => {
-                return Err(self.failed(&self.reason(run.status).await?));
+                return Err(self.failed(&self.read_failure(run.status).await?));
             }
         }
         let questions = state.questions();
@@ -418,7 +418,7 @@ impl RemoteTurn {
     }
 
     /// Returns the reason why the run failed.
-    async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
+    async fn read_failure(&self, status: RunStatus) -> Result<String, Failure> {
         let thread = self.with_retries(|| self.agent.peer.thread(self.remote.thread)).await?;
         let what = if status == RunStatus::Timeout {
             "its run took too long there"

@@ -148,7 +148,7 @@ impl RemoteThread {
                 return Ok(None);
             };
             let past = match before {
-                Some(before) => self.past(&runs, &seen, before).await?,
+                Some(before) => self.read_past_runs(&runs, &seen, before).await?,
                 None => vec![],
             };
             let seen = TaskSnapshot { past, ..seen };
@@ -253,7 +253,12 @@ impl RemoteThread {
 
     /// Returns the runs that have ended, but for the one that `seen` shows, in the order of their ends. Outcomes that
     /// `before` does not have are read in the history of the thread.
-    async fn past(&self, runs: &[PeerRun], seen: &TaskSnapshot, before: &TaskSnapshot) -> PeerResult<Vec<PastRun>> {
+    async fn read_past_runs(
+        &self,
+        runs: &[PeerRun],
+        seen: &TaskSnapshot,
+        before: &TaskSnapshot,
+    ) -> PeerResult<Vec<PastRun>> {
         let mut past = vec![];
         for run in ended(runs).into_iter().rev() {
             let id = run.run_id.to_string();

@@ -191,7 +191,7 @@ impl AccessControl {
                 let read = self
                     .core
                     .db
-                    .read(move |tx| Box::pin(async move { facts(tx, resource, &wanted).await }));
+                    .read(move |tx| Box::pin(async move { read_facts(tx, resource, &wanted).await }));
                 read.await?
             }
         };
@@ -251,7 +251,7 @@ impl AccessControl {
         let read = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { facts(tx, resource, &wanted).await }));
+            .read(move |tx| Box::pin(async move { read_facts(tx, resource, &wanted).await }));
         let facts = read.await?.ok_or_else(|| AccessError::refused(missing))?;
         match denial_by_policies(&self.core, caller, action, &facts) {
             Some(denial) => Err(denial.refusal(action, missing)),
@@ -273,7 +273,7 @@ impl AccessControl {
         let read = self
             .core
             .db
-            .read(move |tx| Box::pin(async move { facts(tx, ResourceRef::Thread(thread), &wanted).await }));
+            .read(move |tx| Box::pin(async move { read_facts(tx, ResourceRef::Thread(thread), &wanted).await }));
         let gone = || ResourceFacts {
             ownership: owner.clone(),
             is_unreadable: true,
@@ -490,7 +490,7 @@ impl WantedFacts {
 }
 
 /// Reads the facts about a resource.
-async fn facts(tx: &mut Tx<'_>, resource: ResourceRef, wanted: &WantedFacts) -> DbResult<Option<ResourceFacts>> {
+async fn read_facts(tx: &mut Tx<'_>, resource: ResourceRef, wanted: &WantedFacts) -> DbResult<Option<ResourceFacts>> {
     let with_metadata = wanted.with_metadata;
     match resource {
         ResourceRef::Collection => Ok(None),

@@ -225,7 +225,7 @@ impl Admission {
             let (slot, context) = admission.with_slot(checked);
             let admitted = retry_while_busy(move || transaction(context.clone())).await;
             let admitted = admitted.inspect_err(|error| {
-                if let Some(fault) = error.fault() {
+                if let Some(fault) = error.db_error() {
                     admission.dispatcher.admission_has_failed(fault);
                 }
             })?;

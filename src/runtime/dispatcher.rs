@@ -20,7 +20,7 @@ use super::journal::LaneJournal;
 use super::prepare::{self, BegunRun, FirstStep, PlannedStep, ReadyMachine};
 use super::registry::Registry;
 use super::retry::retry_until_available;
-use super::run_context::{RunContext, fault};
+use super::run_context::{RunContext, exit_reason_of};
 use super::shared::Core;
 use super::stored_bytes::StoredSums;
 use super::turns::{QueueLook, Turns, claim_next};
@@ -598,7 +598,7 @@ impl Dispatcher {
                 .fail(run_context, &Machine::default(), db::runs::unreadable(error))
                 .await;
         }
-        match fault(run_context.run.id, error) {
+        match exit_reason_of(run_context.run.id, error) {
             ExitReason::Fault(failure) => self.fail(run_context, &Machine::default(), failure).await,
             ExitReason::Unavailable | ExitReason::LeaseLost | ExitReason::Cancelled => {
                 self.give_back(run_context).await;

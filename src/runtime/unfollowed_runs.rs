@@ -283,7 +283,7 @@ impl UnansweredRun {
 
     /// Leaves the run alone if its client learns of it, or if it is certain that the run is not stored.
     pub(super) fn settle(mut self, started: &Result<Run, StartError>) {
-        let fault = started.as_ref().err().and_then(TransactionError::fault);
+        let fault = started.as_ref().err().and_then(TransactionError::db_error);
         let may_be_stored = fault.is_some_and(DbError::may_be_committed) && self.written.is_set();
         self.is_settled = !may_be_stored;
     }

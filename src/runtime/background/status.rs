@@ -177,7 +177,7 @@ async fn outcome_of(tx: &mut Tx<'_>, run: &Run, first_seq: i64) -> DbResult<Opti
         TaskStatus::Success => {
             let next = db::runs::begun_after(tx, run.thread, first_seq).await?;
             let next = next.map_or(i64::MAX, |(_, seq)| seq);
-            let newest = db::checkpoints::sketches(tx, run.thread, Lane::Main, next, 1).await;
+            let newest = db::checkpoints::load_summaries(tx, run.thread, Lane::Main, next, 1).await;
             let newest = db::unless_corrupt(newest)?.unwrap_or_default();
             let Some(last) = newest.first().filter(|last| last.seq > first_seq) else {
                 return Ok(None);
