@@ -495,7 +495,7 @@ impl AgentFactory {
                 false => Arc::new(StructuredOutput::new(&format)),
             });
         }
-        stack.extend(draft.knowledge(&self.sandboxes));
+        stack.extend(draft.skill_and_memory_policies(&self.sandboxes));
         self.add_listed(&mut stack, draft);
         stack
     }
