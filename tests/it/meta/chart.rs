@@ -238,7 +238,9 @@ fn finds_what_it_names(resources: &Resources, name: &str) {
         .map(|mount| text(&mount["name"]))
         .collect();
     assert_eq!(volumes, mounts);
-    for (path, content) in files(resources, pod) {
+    let files = files(resources, pod);
+    assert!(!files.is_empty());
+    for (path, content) in files {
         assert!(!content.is_empty(), "{path}");
     }
     let port = &container["ports"][0];
