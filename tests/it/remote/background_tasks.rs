@@ -623,7 +623,8 @@ async fn an_answer_that_comes_too_late_does_not_hide_the_result_of_a_remote_task
 /// Checks that the last of these outcomes is the failure of the run before the late answer, with its reason.
 async fn knows_the_failure(alice: &Human, work: &Human, expected: &[(&str, usize)]) {
     let runs = has_run(work, expected.len() + 1).await;
-    assert_eq!([&runs[0]["status"], &runs[1]["status"]], ["error", "error"]);
+    assert_eq!(runs[0]["status"], "error");
+    assert_eq!(runs[1]["status"], "error");
     assert_eq!(work.record().await["error"]["error"], "AnswerTooLateError");
     let told = knows_outcomes(alice, expected.len()).await;
     let expected: Vec<(Value, Value)> = expected
