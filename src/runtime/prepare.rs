@@ -136,7 +136,7 @@ pub(super) async fn open(run_context: &RunContext, known: Arc<RegisteredAgent>) 
         let id = run.id;
         let command = run.request.command.as_ref();
         let answers = command.and_then(|command| command.resume.clone());
-        let asked_at = command.and_then(|command| command.branch);
+        let asked_at = command.and_then(|command| command.continuation.branch);
         let deliver = run_context.core.db.write(move |tx| {
             Box::pin(async move { interrupts::deliver(tx, thread, id, asked_at, answers.as_ref()).await })
         });
@@ -524,7 +524,7 @@ async fn load(run_context: &RunContext, run: &Run, branch: Option<CheckpointId>)
     let id = run.id;
     let from = run.request.checkpoint;
     let command = run.request.command.as_ref();
-    let has_answers = command.is_some_and(|command| command.branch.is_some());
+    let has_answers = command.is_some_and(|command| command.continuation.branch.is_some());
     let repeats = command.is_none() && run.request.input.is_none();
     run_context
         .core
