@@ -169,8 +169,8 @@ async fn store_contents(tx: &mut Tx<'_>, versions: &[DefinitionVersion]) -> DbRe
     .await
 }
 
-/// Stores a version whose content is stored behind the newest one of its agent, unless that is the same definition. Returns
-/// the newest version.
+/// Stores a version of an agent as its newest one, unless the newest one is the same definition already. The content is
+/// stored before. Returns the newest version.
 async fn add_version(tx: &mut Tx<'_>, mut version: DefinitionVersion) -> DbResult<DefinitionVersion> {
     loop {
         let newest = newest_headers(tx, &[version.graph_id.as_str()])

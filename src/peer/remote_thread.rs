@@ -291,8 +291,8 @@ impl RemoteThread {
             .map_or_else(|| run.brings_answers(), |key| !key.starts_with(&cancels))
     }
 
-    /// Returns the outcome of a run after which others have begun, or none if it ended without one: it asked something,
-    /// was cancelled, or its answer came too late.
+    /// Returns the outcome of a run after which others have begun; none if the run asked something or was cancelled, or
+    /// if its answer came too late.
     async fn outcome_of(&self, run: &PeerRun) -> PeerResult<Option<Box<TaskSnapshot>>> {
         let has_outcome = match run.status {
             RunStatus::Success | RunStatus::Error | RunStatus::Timeout => true,

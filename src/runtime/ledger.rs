@@ -205,8 +205,8 @@ pub(super) enum ChargeError {
     Fault(#[from] DbError),
 }
 
-/// Charges all of these trees with what the run of the share `share` uses, or none if a limit of one of them forbids it.
-/// Returns the remaining time.
+/// Charges all of these trees with the usage of the run of the share `share`, or none of them if a limit of a tree
+/// forbids it. Returns the remaining time.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
     trees: &[BudgetScope],

@@ -347,8 +347,8 @@ pub(super) async fn usage_before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) 
     Ok((before.whole, first))
 }
 
-/// Returns the remaining budget of the run, less its own earlier usage and that of the runs that it continues, and the
-/// first of these runs.
+/// Returns the remaining budget of the run and the first run that it continues. The usage of the run's earlier attempts
+/// and of all continued runs is subtracted.
 async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<(Budget, RunId)> {
     let run = run_context.run.id;
     let thread = run_context.run.thread;

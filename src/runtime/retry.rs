@@ -1,4 +1,5 @@
-//! Repeats transactions that the database ended because others were in their way, and those of runs while it is unavailable.
+//! Repeats transactions that the database ended because of others, and the transactions of runs while the database is
+//! unavailable.
 //!
 //! Transactions lock rows in [one order](crate::db#the-order-of-locks), so that others are rarely in the way. Nothing is
 //! stored then, and the caller does not notice.

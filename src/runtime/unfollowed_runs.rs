@@ -1,4 +1,4 @@
-//! Runs that end with their clients, and that nobody follows, so that nobody would cancel them.
+//! Runs that end with their clients and have lost them, so that no client would cancel them.
 //!
 //! The client may not know of its run: the database did not say whether the run is stored, or the client disconnected before
 //! it was answered. This process looks for such a run as for other [late commits](super::late_commits), and cancels it once it

@@ -73,7 +73,7 @@ pub struct CommandPlan {
     pub shell: PathBuf,
     /// The command.
     pub command: String,
-    /// The directory in which it starts, the only one of the disk that it may change.
+    /// The directory in which the command starts: the only one of the disk that the command may change.
     pub directory: PathBuf,
     /// True if it may not change that directory either.
     pub is_read_only: bool,

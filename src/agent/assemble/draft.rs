@@ -82,7 +82,7 @@ impl Draft {
         }
     }
 
-    /// Returns its files with its permissions, for the tools that read them while it works.
+    /// Returns the files of the agent with its permissions, for tools that read them during their calls.
     pub(super) fn files(&self, sandboxes: &SandboxServices) -> AgentFiles {
         AgentFiles::new(self.workspace(sandboxes), &FileRules::new(&self.spec.permissions))
     }

@@ -213,7 +213,7 @@ impl RegisteredAgent {
     }
 
     /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server
-    /// named it. An agent that is itself one of that server is returned whatever its callers name it.
+    /// named it. If this agent itself is an agent of that server, it is returned under every name.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
         let is_named = |subagent: &SubagentDefinition| self.agent().remote().is_some() || subagent.name == name;
         let is_it = |subagent: &&SubagentDefinition| is_named(subagent) && subagent.url.as_deref() == Some(url);

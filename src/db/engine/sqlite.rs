@@ -66,7 +66,7 @@ pub(in crate::db) struct SqliteConn<'c> {
     kept: Vec<KeptRows>,
     /// The number of the last statement whose rows are kept.
     last_kept: usize,
-    /// The number of statements that have to change a row, and of which it is not known yet that they have.
+    /// The number of statements that have to change a row and are not known to have changed one yet.
     unconfirmed: usize,
 }
 

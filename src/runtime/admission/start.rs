@@ -596,7 +596,8 @@ pub(in crate::runtime) fn with_choices(
     }
 }
 
-/// Returns the metadata of a run: those of its assistant, of its thread, of its `config` and its own. The later ones win.
+/// Returns the metadata of a run: the entries of its assistant, of its thread, of its `config` and of the request. A
+/// later entry replaces an earlier one.
 fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread) -> Map<String, Value> {
     let in_config = |config: &Map<String, Value>| match config.get("metadata") {
         Some(Value::Object(metadata)) => metadata.clone(),
