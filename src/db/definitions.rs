@@ -8,7 +8,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 
 use super::engine::{Conn, on_engine};
 use super::json::{ColumnRef, readable, unless_corrupt};
-use super::part::{ListBuilder, ListPart, PageQuery};
+use super::list_part::{ListBuilder, ListPart, PageQuery};
 use super::{DbResult, Notification, Tx, notifications};
 use crate::definition::{AgentDefinition, DefinitionDigest, DefinitionSource, DefinitionVersion};
 use crate::domain::id::AssistantId;

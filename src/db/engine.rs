@@ -103,7 +103,7 @@ impl<'c> Tx<'c> {
         Self::of(Conn::Sqlite(conn), parts, access)
     }
 
-    /// Returns the opening of a job on SQLite if it was not sent, since the job has no statement.
+    /// Returns the opening of an operation on SQLite if it was not sent, since the operation has no statement.
     pub(super) fn unsent_opening(&self) -> PlainStatements {
         match &self.conn {
             Conn::Sqlite(conn) => conn.unsent_opening(),
@@ -111,7 +111,7 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Returns why a job on SQLite has no transaction, if it could not begin.
+    /// Returns why an operation on SQLite has no transaction, if it could not begin.
     pub(super) fn take_opening_error(&mut self) -> Option<sqlx::Error> {
         match &mut self.conn {
             Conn::Sqlite(conn) => conn.take_opening_error(),
@@ -119,11 +119,11 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Ends a job on SQLite with these statements, see [`SqliteConn::end_job`]. A transaction on Postgres is ended by its
-    /// driver.
-    pub(super) async fn end_job(&mut self, end: PlainStatements) -> Result<(), EndError> {
+    /// Ends an operation on SQLite with these statements, see [`SqliteConn::end_operation`]. A transaction on Postgres
+    /// is ended by its driver.
+    pub(super) async fn end_operation(&mut self, end: PlainStatements) -> Result<(), EndError> {
         match &mut self.conn {
-            Conn::Sqlite(conn) => conn.end_job(end).await,
+            Conn::Sqlite(conn) => conn.end_operation(end).await,
             Conn::Postgres(_) => Ok(()),
         }
     }

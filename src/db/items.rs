@@ -17,7 +17,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use super::access::push_owner;
 use super::engine::{Conn, Matches, on_engine};
 use super::json::ColumnRef;
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::access::Ownership;
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};

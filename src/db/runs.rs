@@ -36,7 +36,7 @@ pub use usage::{set_usage, usage, usages, usages_with_background};
 use super::blobs::{self, BlobReferrer, Packer, StoredText};
 use super::engine::{Engine, on_engine};
 use super::json::{ColumnRef, log_unreadable, unless_corrupt};
-use super::part::{ListBuilder, ListPart};
+use super::list_part::{ListBuilder, ListPart};
 use super::statement::LaterRows;
 use super::{DbError, DbResult, Tx};
 use crate::domain::account::RunQueue;

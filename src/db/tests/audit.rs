@@ -168,7 +168,7 @@ async fn an_entry_of_a_refused_job_is_not_lost(db: Db) {
     request.run(insert_thread(&db, Ok(()))).await.expect("a write");
     let refused = request.run(db.write::<(), Refusal, _>(|_| {
         Box::pin(async {
-            let entries = PendingEntries::current().expect("the job works for the request");
+            let entries = PendingEntries::current().expect("the operation works for the request");
             entries.add(entry());
             Err(Refusal)
         })
