@@ -89,7 +89,7 @@ impl DbError {
     }
 
     /// Returns whether the connection to the database cannot be made or has broken. That is no fault of the statement, and
-    /// [`super::reach`] logs its cause.
+    /// [`super::reachability`] logs its cause.
     pub fn is_out_of_reach(&self) -> bool {
         matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
     }
