@@ -300,7 +300,7 @@ impl Loop<'_> {
         child.stop.cancel();
         let position = &child.machine.position;
         if position.failure.is_none() && !matches!(position.phase, Phase::Ended) {
-            // What waits below it counts as running until it is cancelled, as below a child run that is driven.
+            // The runs that wait below count as running until they are cancelled, as below a child run that is driven.
             let meter = Arc::clone(&child.meter);
             let budget = self
                 .scope

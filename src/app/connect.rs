@@ -160,7 +160,7 @@ pub(super) async fn run(prepared: &Prepared, limit: Duration) -> anyhow::Result<
     let checks = futures::stream::iter(planned.into_iter().map(|check| check.run(limit)));
     let results = checks.buffered(MAX_PARALLEL).collect().await;
     shutdown.begin();
-    // What did not end in time has been reported as a check.
+    // Checks that did not end in time have been reported already.
     let _ = shutdown.finished().await;
     Ok(results)
 }

@@ -233,7 +233,7 @@ where
     push_unforbidden(sql, &ruling.forbids, rows)?;
     sql.push(" and ((true");
     push_scope(sql, base, rows)?;
-    // What belongs to the server is not the tenant's.
+    // Rows of the server do not belong to the tenant.
     sql.push(") or (").push(rows.alias).push("tenant = ");
     sql.push_text(tenant.as_str());
     push_permitted(sql, &ruling.permits, rows)?;

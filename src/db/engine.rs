@@ -338,7 +338,7 @@ pub(super) fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .pragma("mmap_size", "268435456")
         .pragma("cache_size", "-32768")
         .pragma("temp_store", "memory")
-        // What is deleted is overwritten.
+        // Deleted content is overwritten.
         .pragma("secure_delete", "on")
         .pragma("journal_size_limit", "67108864"))
 }

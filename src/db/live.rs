@@ -169,7 +169,7 @@ impl Db {
             return cell(&id).open_owned(text);
         }
         if !sealing::is_sealed(&text) {
-            // Who can connect to the database could have sent it.
+            // Every client of the database could have sent it.
             return Err(cell(&id).corrupt());
         }
         let opened = self

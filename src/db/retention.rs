@@ -36,7 +36,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             .await
             .map(drop))?;
         let unfinished = checkpoints::unfinished_lanes(tx, thread).await?;
-        // What waits elsewhere is on branches that are deleted, so no answer can continue it.
+        // Other interrupts wait on branches that are deleted, so no answer can continue them.
         let heads = unfinished
             .iter()
             .filter_map(|(_, newest)| newest.as_ref())

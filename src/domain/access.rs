@@ -400,7 +400,7 @@ fn may_by_roles(identity: &Identity, action: Action, facts: &ResourceFacts, shar
     let reach = reach(identity, action);
     let ownership = &facts.ownership;
     if ownership.is_of_server() {
-        // What belongs to the server is changed by those who run it: the admins of the default tenant.
+        // Resources of the server are changed by its operators: the admins of the default tenant.
         let runs_server = identity.tenant == Tenant::default() && identity.has(UserRole::Admin);
         return reach > Reach::Assigned && (action.is_read() || runs_server);
     }

@@ -76,7 +76,7 @@ impl Tail {
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
-            // What is stored may not be visible yet.
+            // Stored events may not be visible yet.
             After::Joined(seq) => Some(log.newest().map_or(seq, |newest| newest.min(seq)).max(0)),
             After::Now => None,
         };
@@ -139,8 +139,8 @@ impl Tail {
             }
             if !active {
                 self.log.want_chunks();
-                // What the other process has stored is read as soon as it says so: an earlier look would find stored
-                // events whose chunks are still on their way.
+                // Events of the other process are read as soon as it notifies this one: an earlier look would find
+                // stored events whose chunks are still on their way.
                 if self.live && self.log.is_followed() && !self.shutdown.is_cancelled() {
                     self.wait(change.as_mut()).await;
                     continue;

@@ -103,8 +103,8 @@ impl RemoteThread {
                 Err(error) => {
                     is_certain &= error.is_refusal();
                     failures += 1;
-                    // It is unknown whether the run was started, or the thread is busy, maybe with this very run:
-                    // search again.
+                    // If it is unknown whether the run was started, or the thread is busy, maybe with this very run,
+                    // the search is repeated.
                     let is_transient = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
                     if !is_transient || since.elapsed() + BACKOFF.pause(failures) > patience {
                         return Err(StartFailed { error, is_certain });

@@ -175,10 +175,10 @@ impl AccessControl {
                 let reason = AccessRefusal::ForbiddenByPolicy(action);
                 return Err(AccessError::Refused { reason, policies });
             }
-            // What has no rows, or none yet, belongs to the caller.
+            // A resource without rows, or without rows yet, belongs to the caller.
             ResourceRef::Collection => Some(own_facts(caller)),
             ResourceRef::Thread(_) | ResourceRef::Assistant(_) | ResourceRef::Cron(_) | ResourceRef::Delivery(_) => {
-                // What cannot change the decision is not read. Policies may ask for any metadata.
+                // Facts that cannot change the decision are not read. Policies may ask for any metadata.
                 let is_shared = || self.core.sharing.of(action).filters(action).next().is_some();
                 let with_metadata = ruling != Ruling::NONE || (reach == Reach::Own && is_shared());
                 let may_be_assigned = reach != Reach::Tenant && action.resource() == "interrupts";
@@ -195,7 +195,7 @@ impl AccessControl {
                 read.await?
             }
         };
-        // Who may do nothing of the kind does not learn what exists.
+        // A caller who may do nothing of the kind does not learn what exists.
         let missing = match (reach, resource) {
             (Reach::Nothing, _) | (_, ResourceRef::Collection) => AccessRefusal::Forbidden(action),
             (_, _) => AccessRefusal::NotFound(resource),

@@ -100,7 +100,7 @@ impl Registry {
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 db::definitions::lock_changes(tx).await?;
-                // Those of files were stored anew above.
+                // The assistants of files were stored anew above.
                 db::assistants::give_to_server(tx, &defaults).await?;
                 db::definitions::sweep(tx, before).await
             })

@@ -357,7 +357,7 @@ impl Registry {
             ..self.validation_context()
         };
         let tenant = sources.clients.get(graph_id).map(|own| &own.tenant);
-        // What clients of other tenants defined does not exist for this one.
+        // Agents that clients of other tenants defined do not exist for this one.
         let is_there = |other: &&ClientAgent| !self.tenants.are_known() || Some(&other.tenant) == tenant;
         let clients = sources.clients.values().filter(is_there);
         let clients = clients.map(|other| &other.version.graph_id);

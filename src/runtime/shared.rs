@@ -119,7 +119,7 @@ impl Core {
     {
         // Boxed at once: what carries it to its task would copy it again and again.
         let work = Box::pin(work);
-        // What the work logs belongs to the request of the caller.
+        // The log lines of the work belong to the request of the caller.
         let work = trace::for_current_caller(PendingEntries::in_current(work)).in_current_span();
         let done = self.spawn("change of runs", work).await;
         done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))

@@ -428,7 +428,7 @@ async fn following(tx: &mut Tx<'_>, run: RunId, own: WorkerId, is_here: bool) ->
     if followers.is_empty() {
         return Ok(Following::Settled);
     }
-    // They may have left.
+    // Followers may have left.
     followers.retain(|follower| *follower != own);
     Ok(match is_here || !with_lease(tx, &followers).await?.is_empty() {
         true => Following::Somewhere,

@@ -199,7 +199,7 @@ pub fn try_layer(program: &Path, layer: SandboxLayer) -> Result<(), String> {
         .stderr(Stdio::piped())
         .spawn();
     let mut supervisor = spawned.map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
-    // It is closed when both pipes have been read: the command has ended then.
+    // Its standard input is closed when both pipes have been read: the command has ended then.
     let input = supervisor.stdin.as_mut().map(|input| input.write_all(line.as_bytes()));
     input
         .transpose()

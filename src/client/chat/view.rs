@@ -175,7 +175,7 @@ impl View {
         whole.clone_into(said);
         match rest {
             Some(rest) => self.say(source, &rest),
-            // What came before is not the beginning of the answer.
+            // The text before is not the beginning of the answer.
             None => self.finish_line(source) + &self.say(source, whole),
         }
     }

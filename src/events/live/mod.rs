@@ -506,7 +506,7 @@ fn next_events(log: &ThreadLog, sent: Option<i64>) -> Option<(i64, Vec<Arc<crate
     let mut after = sent.unwrap_or(-1);
     loop {
         match log.buffered_of_thread(after) {
-            // What is not in memory any more is stored, or lost to slow readers.
+            // Events that are not in memory any more are stored, or lost to slow readers.
             Buffered::Stored(Some(floor)) => after = floor,
             Buffered::Stored(None) => return None,
             Buffered::Events(events) if events.is_empty() => return None,

@@ -150,7 +150,7 @@ pub(in crate::runtime) async fn decide(
 ) -> Result<UnstoredRun, StartError> {
     let now = context.now;
     let LookedUp { mut resolved, target } = look_up(tx, new_run, context).await?;
-    // What the run chooses may change what the agent takes.
+    // The choices of the run may change the input that the agent takes.
     let is_configurable = resolved.known.is_configurable();
     if !is_configurable && !context.has_checked(number, &resolved.known.digest) {
         check(new_run, resolved.known.agent(), context.core.sizes)?;
@@ -617,7 +617,7 @@ fn metadata_of(new_run: &NewRun, assistant: &AssistantSettings, thread: &Thread)
         return with(of_thread);
     }
     let whole = with(of_thread);
-    // They are stored with every run and sent with every piece of an answer.
+    // The metadata are stored with every run and sent with every piece of an answer.
     match metadata::check(&whole) {
         Ok(()) => whole,
         Err(_) => with(Map::new()),

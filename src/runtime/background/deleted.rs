@@ -20,7 +20,8 @@ use crate::domain::time::Timestamp;
 pub async fn delete_thread(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
     let mut left = vec![];
     for record in db::background::remote::polled(tx, thread).await? {
-        // What cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such tasks are rare.
+        // A row that cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such
+        // tasks are rare.
         let Some(starter) = db::unless_corrupt(Box::pin(starting_agent_of(tx, &record)).await)? else {
             continue;
         };

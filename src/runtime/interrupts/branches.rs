@@ -43,7 +43,8 @@ async fn retain_those_at(
 ) -> DbResult<()> {
     let positions = positions.or_newest(newest.map(|newest| newest.id));
     let last = newest.map_or(i64::MIN, |newest| newest.seq);
-    // What was raised after the newest checkpoint waits there, even if the positions above it are not stored yet.
+    // An interrupt that was raised after the newest checkpoint waits there, even if the positions above it are not
+    // stored yet.
     let is_later = |record: &InterruptRecord| positions.are_newest() && record.seq > last;
     if !open.iter().all(is_later) {
         let waiting = positions.waiting(tx).await?;

@@ -414,7 +414,7 @@ async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
     let expected = |fixture: &Fixture, endpoint: &Endpoint| {
         let pattern = endpoint.pattern.as_str();
         let names_resource = fixture.path(pattern) != pattern && !pattern.starts_with("/agents/");
-        // These answer without the thread: the stream waits for one, and a command has an error of its own.
+        // Both answer without the thread: the stream waits for one, and a command has an error of its own.
         let needs_thread = !pattern.ends_with("/commands") && !pattern.ends_with("/stream/events");
         match endpoint.audience {
             Audience::Calls => Some(401),

@@ -382,7 +382,7 @@ async fn another_server_knows_the_tenant_of_an_agent(server: TestServer) {
     let other = developer_key(&keys, "root-of-other").await;
     let twin = server.starts_twin().await;
     keys.with(&acme).put("/agents/desk", definition()).await.ok();
-    // Whether this server has heard of the agent or not.
+    // The answer is the same, if this server has heard of the agent or not.
     let there = twin.client.with_key(&other);
     assert_eq!(there.put("/agents/desk", definition()).await.status, 409);
     eventually(async || twin.client.with_key(&acme).get("/agents/desk").await.status == 200).await;

@@ -202,7 +202,7 @@ fn the_resources_of_the_chart_find_each_other() {
         for kind in ["HorizontalPodAutoscaler", "ScaledObject"] {
             for name in resources.names(kind) {
                 let target = &resources.get(kind, name)["spec"]["scaleTargetRef"]["name"];
-                // What has a scaler has no number of its own, which each upgrade would set again.
+                // A deployment with a scaler has no number of its own, which each upgrade would set again.
                 let scaled = resources.get("Deployment", text(target));
                 assert_eq!(target, "demo-worker");
                 assert!(scaled["spec"]["replicas"].is_null(), "{scaled}");

@@ -368,7 +368,7 @@ async fn commands_show_the_thread(server: TestServer) {
         ("/help", "begins a new thread"),
     ] {
         terminal.types(&format!("{command}\r"));
-        // What was typed is shown, too.
+        // The typed line is shown, too.
         terminal.shows(command).await;
         terminal.shows(shown).await;
     }
@@ -383,7 +383,7 @@ async fn an_agent_cannot_drive_the_terminal_of_a_conversation(server: TestServer
     };
     let attack = "\u{1b}]0;title\u{7}\u{202e}end";
     let mail = call("m1", "send_email", json!({"to": attack, "body": "hi"}));
-    // What is typed is shown as it is typed.
+    // Each key is shown as it is typed.
     let text = script()
         .calls(mail)
         .says(attack)
