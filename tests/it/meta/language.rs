@@ -7,12 +7,24 @@ use std::path::Path;
 use super::layers::{Source, collect, sources};
 
 /// Phrases of the past that name nothing: a reader has to guess the noun, and an operator cannot search for it.
-const OLD_PHRASES: [&str; 4] = [
+const OLD_PHRASES: [&str; 8] = [
     "who stands in",
     "stands in for a model",
     "whom to ask",
     "whoever does is",
+    "what came of",
+    "what became of",
+    "somebody",
+    "told otherwise",
 ];
+
+/// Names of types that the source once had for the terms of LangGraph, tokio, SQL and HTTP.
+const OLD_NAMES: &str = "Wish Fate Errand Workshop Surroundings House Occasion Cast Desk Upset Ending Came Laid Placed \
+    Speech Voice Moment Reaction Roster Referred Ring Outfit Shelf Cell Trace Asker Sight Lookout Waker News Standing \
+    Teller Ledger Share Spent Pool Ancestry Happening Glance Origins Feed Lasting Handover Openings Ticket Whose \
+    Beginnings Coming Ahead Growth Dense Speaker Outlet Said Wanted Spoken Glimpse Sketch Door Leave Begun Obeyed Keyed \
+    Judgement Remark Finding Gaps Enclosed Knowledge Addendum Menu Gate Workplace Dismissal TakenBack Forgotten Inquiry \
+    Stay Provenance Holder Known";
 
 /// Phrases that say nothing to a reader of the API document: they name no run, interrupt, assistant or thread.
 const OLD_API_PHRASES: [&str; 14] = [
@@ -39,23 +51,29 @@ const VAGUE_OPENINGS: [&str; 15] = [
     "That",
 ];
 
+/// The name of the type that a line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace().peekable();
+    // `pub(in crate::…)` has a second word.
+    while words
+        .next_if(|word| word.starts_with("pub") || word.ends_with(')'))
+        .is_some()
+    {}
+    let kind = words.next()?;
+    let name = words.next()?;
+    let end = name
+        .find(|c: char| !c.is_alphanumeric() && c != '_')
+        .unwrap_or(name.len());
+    // The name of a macro's parameter is empty.
+    let is_type = matches!(kind, "struct" | "enum" | "trait" | "type" | "union") && end > 0;
+    is_type.then(|| &name[..end])
+}
+
 /// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`. Those that a macro
 /// declares are indented.
 fn public_types(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().map(str::trim_start);
-    lines.filter(|line| line.starts_with("pub")).filter_map(|line| {
-        let mut words = line.split_whitespace().skip(1).peekable();
-        // `pub(in crate::…)` has a second word.
-        words.next_if(|word| word.ends_with(')'));
-        let kind = words.next()?;
-        let name = words.next()?;
-        let end = name
-            .find(|c: char| !c.is_alphanumeric() && c != '_')
-            .unwrap_or(name.len());
-        // The name of a macro's parameter is empty.
-        let is_type = matches!(kind, "struct" | "enum" | "trait" | "type" | "union") && end > 0;
-        is_type.then(|| &name[..end])
-    })
+    lines.filter(|line| line.starts_with("pub")).filter_map(declared_type)
 }
 
 #[test]
@@ -71,6 +89,35 @@ fn no_two_public_types_have_one_name() {
     assert!(places.len() > 300, "the types were not found");
     places.retain(|_, declared| declared.len() > 1);
     assert!(places.is_empty(), "{places:#?}");
+}
+
+#[test]
+fn no_type_has_a_name_of_the_former_language() {
+    let old: Vec<&str> = OLD_NAMES.split_whitespace().collect();
+    let files = sources();
+    let mut found = vec![];
+    for Source { place, text, .. } in &files {
+        let declared = text.lines().filter_map(declared_type);
+        found.extend(
+            declared
+                .filter(|name| old.contains(name))
+                .map(|name| format!("{place}: {name}")),
+        );
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn the_declaration_of_a_type_is_found_with_every_visibility() {
+    for line in [
+        "struct Wish;",
+        "    pub enum Wish {",
+        "pub(crate) type Wish = u8;",
+        "pub(in crate::db) trait Wish {",
+    ] {
+        assert_eq!(declared_type(line), Some("Wish"), "{line}");
+    }
+    assert_eq!(declared_type("let wish = Wish;"), None);
 }
 
 /// The words of the glossary in a text.
