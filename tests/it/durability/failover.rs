@@ -130,11 +130,11 @@ fn run_message(mark: &str) -> String {
     let clerk = script()
         .calls_all([act("charge", "charge"), act("notify", "notify")])
         .says("noted");
-    let errand = script()
+    let work = script()
         .calls_all([act("open", "record"), task(&format!("{mark}_clerk"), "clerk", clerk)])
         .calls(act("close", "record"))
         .says("done");
-    errand.to_string()
+    work.to_string()
 }
 
 /// Reads a run to its end. Whenever the stream breaks, it reads on behind the last event.
