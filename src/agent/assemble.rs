@@ -10,8 +10,8 @@ use super::{Agent, AgentKind, FallbackModel, Forks, ModelLoop, SharedState};
 use crate::definition::builtins::Builtin;
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, FileRules, HarnessProfiles, Location,
-    ModelNames, Policy, Provenance, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
+    self, AgentDefinition, AgentSpec, AnswerFormat, AnswerStrategy, CallRules, DefinitionSource, FileRules,
+    HarnessProfiles, Location, ModelNames, Policy, STEP_LIMIT, SubagentDefinition, SubagentMode, SummarizationRule,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -171,9 +171,9 @@ impl AgentFactory {
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
-        provenance: &Provenance,
+        definition_source: &DefinitionSource,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
-        self.register_configured(graph_id, definition, provenance, &Map::new())
+        self.register_configured(graph_id, definition, definition_source, &Map::new())
     }
 
     /// Checks that a definition can be registered.
@@ -196,7 +196,7 @@ impl AgentFactory {
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
-        provenance: &Provenance,
+        definition_source: &DefinitionSource,
         choices: &Map<String, Value>,
     ) -> Result<Arc<RegisteredAgent>, ModelError> {
         let applied = self.applied(definition, choices);
@@ -204,7 +204,7 @@ impl AgentFactory {
         let source = Source {
             graph_id: graph_id.to_owned(),
             definition: Arc::new(applied),
-            is_owners: provenance.file().is_some(),
+            is_owners: definition_source.file().is_some(),
         };
         let factory = self.clone();
         let is_owners = source.is_owners;
@@ -212,25 +212,31 @@ impl AgentFactory {
         let build =
             move |delegates: bool, format: Option<&Value>| Arc::new(factory.main_agent(&source, delegates, format));
         let registered = RegisteredAgent::new(graph_id, definition, is_owners, build);
-        let variant = self.variant(graph_id, definition, provenance, choices);
+        let variant = self.variant(graph_id, definition, definition_source, choices);
         let registered = registered.with_variants(variant).with_forbidden_model(forbidden_model);
         Ok(Arc::new(match definition.choices_schema() {
-            Some(schema) => registered.with_choices(self.choices(graph_id, definition, provenance, schema)),
+            Some(schema) => registered.with_choices(self.choices(graph_id, definition, definition_source, schema)),
             None => registered,
         }))
     }
 
     /// Returns what runs may choose, with the function that builds the agent of a choice.
-    fn choices(&self, graph_id: &str, definition: &AgentDefinition, provenance: &Provenance, schema: Value) -> Choices {
+    fn choices(
+        &self,
+        graph_id: &str,
+        definition: &AgentDefinition,
+        definition_source: &DefinitionSource,
+        schema: Value,
+    ) -> Choices {
         let factory = self.clone();
         let graph_id = graph_id.to_owned();
         let definition = Arc::new(definition.clone());
-        let provenance = provenance.clone();
+        let definition_source = definition_source.clone();
         let own = Arc::clone(&definition);
         Choices::new(
             schema,
             move |context| own.choices_of(context),
-            move |choices| factory.register_configured(&graph_id, &definition, &provenance, choices),
+            move |choices| factory.register_configured(&graph_id, &definition, &definition_source, choices),
         )
     }
 
@@ -239,7 +245,7 @@ impl AgentFactory {
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
-        provenance: &Provenance,
+        definition_source: &DefinitionSource,
         choices: &Map<String, Value>,
     ) -> Variant {
         if self.tenants.is_empty() {
@@ -248,11 +254,11 @@ impl AgentFactory {
         let factory = self.clone();
         let graph_id = graph_id.to_owned();
         let definition = definition.clone();
-        let provenance = provenance.clone();
+        let definition_source = definition_source.clone();
         let choices = choices.clone();
         Box::new(move |tenant| {
             let own = factory.for_tenant(tenant);
-            own.map(|own| own.register_configured(&graph_id, &definition, &provenance, &choices))
+            own.map(|own| own.register_configured(&graph_id, &definition, &definition_source, &choices))
                 .transpose()
         })
     }
@@ -486,10 +492,10 @@ impl AgentFactory {
             stack.push(Arc::new(Todos::new()));
         }
         // Invalid templates were refused when the configuration was read.
-        if let Some(reach) = draft.spec.store.reach()
-            && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
+        if let Some(access) = draft.spec.store.access()
+            && let Ok(template) = NamespaceTemplate::read(&access.namespace)
         {
-            stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
+            stack.push(Arc::new(StoreAccess::new(template, access.read_only)));
         }
         if draft.prompt_is_replaceable {
             stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));
@@ -505,7 +511,7 @@ impl AgentFactory {
                 false => Arc::new(StructuredOutput::new(&format)),
             });
         }
-        stack.extend(draft.knowledge(&self.sandboxes));
+        stack.extend(draft.skill_and_memory_policies(&self.sandboxes));
         self.add_listed(&mut stack, draft);
         stack
     }

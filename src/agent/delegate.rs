@@ -98,7 +98,7 @@ impl Loop<'_> {
             ChildAdmission::Admitted(child) => {
                 let subagent = self
                     .subagent(resolved, &child.order, child.known.as_ref(), lineage.depth)
-                    .ok_or_else(|| fault("definition"))?;
+                    .ok_or_else(|| lost_part("definition"))?;
                 let child = subagent.with_input(*child, &machine.state_for_child(at));
                 let place = self.place_of_child(machine, at, lineage);
                 self.claim_files_of(&subagent, &place, &child.machine, child.input.as_ref())
@@ -141,7 +141,7 @@ impl Loop<'_> {
             .journal
             .find_child(child)
             .await?
-            .ok_or_else(|| fault("child run"))?;
+            .ok_or_else(|| lost_part("child run"))?;
         let call = machine.call(at);
         let subagent = match self.subagent_of(&lineage, &child.order, child.known.as_ref()) {
             Ok(subagent) => subagent,
@@ -301,7 +301,7 @@ impl Loop<'_> {
         child.stop.cancel();
         let position = &child.machine.position;
         if position.failure.is_none() && !matches!(position.phase, Phase::Ended) {
-            // What waits below it counts as running until it is cancelled, as below a child run that is driven.
+            // The runs that wait below count as running until they are cancelled, as below a child run that is driven.
             let meter = Arc::clone(&child.meter);
             let budget = self
                 .scope
@@ -516,7 +516,7 @@ impl Loop<'_> {
             .agent
             .subagents()
             .map_or(0, |registry| self.base.saturating_add(registry.max_depth));
-        own.min(self.scope.budget.floor())
+        own.min(self.scope.budget.max_depth())
     }
 
     /// Returns the place of a child run of the call at `at`. Its claims on files are those of the call.
@@ -778,7 +778,7 @@ async fn store_failure(child: Child, failure: Failure) -> Result<(Failure, After
     Ok((failure, order.then))
 }
 
-fn fault(what: &str) -> ExitReason {
+fn lost_part(what: &str) -> ExitReason {
     ExitReason::Fault(Failure::new(
         "RuntimeError",
         format!("a delegated call lost its {what}"),

@@ -15,7 +15,7 @@ use super::{peers, providers, tools};
 use crate::agent::Agent;
 use crate::agent::assemble::AgentFactory;
 use crate::definition::{
-    AgentDefinition, HarnessProfiles, INHERITED_FIELDS, Location, POLICY_FIELDS, Policy, Provenance,
+    AgentDefinition, DefinitionSource, HarnessProfiles, INHERITED_FIELDS, Location, POLICY_FIELDS, Policy,
     SubagentDefinition, suggestion,
 };
 use crate::domain::machine::HookPoint;
@@ -93,7 +93,7 @@ pub(super) fn explain(prepared: &Prepared, graph_id: &str) -> anyhow::Result<Age
         ..AgentFactory::new(providers, peers(config, &shutdown)?)
     };
     let applied = factory.profiles.applied(definition.resolved());
-    let known = factory.register(graph_id, definition, &Provenance::File(graph_id.to_owned()))?;
+    let known = factory.register(graph_id, definition, &DefinitionSource::File(graph_id.to_owned()))?;
     Ok(main_agent(known.agent(), &applied))
 }
 

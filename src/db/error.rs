@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// The result of a database function.
 pub type DbResult<T> = Result<T, DbError>;
 
-/// An error of the database. Clone, since it can be reported to several waiting jobs.
+/// An error of the database. Clone, since it can be reported to several waiting operations.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DbError {
     /// A unique key is taken, or a referenced row does not exist.
@@ -38,8 +38,8 @@ pub enum DbError {
     /// The task does not say for which tenant it works, see [`RowAccess`](super::RowAccess). It is a fault of the program.
     #[error("a task used the database without saying for which tenant")]
     Unbound,
-    /// The job panicked. Its transaction was rolled back.
-    #[error("a database job panicked: {0}")]
+    /// The operation panicked. Its transaction was rolled back.
+    #[error("a database operation panicked: {0}")]
     Panicked(String),
     /// The database file, or a directory of its path, cannot be opened.
     #[error("{0}")]
@@ -90,7 +90,7 @@ impl DbError {
     }
 
     /// Returns whether the connection to the database cannot be made or has broken. That is no fault of the statement, and
-    /// [`super::reach`] logs its cause.
+    /// [`super::reachability`] logs its cause.
     pub fn is_out_of_reach(&self) -> bool {
         matches!(self, Self::Unavailable(error) if super::engine::is_out_of_reach(error))
     }

@@ -368,7 +368,7 @@ agents! {
         /// The folders with its skills. If two skills have one name, the one in the later folder precedes.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skills: Vec<SkillSource>,
-        /// Names of declared tools that it has only once it has read a skill that includes them.
+        /// Names of declared tools that the agent has only after it has read a skill that includes them.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skill_tools: Vec<String>,
         /// Files whose texts are a part of its instructions, and which it may keep up to date.

@@ -18,8 +18,8 @@ use super::builtins::{
 use super::check::{ValidationContext, check_model};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
-    AgentDefinition, ApprovalRule, InterruptMode, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition,
-    UntilTool, read, source,
+    AgentDefinition, ApprovalRule, InterruptMode, NamedSource, NamespaceAccess, SkillSource, StoreRule,
+    SubagentDefinition, UntilTool, read, source,
 };
 
 /// A policy by its name, with its settings.
@@ -165,9 +165,9 @@ impl ListedSettings {
 }
 
 fn store(settings: Settings) -> StoreRule {
-    let standard = StoreReach::default();
+    let standard = NamespaceAccess::default();
     let namespace = settings.namespace.unwrap_or(standard.namespace);
-    StoreRule::PeerPolicy(StoreReach {
+    StoreRule::Settings(NamespaceAccess {
         namespace,
         read_only: settings.read_only,
     })

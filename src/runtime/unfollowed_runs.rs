@@ -1,4 +1,4 @@
-//! Runs that end with their clients, and that nobody follows, so that nobody would cancel them.
+//! Runs that end with their clients and have lost them, so that no client would cancel them.
 //!
 //! The client may not know of its run: the database did not say whether the run is stored, or the client disconnected before
 //! it was answered. This process looks for such a run as for other [late commits](super::late_commits), and cancels it once it
@@ -131,14 +131,14 @@ impl FoundFollowers {
 }
 
 /// A client of this process that follows a run, until this is dropped.
-pub struct Follower {
+pub struct FollowingClient {
     core: Arc<Core>,
     run: RunId,
 }
 
-impl Follower {
+impl FollowingClient {
     fn new(core: &Arc<Core>, run: RunId) -> Self {
-        core.unfollowed.enter(run);
+        core.unfollowed.add_client(run);
         Self {
             core: Arc::clone(core),
             run,
@@ -146,7 +146,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for FollowingClient {
     fn drop(&mut self) {
         self.core.unfollowed.leave(self.run);
     }
@@ -267,7 +267,7 @@ impl UnfollowedRuns {
     }
 
     /// Counts a client of this process that follows a run. If it leaves before the next look, it may still come back.
-    fn enter(&self, run: RunId) {
+    fn add_client(&self, run: RunId) {
         let mut unfollowed = self.unfollowed();
         *unfollowed.here.entry(run).or_default() += 1;
         if let Some(known) = unfollowed.runs.get_mut(&run) {
@@ -320,7 +320,7 @@ impl UnansweredRun {
 
     /// Leaves the run alone if its client learns of it, or if it is certain that the run is not stored.
     pub(super) fn settle(mut self, started: &Result<Run, StartError>) {
-        let fault = started.as_ref().err().and_then(TransactionError::fault);
+        let fault = started.as_ref().err().and_then(TransactionError::db_error);
         let may_be_stored = fault.is_some_and(DbError::may_be_committed) && self.written.is_set();
         self.is_settled = !may_be_stored;
     }
@@ -354,11 +354,11 @@ impl Runs {
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn follow(&self, run: &Run) -> DbResult<Option<Follower>> {
+    pub async fn follow(&self, run: &Run) -> DbResult<Option<FollowingClient>> {
         if run.request.followers.is_empty() {
             return Ok(None);
         }
-        let follower = Follower::new(&self.core, run.id);
+        let follower = FollowingClient::new(&self.core, run.id);
         // The process that takes the run up may be this one, and finds itself among the followers then.
         if self.note_follower(run).await? {
             self.cancel_unless_followed(run.id);
@@ -635,7 +635,7 @@ mod tests {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
         unfollowed.add_left(run);
-        unfollowed.enter(run);
+        unfollowed.add_client(run);
         unfollowed.leave(run);
         tokio::time::advance(REJOIN).await;
         assert!(!unfollowed.note_followers(run, Following::Nowhere));
@@ -662,8 +662,8 @@ mod tests {
     fn a_run_is_followed_here_until_the_last_client_has_left() {
         let unfollowed = UnfollowedRuns::default();
         let run = RunId::mint();
-        unfollowed.enter(run);
-        unfollowed.enter(run);
+        unfollowed.add_client(run);
+        unfollowed.add_client(run);
         unfollowed.leave(run);
         assert_eq!(unfollowed.followed_here(), BTreeSet::from([run]));
         assert!(unfollowed.is_followed_here(run));

@@ -43,8 +43,8 @@ impl<S: Send + Sync> FromRequestParts<S> for SocketUpgrade {
     type Rejection = WebSocketUpgradeRejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
-        // What checks the request and makes the response would also take the connection, and send each message as one frame.
-        // So it gets one that never comes.
+        // The extractor that checks the request and makes the response would also take the connection, and send each
+        // message as one frame. So it gets a connection that never comes.
         let connection = parts.extensions.remove::<OnUpgrade>();
         if connection.is_some() {
             parts.extensions.insert(no_connection());

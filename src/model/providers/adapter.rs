@@ -127,7 +127,7 @@ where
             },
             kind: self.kind,
             limits: self.limits,
-            silence: SilenceTimer::until(Instant::now() + self.limits.pieces.longest().time),
+            silence: SilenceTimer::new(Instant::now() + self.limits.pieces.longest().time),
             model: self.model.clone(),
             key: self.key.clone(),
         };

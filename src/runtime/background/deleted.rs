@@ -40,8 +40,9 @@ pub(in crate::runtime) async fn delete_thread_of_stateless_run(
 async fn work_left_by(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<Vec<(RemoteRun, Timestamp)>> {
     let mut left = vec![];
     for record in db::background::remote::polled(tx, thread).await? {
-        // What cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such tasks are rare.
-        let Some(starter) = db::unless_corrupt(Box::pin(starter_of(tx, &record)).await)? else {
+        // A row that cannot be read does not keep the thread from being deleted. Boxed, since runs are large and such
+        // tasks are rare.
+        let Some(starter) = db::unless_corrupt(Box::pin(starting_agent_of(tx, &record)).await)? else {
             continue;
         };
         if starter.is_stateless && !record.remote.cancel_requested {
@@ -72,13 +73,13 @@ async fn delete_and_leave(tx: &mut Tx<'_>, thread: ThreadId, left: &[(RemoteRun,
 }
 
 /// The agent that has started a task, as far as it is known.
-struct Starter {
+struct StartingAgent {
     is_stateless: bool,
     /// The agent in whose definition the agent of the task is described.
     describing: Option<AssignedAgent>,
 }
 
-async fn starter_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<Starter> {
+async fn starting_agent_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<StartingAgent> {
     let parent = db::runs::get_by_id(tx, record.parent_run).await?;
     let is_stateless = parent.as_ref().is_some_and(|run| run.request.temporary);
     let describing = match db::background::remote::described_in(tx, record.task).await? {
@@ -89,7 +90,7 @@ async fn starter_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<Starter> {
         }),
         None => described_by(tx, record, parent).await?,
     };
-    Ok(Starter {
+    Ok(StartingAgent {
         is_stateless,
         describing,
     })

@@ -320,10 +320,10 @@ impl From<DbError> for TaskError {
 }
 
 impl TransactionError for TaskError {
-    fn fault(&self) -> Option<&DbError> {
+    fn db_error(&self) -> Option<&DbError> {
         match self {
             Self::Refused(_) => None,
-            Self::Start(error) => error.fault(),
+            Self::Start(error) => error.db_error(),
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct RoutedFiles {
     routes: Vec<FileRoute>,
 }
 
-/// Where a path leads: the workspace, and how it names the path.
+/// The target of a path: the workspace, and its name for the path.
 struct Target<'a> {
     /// The position of the route; none for the default.
     route: Option<usize>,

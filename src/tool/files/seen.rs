@@ -1,4 +1,4 @@
-//! What an agent has seen of the files that others may change, too.
+//! The versions of files that an agent has seen, since others may change the files, too.
 //!
 //! The agent's state has a hash of each such file as the agent last read or wrote it. A change is refused if the file is
 //! another one by now: the agent would undo what it knows nothing of.

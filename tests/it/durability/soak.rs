@@ -38,7 +38,7 @@ middleware = [{ name = "ContextEditingMiddleware" }]
 summary_prompt = '{"script": [{"text": "SUMMARY"}]}'
 "#;
 
-/// What the server takes after a part of the thread.
+/// The space and memory of the server after a part of the thread.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
     /// The size of the database, in bytes.
@@ -184,7 +184,7 @@ async fn a_thread_of_any_length_costs_the_same_per_turn_and_loses_nothing(server
     growth_is_flat(&usages, turns);
 }
 
-/// What a part of the thread takes: the database after the part, and the memory of the process that took the least. Two
+/// Returns the usage of a part of the thread: the database after the part, and the memory of the process that took the least. Two
 /// processes with the same work differ by what their allocators keep, so that one process says little.
 fn usage_of_part(usages: &[Usage]) -> Usage {
     Usage {

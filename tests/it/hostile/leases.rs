@@ -49,7 +49,7 @@ async fn a_run_whose_claim_is_stored_late_is_driven(server: TestServer) {
     );
     let run = alice.starts(body).await;
     assert_eq!(run.status().await, "pending");
-    // What a commit does that waited for a standby, long after the server has given it up.
+    // A commit that waited for a standby does this, long after the server has given it up.
     let id = server.id_in_sql(&run.id);
     server
         .executes_sql(&format!(
@@ -431,7 +431,7 @@ async fn a_queued_run_whose_claim_is_not_acknowledged_runs_once() {
             .await;
         assert_eq!(run.status().await, "pending");
         door.commits(Commits::AreNotAcknowledged);
-        // It is claimed, but the server does not hear of it.
+        // The run is claimed, but the server does not hear of it.
         eventually(async || run.status().await == "running").await;
         door.commits(Commits::Arrive);
         run.finishes().await;

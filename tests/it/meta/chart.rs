@@ -202,7 +202,7 @@ fn the_resources_of_the_chart_find_each_other() {
         for kind in ["HorizontalPodAutoscaler", "ScaledObject"] {
             for name in resources.names(kind) {
                 let target = &resources.get(kind, name)["spec"]["scaleTargetRef"]["name"];
-                // What has a scaler has no number of its own, which each upgrade would set again.
+                // A deployment with a scaler has no number of its own, which each upgrade would set again.
                 let scaled = resources.get("Deployment", text(target));
                 assert_eq!(target, "demo-worker");
                 assert!(scaled["spec"]["replicas"].is_null(), "{scaled}");
@@ -286,7 +286,9 @@ fn finds_what_it_names(resources: &Resources, name: &str) {
         .map(|mount| text(&mount["name"]))
         .collect();
     assert_eq!(volumes, mounts);
-    for (path, content) in files(resources, pod) {
+    let files = files(resources, pod);
+    assert!(!files.is_empty());
+    for (path, content) in files {
         assert!(!content.is_empty(), "{path}");
     }
     let port = &container["ports"][0];

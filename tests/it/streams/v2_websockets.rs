@@ -162,7 +162,7 @@ async fn one_websocket_has_commands_responses_and_events(server: TestServer) {
         tree["result"]["tree"],
         json!({"namespace": [], "status": "completed", "graph_name": "agent"})
     );
-    // What another client does comes on the same line.
+    // Events of another client's run come on the same line.
     viewer.starts("agent", "again").await;
     assert_eq!(
         methods(&line.until_ends().await),
